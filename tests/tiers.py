@@ -33,6 +33,8 @@ OTHERS = {
     "unit": """
         test_packaging.py test_registry.py test_tiers.py
         cli/test_added_commands.py cli/test_experiments.py cli/test_why_decisions.py
+        runtime/node/test_listing.py runtime/node/test_loop.py runtime/node/test_scheduler.py
+        runtime/node/test_supervisor.py
         runtime/test_inline.py runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
         scikit/test_copy_files.py scikit/test_estimator_checks.py scikit/test_fold_order.py
         scikit/test_from_tune_sklearn.py scikit/test_own_words.py scikit/test_passes.py

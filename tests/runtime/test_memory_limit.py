@@ -12,7 +12,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.hoarders import MIB, Eater, block
-from trainkit.runtime.local.node.memory_monitor import Look, excess, needs_a_look
+from trainkit.runtime.local.node.memory_monitor import MemorySample, excess, needs_a_look
 
 LIMIT = 200 * MIB
 
@@ -88,7 +88,7 @@ def test_the_machine_has_only_so_much_to_give() -> None:
 def test_a_close_look_is_taken_where_it_may_matter() -> None:
     assert not needs_a_look(100, 100, None, 0.0)
     assert needs_a_look(100, 101, None, 0.0)
-    found = Look(at=0.0, gross_bytes=150, net_bytes=60)
+    found = MemorySample(at=0.0, gross_bytes=150, net_bytes=60)
     assert not needs_a_look(100, 150, found, 0.5)
     assert not needs_a_look(100, 170, found, 0.5)
     assert needs_a_look(100, 171, found, 0.5)

@@ -16,7 +16,7 @@ from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END
 from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_engine
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS
+from trainkit.runtime.local.wire.channel import ACTOR, HANDLE_KINDS
 from trainkit.runtime.local.wire.frames import CALL, FAILURE, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
@@ -296,9 +296,6 @@ class ActorConnection(CallConnection):
     def on_close(self) -> None:
         super().on_close()
         self.fail_held(self.lost)
-
-
-ACTOR = 2
 
 
 class ActorEndpoint:

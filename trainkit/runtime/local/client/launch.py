@@ -34,7 +34,7 @@ _STORE_SHARE = 3
 _BOOT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from trainkit.runtime.local.node.node import main
+from trainkit.runtime.local.main import main
 main(sys.argv[2:])
 """
 

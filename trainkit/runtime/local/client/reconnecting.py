@@ -36,7 +36,7 @@ from trainkit.runtime.local.client.node_client import death
 from trainkit.runtime.local.client.refs import LOST, LocalRef
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire import sessions
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS, RECONNECTING_ACTOR, Connection, Descriptor
 from trainkit.runtime.local.wire.frames import CALL, VALUE, Frame
 from trainkit.runtime.local.wire.messages import ConstructorCall, Reconnect, Reconnected, ReleaseActor
 from trainkit.runtime.serialize import Packed, unpack
@@ -45,7 +45,6 @@ from trainkit.runtime.specs import ActorSpec
 if TYPE_CHECKING:
     from trainkit.runtime.local.client.engine import LocalEngine
 
-ENDURING = 9
 
 _AGAIN_S = 0.5
 """So long after the node had no descriptor left for a new connection it is sent another."""
@@ -370,7 +369,7 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
 class ReconnectingEndpoint(ActorEndpoint):
     """What a handle holds of an actor that is made anew when its process dies."""
 
-    kind = ENDURING
+    kind = RECONNECTING_ACTOR
     __slots__ = ()
 
     peer: ReconnectingConnection
@@ -413,7 +412,9 @@ def memo_of(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Pack
     return ConstructorCall(spec.max_restarts, body.payload, body.stored, actors), body
 
 
-HANDLE_KINDS[ENDURING] = lambda fd: ReconnectingEndpoint(ReconnectingConnection(socket.socket(fileno=fd)))
+HANDLE_KINDS[RECONNECTING_ACTOR] = lambda fd: ReconnectingEndpoint(
+    ReconnectingConnection(socket.socket(fileno=fd))
+)
 
 
 def _reduce_enduring(pickler: Any, endpoint: ReconnectingEndpoint) -> Any:

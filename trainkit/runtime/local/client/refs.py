@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM
-from trainkit.errors import ActorDiedError, ObjectLostError, OwnerDiedError, TaskCancelledError, TrainkitError
+from trainkit.errors import ActorDiedError, ObjectLostError, OwnerDiedError, TaskCancelledError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure, unpack_failure
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS, Connection, Descriptor
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS, PROMISE, Descriptor, send_answer
 from trainkit.runtime.local.wire.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
@@ -151,7 +151,6 @@ def is_own(cls: type) -> bool:
 PENDING = 0
 LOST = -1  # the other end is gone; the body is a function that makes the error
 ATOM = -2  # the body is the value itself, which can't be changed
-PROMISE = 3
 
 _MOST_CHUNKS = 64
 """As many are read from a connection at the end of the session, each of what one look finds."""
@@ -469,30 +468,6 @@ class Promise:
         else:
             debt.promise()
         return theirs.detach()
-
-
-def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
-    """Send an answer, or why it can't be sent, with `where` it ran.
-
-    Raises:
-        OSError: the other end is gone.
-    """
-    try:
-        conn.send(kind, call_id, body)
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
-        conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
-
-
-def _unsent(error: OSError | TrainkitError) -> TrainkitError:
-    """The error for an answer that there is no descriptor for."""
-    if isinstance(error, TrainkitError):
-        return error
-    return ObjectLostError(
-        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
-        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
-    )
 
 
 def outcome(ref: LocalRef) -> tuple[int, Packed]:

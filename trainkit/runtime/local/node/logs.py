@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
+import select
 import shutil
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +18,17 @@ from typing import Protocol
 from trainkit import settings
 from trainkit.clock import SYSTEM
 from trainkit.resources import describe_bytes
-from trainkit.settings import LOG_DIR
+from trainkit.runtime.local.node.loop import After
+from trainkit.runtime.local.node.records import DRIVER, Notify, WorkerRecord
+from trainkit.runtime.local.wire.messages import Output, Waits
+from trainkit.settings import LOG_DIR, dedup_logs
 
 WINDOW_S = 5.0
 TICK_S = 1.0
 _MOST_LINES = 1_000
+_TAIL_LINES = 50
+_READ_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 16
 
 
 @dataclass
@@ -236,3 +245,143 @@ def _remove_old(root: Path) -> None:
             continue
         finally:
             os.close(fd)
+
+
+class OutputPipe:
+    """Reading end of a worker's stdout or stderr: cuts what comes into lines, and keeps the last ones.
+
+    Args:
+        fd: the reading end, owned from here on.
+        on_lines: called with each batch of whole lines, as a terminal would show them in the end.
+        on_bytes: called with all that comes, as it comes.
+    """
+
+    def __init__(
+        self, fd: int, on_lines: Callable[[list[str]], None], on_bytes: Callable[[bytes], None]
+    ) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._on_lines = on_lines
+        self._on_bytes = on_bytes
+        self._partial = b""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def read(self) -> bool:
+        """Take what is there; False once the other end is closed."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._on_bytes(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if not data or len(self._partial) > _LONGEST_LINE_BYTES:
+            if self._partial:
+                lines.append(self._partial)
+            self._partial = b""
+        if lines:
+            texts = [_shown(line) for line in lines]
+            self.tail.extend(texts)
+            self._on_lines(texts)
+        return bool(data)
+
+    def drain(self) -> None:
+        """Take all that is there, when nothing more of interest can come."""
+        while True:
+            try:
+                more = self.read()
+                if not more or not _readable(self.fd):
+                    break
+            except OSError:
+                break
+        if self._partial:
+            text = _shown(self._partial)
+            self._partial = b""
+            self.tail.append(text)
+            self._on_lines([text])
+
+    def close(self) -> None:
+        """Close the reading end."""
+        os.close(self.fd)
+
+
+def _shown(line: bytes) -> str:
+    """Return what a terminal shows of a line in which a progress bar was drawn again and again."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class WorkerOutput:
+    """Output of all workers: shown in the driver, and kept in files.
+
+    Args:
+        logs: the files.
+        is_shown: False if nothing is to be shown in the driver.
+        after: `Loop.after`.
+        notify: `Clients.notify`.
+    """
+
+    def __init__(self, logs: SessionLogs, is_shown: bool, after: After, notify: Notify) -> None:
+        self._logs = logs
+        self._is_shown = is_shown
+        self._after = after
+        self._notify = notify
+        self._repeated = LineDeduplicator() if dedup_logs() else None
+        self._logs_fail = False
+
+    def show(self, worker: WorkerRecord, kind: str, lines: list[str]) -> None:
+        """Show lines of a worker in the driver."""
+        if not self._is_shown:
+            return
+        name, pid, is_error = worker.shown_as or worker.name, worker.pid or 0, kind == "err"
+        if self._repeated is not None:
+            waiting = bool(self._repeated)
+            lines = self._repeated.fresh(worker.serial, name, pid, is_error, lines, SYSTEM.monotonic())
+            if not waiting and self._repeated:
+                self._after(TICK_S, self._show_repeated)
+        if lines:
+            self._notify(DRIVER, Output(name, pid, is_error, lines))
+
+    def _show_repeated(self, now: float | None = None) -> None:
+        """Show which lines were repeated until `now`."""
+        if self._repeated is None:
+            return
+        self._show_pending(self._repeated.due(SYSTEM.monotonic() if now is None else now))
+        if self._repeated:
+            self._after(TICK_S, self._show_repeated)
+
+    def _show_pending(self, pending: list[RepeatedLine]) -> None:
+        for known in pending:
+            self._notify(DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
+
+    def finish(self, worker: WorkerRecord) -> None:
+        """Show the lines that a worker which has ended was the last to repeat."""
+        if self._repeated is not None and worker.pid is not None:
+            self._show_pending(self._repeated.last_of(worker.pid))
+
+    def stop_counting(self) -> None:
+        """Show what has been held back, and hold nothing back any more: the program is about to end."""
+        self._show_repeated(math.inf)
+        self._repeated = None
+
+    def keep(self, worker: WorkerRecord, kind: str, data: bytes) -> None:
+        """Keep what a worker printed in its file; `kind` is "out" or "err"."""
+        if self._logs_fail:
+            return
+        try:
+            self._logs.write(worker, kind, data)
+        except OSError as error:
+            self._logs_fail = True
+            self._notify(DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
+
+    def files_of(self, worker: WorkerRecord) -> str:
+        """Return where a worker's output is, for messages; "" if there is none."""
+        return self._logs.files_of(worker)
+
+    def forget(self, worker: WorkerRecord) -> None:
+        """Note that a worker has ended, and prints no more."""
+        self._logs.forget(worker)

@@ -2,30 +2,121 @@
 
 from __future__ import annotations
 
+import functools
+import select
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from trainkit.clock import SYSTEM
 from trainkit.runtime.local.wire.channel import Connection
 from trainkit.runtime.local.wire.frames import Frame
 from trainkit.runtime.serialize import Packed
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
+After = Callable[[float, Callable[[], None]], None]
+"""`Loop.after`: calls a function once, so many seconds from now."""
+
+
+class Loop:
+    """Single-threaded event loop."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._backlogged: dict[int, Connection] = {}
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.stopping = False
+
+    def run(self, after_turn: Callable[[], None]) -> None:
+        """Serve until `stop` is called.
+
+        Args:
+            after_turn: called after each turn of the loop.
+        """
+        while not self.stopping:
+            for fd, event in self._poll.poll(self._timeout_ms()):
+                if event & select.POLLOUT and fd in self._backlogged:
+                    self._flush(fd)
+                reader = self._readers.get(fd)
+                if reader is not None and event & ~select.POLLOUT:
+                    reader()
+            self._run_timers()
+            after_turn()
+
+    def stop(self) -> None:
+        """Leave the loop after this turn."""
+        self.stopping = True
+
+    def watch(self, fd: int, reader: Callable[[], None]) -> None:
+        """Call `reader` whenever `fd` can be read."""
+        self._readers[fd] = reader
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undo `watch`."""
+        if self._readers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` once, `seconds` from now."""
+        self._timers.append((SYSTEM.monotonic() + seconds, action))
+
+    def connection(
+        self, sock: socket.socket, on_frame: Callable[[Frame], None], on_close: Callable[[], None]
+    ) -> Connection:
+        """Return a connection over `sock` that the loop reads."""
+        conn = LoopConnection(sock, self, on_frame, on_close)
+        self.watch(conn.fileno(), functools.partial(_read, conn))
+        return conn
+
+    def forget(self, conn: Connection) -> None:
+        """Read and flush `conn` no more."""
+        self.unwatch(conn.fileno())
+        self._backlogged.pop(conn.fileno(), None)
+
+    def end(self, conn: Connection) -> None:
+        """Close `conn`, if the other end has not closed it yet."""
+        if not conn.closed:
+            self.forget(conn)
+        conn.close()
+
+    def flush_later(self, conn: Connection) -> None:
+        """Flush `conn` when it can be written to."""
+        self._backlogged[conn.fileno()] = conn
+        self._poll.modify(conn.fileno(), select.POLLIN | select.POLLOUT)
+
+    def _timeout_ms(self) -> float | None:
+        if not self._timers:
+            return None
+        return max(0.0, min(at for at, _ in self._timers) - SYSTEM.monotonic()) * 1000
+
+    def _run_timers(self) -> None:
+        now = SYSTEM.monotonic()
+        due = [action for at, action in self._timers if at <= now]
+        self._timers = [(at, action) for at, action in self._timers if at > now]
+        for action in due:
+            action()
+
+    def _flush(self, fd: int) -> None:
+        conn = self._backlogged[fd]
+        conn.flush()
+        if not conn.has_backlog:
+            del self._backlogged[fd]
+            if fd in self._readers:
+                self._poll.modify(fd, select.POLLIN)
 
 
 class LoopConnection(Connection):
-    """A connection of the node's loop."""
+    """Connection of a loop. Its other end may die at any moment."""
 
     def __init__(
         self,
         sock: socket.socket,
-        node: Node,
+        loop: Loop,
         handle_frame: Callable[[Frame], None],
         handle_close: Callable[[], None],
     ) -> None:
         super().__init__(sock)
-        self._node = node
+        self._loop = loop
         self._handle_frame = handle_frame
         self._handle_close = handle_close
 
@@ -33,16 +124,21 @@ class LoopConnection(Connection):
         self._handle_frame(frame)
 
     def on_close(self) -> None:
-        self._node.forget(self)
+        self._loop.forget(self)
         self._handle_close()
 
     def on_backlog(self) -> None:
-        self._node.flush_later(self)
+        self._loop.flush_later(self)
 
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
-    """Send to a process that may have ended, which is found out elsewhere."""
+    """Send to a process that may have ended. Its end is noticed elsewhere."""
     try:
         conn.send(kind, call_id, body)
     except OSError:
         return
+
+
+def _read(conn: Connection) -> None:
+    with conn.reading:
+        conn.read_available()

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainkit.clock import SYSTEM
 from trainkit.resources import describe_bytes
-from trainkit.runtime.local.node.records import WorkerRecord
+from trainkit.runtime.local.node.loop import After
+from trainkit.runtime.local.node.records import Kill, WorkerRecord, WorkerStarted, WorkerTable
 from trainkit.runtime.local.system import process
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
 
 _EVERY_S = 0.1
 _AT_LEAST_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
-class Look:
-    """A close look at a worker's memory.
+class MemorySample:
+    """Measurement of a worker's memory.
 
     Attributes:
         at: when.
@@ -41,8 +38,8 @@ class Look:
     net_bytes: int
 
 
-def needs_a_look(limit_bytes: float, gross_bytes: int, last: Look | None, now: float) -> bool:
-    """Whether a worker with so many pages may be above its limit, so that a close look is due.
+def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None, now: float) -> bool:
+    """Return whether a worker with so many pages may be above its limit, so that a close look is due.
 
     After one that found it below, the next is due when it has grown by half of what was left, and
     anyway after a second, as a shared page that is written to becomes its own without growth.
@@ -55,7 +52,7 @@ def needs_a_look(limit_bytes: float, gross_bytes: int, last: Look | None, now: f
 
 
 def excess(limit_bytes: float, net_bytes: int) -> str | None:
-    """Why a worker must end; None if it is within its limit."""
+    """Return why a worker must end; None if it is within its limit."""
     if net_bytes <= limit_bytes:
         return None
     return (
@@ -65,32 +62,38 @@ def excess(limit_bytes: float, net_bytes: int) -> str | None:
 
 
 class MemoryMonitor:
-    """Looks after the workers that asked for memory, as long as there are any.
+    """Watches the workers that asked for memory, as long as there are any.
 
     Args:
-        node: whose loop it lives in.
+        table: the living workers.
+        after: `Loop.after`.
+        kill: `Supervisor.kill`.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._looks: dict[int, Look] = {}
+    def __init__(self, table: WorkerTable, after: After, kill: Kill) -> None:
+        self._table = table
+        self._after = after
+        self._kill = kill
+        self._samples: dict[int, MemorySample] = {}
         self._watching = False
 
-    def started(self, worker: WorkerRecord) -> None:
-        """A worker was started, which may have a limit."""
-        if _limit(worker) is not None and not self._watching:
+    def worker_started(self, event: WorkerStarted) -> None:
+        """Begin to watch, if the worker has a limit."""
+        if _limit(event.worker) is not None and not self._watching:
             self._watching = True
-            self._node.after(_EVERY_S, self._check_all)
+            self._after(_EVERY_S, self._check_all)
 
     def _check_all(self) -> None:
-        limited = [worker for worker in self._node.worker_table.workers() if _limit(worker) is not None]
-        self._looks = {
-            worker.serial: self._looks[worker.serial] for worker in limited if worker.serial in self._looks
+        limited = [worker for worker in self._table.all() if _limit(worker) is not None]
+        self._samples = {
+            worker.serial: self._samples[worker.serial]
+            for worker in limited
+            if worker.serial in self._samples
         }
         self._watching = bool(limited)
         if not limited:
             return
-        self._node.after(_EVERY_S, self._check_all)
+        self._after(_EVERY_S, self._check_all)
         families = process.families([worker.pid for worker in limited if worker.pid is not None])
         for worker in limited:
             if worker.pid is not None and not worker.ending:
@@ -99,17 +102,17 @@ class MemoryMonitor:
     def _check(self, worker: WorkerRecord, family: Sequence[int]) -> None:
         limit, now = _limit(worker) or 0, SYSTEM.monotonic()
         gross = sum(process.own_pages_bytes(pid) for pid in family)
-        if not needs_a_look(limit, gross, self._looks.get(worker.serial), now):
+        if not needs_a_look(limit, gross, self._samples.get(worker.serial), now):
             return
         net = _net_bytes(family)
-        self._looks[worker.serial] = Look(now, gross, net)
+        self._samples[worker.serial] = MemorySample(now, gross, net)
         reason = excess(limit, net)
         if reason is not None:
-            self._node.worker_table.kill(worker.worker_id, reason, lambda _: None)
+            self._kill(worker.worker_id, reason, lambda _: None)
 
 
 def _net_bytes(family: Sequence[int]) -> int:
-    """What a worker and its descendants hold without what they still share with its template."""
+    """Return what a worker and its descendants hold without what they share with its template."""
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
     # A page that n processes share counts as a part of n in each of them, so also in the template: what

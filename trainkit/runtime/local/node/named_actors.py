@@ -1,28 +1,33 @@
 """Named and detached actors of a session.
 
 A detached actor is kept alive by a connection that the node holds, as handles elsewhere keep others.
-Whoever finds an actor by its name may send one end of a connection along, which is handed to the actor's
-process; if there is none yet, as soon as there is.
+A process that asks for an actor by its name may send one end of a connection along. The node hands it to
+the actor's process, as soon as there is one.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.node.records import WorkerRecord, introduce
+from trainkit.runtime.local.node.records import (
+    Answer,
+    DetachedActorsEnded,
+    Publish,
+    WorkerEnded,
+    WorkerStarted,
+    WorkerTable,
+)
+from trainkit.runtime.local.node.restarts import Restarts
+from trainkit.runtime.local.node.workers import introduce
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import FindActor, Found, NotFound, StartActor
 from trainkit.runtime.local.wire.names import NameTable, taken_message
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
-
 
 class NamedActor:
-    """A registered actor.
+    """Actor that is known by a name, or detached.
 
     Attributes:
         waiting: connections for its process, which has not started yet.
@@ -39,130 +44,104 @@ class NamedActor:
 
 
 class NamedActors:
-    """The registered actors of a session.
+    """The named and the detached actors of a session.
 
     Args:
-        node: whose loop it lives in.
+        table: the living workers.
+        restarts: actors that can be restarted.
         namespace: of the session.
-        emptied: called when the last detached actor has ended.
+        publish: delivers an event.
     """
 
-    def __init__(self, node: Node, namespace: str, emptied: Callable[[], None]) -> None:
-        self._node = node
+    def __init__(self, table: WorkerTable, restarts: Restarts, namespace: str, publish: Publish) -> None:
+        self._table = table
+        self._restarts = restarts
         self._namespace = namespace
-        self._emptied = emptied
+        self._publish = publish
         self._names = NameTable()
-        self._entries: dict[int, NamedActor] = {}
+        self._actors: dict[int, NamedActor] = {}
 
-    def start(
-        self,
-        client: int,
-        message: StartActor,
-        first: Descriptor,
-        answer: Callable[[Any], None],
-        remember: Callable[[], None],
-    ) -> None:
-        """Register an actor and ask for its process, or tell of the one that has its name.
-
-        Args:
-            client: number of the process that asks.
-            message: what it asks for.
-            first: the actor's first connection.
-            answer: sends an answer.
-            remember: notes what the actor is made anew with, if it is to be made at all.
-        """
+    def register(self, message: StartActor, answer: Answer) -> bool:
+        """Register an actor, or answer with the one that has its name; returns whether to start a process."""
         wanted = message.registration
         if wanted is None or message.interface is None:
-            remember()
-            self._node.stores.start_actor(client, message, first)
-            return
+            return True
         namespace = wanted.namespace or self._namespace
-        holder = None if wanted.name is None else self._bearer(namespace, wanted.name)
+        holder = None if wanted.name is None else self._called(namespace, wanted.name)
         if holder is not None:
-            if wanted.get_if_exists:
-                answer(self._as_it_is_now(holder))
-            else:
-                answer(ConfigError(self._taken(holder)))
-            return
+            answer(self._found(holder) if wanted.get_if_exists else ConfigError(self._taken(holder)))
+            return False
         conduct = message.conduct
         retries, in_order = conduct.max_task_retries, conduct.in_order
         found = Found(message.worker_id, message.name, message.interface, None, retries, in_order)
-        entry = NamedActor(found, namespace, wanted.name, wanted.detached)
-        self._entries[message.worker_id] = entry
+        self._actors[message.worker_id] = NamedActor(found, namespace, wanted.name, wanted.detached)
         if wanted.name is not None:
             self._names.give(namespace, wanted.name, message.worker_id)
         answer(None)
-        remember()
-        self._node.stores.start_actor(client, message, first)
+        return True
 
-    def _as_it_is_now(self, entry: NamedActor) -> Found:
-        life = self._node.worker_table.restarts.life_of(entry.found.worker_id)
-        return entry.found._replace(life=life)
-
-    def find(self, message: FindActor, conns: Sequence[Descriptor], answer: Callable[[Any], None]) -> None:
-        """Tell of the actor of that name, if there is one, and connect it to `conns`."""
+    def find(self, message: FindActor, conns: Sequence[Descriptor], answer: Answer) -> None:
+        """Answer with the actor of that name, if there is one, and connect it to `conns`."""
         namespace = message.namespace or self._namespace
-        entry = self._bearer(namespace, message.name)
-        if entry is None or (message.detached and not entry.detached):
+        actor = self._called(namespace, message.name)
+        if actor is None or (message.detached and not actor.detached):
             answer(NotFound(namespace, self._names.known(namespace)))
             return
         for conn in conns:
-            self._connect(entry, conn)
-        answer(self._as_it_is_now(entry))
+            self._connect(actor, conn)
+        answer(self._found(actor))
 
-    def started(self, worker: WorkerRecord) -> None:
-        """The process of an actor has been asked for: hand over the connections that wait for it."""
-        entry = self._entries.get(worker.worker_id)
-        if entry is None:
+    def worker_started(self, event: WorkerStarted) -> None:
+        """Hand the connections that wait for an actor's process to it."""
+        actor = self._actors.get(event.worker.worker_id)
+        if actor is None:
             return
-        if entry.detached:
-            if entry.hold is not None:
-                entry.hold.close()
-            entry.hold, theirs = socket.socketpair()
-            entry.waiting.append(Descriptor(theirs.detach()))
-        waiting, entry.waiting = entry.waiting, []
+        if actor.detached:
+            if actor.hold is not None:
+                actor.hold.close()
+            actor.hold, theirs = socket.socketpair()
+            actor.waiting.append(Descriptor(theirs.detach()))
+        waiting, actor.waiting = actor.waiting, []
         for conn in waiting:
-            introduce(worker, conn)
+            introduce(event.worker, conn)
 
-    def ended(self, worker_id: int) -> None:
-        """An actor is dead for good: its name is free."""
-        entry = self._entries.pop(worker_id, None)
-        if entry is None:
+    def worker_ended(self, event: WorkerEnded) -> None:
+        """Free the name of an actor that has ended for good."""
+        actor = self._actors.pop(event.worker_id, None)
+        if actor is None:
             return
-        self._names.release(worker_id)
-        if entry.hold is not None:
-            entry.hold.close()
-        if entry.detached and not self.has_detached():
-            self._emptied()
+        self._names.release(event.worker_id)
+        if actor.hold is not None:
+            actor.hold.close()
+        if actor.detached and not self.has_detached():
+            self._publish(DetachedActorsEnded())
 
     def has_detached(self) -> bool:
-        """Whether there is an actor that outlives its program."""
-        return any(entry.detached for entry in self._entries.values())
+        """Return whether there is an actor that outlives its program."""
+        return any(actor.detached for actor in self._actors.values())
 
-    def entries(self) -> list[NamedActor]:
-        """All registered actors."""
-        return list(self._entries.values())
-
-    def _bearer(self, namespace: str, name: str) -> NamedActor | None:
+    def _called(self, namespace: str, name: str) -> NamedActor | None:
         worker_id = self._names.bearer(namespace, name)
         if worker_id is None:
             return None
-        worker = self._node.worker_table.worker(worker_id)
-        if (
-            worker is not None and worker.ending and not worker.may_restart
-        ):  # as good as dead: nobody should meet it any more
-            self._names.release(worker_id)
+        worker = self._table.get(worker_id)
+        if worker is not None and worker.ending and not worker.may_restart:
+            self._names.release(worker_id)  # as good as dead: nobody should meet it any more
             return None
-        return self._entries[worker_id]
+        return self._actors[worker_id]
 
-    def _connect(self, entry: NamedActor, conn: Descriptor) -> None:
-        worker = self._node.worker_table.worker(entry.found.worker_id)
+    def _found(self, actor: NamedActor) -> Found:
+        record = self._restarts.record(actor.found.worker_id)
+        return actor.found._replace(life=None if record is None else record.restarts)
+
+    def _connect(self, actor: NamedActor, conn: Descriptor) -> None:
+        worker = self._table.get(actor.found.worker_id)
         if worker is None:
-            entry.waiting.append(conn)
+            actor.waiting.append(conn)
         else:
             introduce(worker, conn)
 
     def _taken(self, holder: NamedActor) -> str:
-        worker = self._node.worker_table.worker(holder.found.worker_id)
+        worker = self._table.get(holder.found.worker_id)
         where = f"pid {worker.pid}" if worker is not None and worker.pid else "which waits to be started"
         return taken_message(holder.name or "", holder.namespace, f"{holder.found.label} ({where})")

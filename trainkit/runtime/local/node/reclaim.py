@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from trainkit.clock import SYSTEM
-from trainkit.resources import describe, total
-from trainkit.runtime.local.node.records import PlacementGroupRecord, Request, WorkerRecord
+from trainkit.resources import Bundle, describe, total
+from trainkit.runtime.local.node.loop import After
+from trainkit.runtime.local.node.placement_groups import PlacementGroups
+from trainkit.runtime.local.node.records import (
+    Notify,
+    PlacementGroupRecord,
+    Request,
+    RequestQueue,
+    WorkerRecord,
+    WorkerTable,
+)
 from trainkit.runtime.local.wire.messages import Reclaim, RequestLease, Waits
-from trainkit.runtime.placement import Allocation, Ask, Holder, Room, Wait, explain_wait, order
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
+from trainkit.runtime.placement import Allocation, Ask, Holder, Ledger, Room, Wait, explain_wait, order
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
@@ -24,34 +29,43 @@ _RELIEVE_S = 1.0
 _COUNT_S = 1.0
 """A count of what is free does not wait longer for those who might return something."""
 
-_PATIENCE_S = 10.0
-"""After this long a waiting request is explained to who made it."""
+_LONG_S = 10.0
+"""After this long a waiting request is explained to the process that made it."""
 
 _TOGETHER_S = 2.0
-"""What was asked for so shortly after that is explained with it."""
+"""Requests made so shortly after one that is explained are explained with it."""
 
 _MOST_EXPLAINED = 3
 """So many of one process's requests are explained at a time; the rest are counted."""
 
 
 class LeaseReclaimer:
-    """Looks after the requests that wait.
+    """Asks for leases that processes keep without need, while others wait.
 
     Args:
-        node: whose loop it lives in.
+        queue: what waits.
+        machine: the ledger of the machine.
+        table: the living workers.
+        after: `Loop.after`.
+        notify: `Clients.notify`.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._will_explain = False
+    def __init__(
+        self, queue: RequestQueue, machine: Ledger, table: WorkerTable, after: After, notify: Notify
+    ) -> None:
+        self._queue = queue
+        self._machine = machine
+        self._table = table
+        self._after = after
+        self._notify = notify
         self._kept: dict[int, WorkerRecord] = {}  # leased, and not wanted back, by their numbers
         self._will_insist = False
         self._will_relieve = False
         self._counts: dict[int, tuple[set[int], Callable[[], None]]] = {}
         self._last_count = 0
 
-    def lent_out(self, worker: WorkerRecord) -> bool:
-        """Note a lease just granted; returns whether it is to be returned as soon as it is idle."""
+    def granted(self, worker: WorkerRecord) -> bool:
+        """Note a lease; returns whether it is to be returned as soon as it is idle."""
         worker.wanted_back = self._is_wanted(worker)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
@@ -61,41 +75,40 @@ class LeaseReclaimer:
         """Forget a lease."""
         self._kept.pop(worker.serial, None)
 
-    def reclaim(self) -> None:
+    def reclaim(self, _: object = None) -> None:
         """Ask for the leases that others keep without need; for more of them, if that does not help."""
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker)])
         if self._kept and not self._will_insist:
             self._will_insist = True
-            self._node.after(_MOMENT_S, self._insist)
+            self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
         """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
         self._will_insist = False
-        line = self._node.stores.line
+        line = self._queue.line()
         if not line:
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)
-        by_serial = self._node.worker_table.by_serial
         self._ask_back(
             [
                 worker
                 for worker in self._kept.values()
-                if waited >= _INSIST_S or by_serial(worker.owner) is None
+                if waited >= _INSIST_S or self._table.by_serial(worker.owner) is None
             ]
         )
         if self._kept:
             self._will_insist = True
-            self._node.after(_INSIST_S, self._insist)
+            self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
         """Make sure that no more is held than exists, once those who went on had time to need it again."""
         if not self._will_relieve:
             self._will_relieve = True
-            self._node.after(_RELIEVE_S, self._relieve)
+            self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
         self._will_relieve = False
-        if self._kept and self._node.stores.machine.free.get("CPU", 0) < 0:
+        if self._kept and self._machine.free.get("CPU", 0) < 0:
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
 
@@ -113,7 +126,7 @@ class LeaseReclaimer:
             return
         self._last_count += 1
         self._counts[self._last_count] = owners, then
-        self._node.after(_COUNT_S, functools.partial(self._count, self._last_count))
+        self._after(_COUNT_S, functools.partial(self._count, self._last_count))
 
     def reclaimed(self, client: int, count: int) -> None:
         """Note that a process has returned what it kept without need."""
@@ -134,17 +147,17 @@ class LeaseReclaimer:
             del self._kept[worker.serial]
         owners = {worker.owner for worker in workers}
         for owner in owners:
-            self._node.notify(owner, Reclaim(count))
+            self._notify(owner, Reclaim(count))
         return owners
 
     def _is_wanted(self, worker: WorkerRecord) -> bool:
-        """Return whether somebody waits who can be helped by this lease at once, as far as is known here.
+        """Return whether a request waits that this lease would help at once, as far as is known here.
 
         What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
-        that has just asked for another process goes on, or is about to lend what it holds. Whoever asks
-        for a second process of the same make gives his tasks to the first when that is free.
+        that has just asked for another process goes on, or is about to lend what it holds. A process that
+        asks for a second worker of the same make gives its tasks to the first when that is free.
         """
-        if worker.lent is not None or self._node.worker_table.by_serial(worker.owner) is not None:
+        if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False
         return any(
             not self._is_about_to_lend(request.client)
@@ -153,101 +166,129 @@ class LeaseReclaimer:
                 and isinstance(request.start, RequestLease)
                 and request.start.placement == worker.placement
             )
-            for request in self._node.stores.line
+            for request in self._queue.line()
         )
 
     def _is_about_to_lend(self, client: int) -> bool:
-        asking = self._node.worker_table.by_serial(client)
+        asking = self._table.by_serial(client)
         return asking is not None and asking.lends_cpus
 
-    def explain_later(self) -> None:
-        """See to it that what waits now is explained when it has waited long."""
-        waiting = [request.since for request in self._node.stores.line if not request.explained]
+
+class WaitExplainer:
+    """Explains waits: for the state listing, and to processes whose requests wait for long.
+
+    Args:
+        queue: what waits.
+        groups: placement groups, and the ledger of the machine.
+        table: the living workers.
+        totals: what the machine has.
+        after: `Loop.after`.
+        notify: `Clients.notify`.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        groups: PlacementGroups,
+        table: WorkerTable,
+        totals: Bundle,
+        after: After,
+        notify: Notify,
+    ) -> None:
+        self._queue = queue
+        self._groups = groups
+        self._table = table
+        self._totals = totals
+        self._after = after
+        self._notify = notify
+        self._will_explain = False
+
+    def explain_later(self, _: object = None) -> None:
+        """See to it that what waits now is explained when it has waited for long."""
+        waiting = [request.since for request in self._queue.line() if not request.explained]
         if waiting and not self._will_explain:
             self._will_explain = True
-            self._node.after(max(0.0, min(waiting) + _PATIENCE_S - SYSTEM.monotonic()), self._explain)
+            self._after(max(0.0, min(waiting) + _LONG_S - SYSTEM.monotonic()), self._explain)
 
     def _explain(self) -> None:
         self._will_explain = False
         now = SYSTEM.monotonic()
         due: dict[int, list[Request]] = {}
-        for request in self._node.stores.line:
-            if not request.explained and now - request.since >= _PATIENCE_S - _TOGETHER_S:
+        for request in self._queue.line():
+            if not request.explained and now - request.since >= _LONG_S - _TOGETHER_S:
                 request.explained = True
                 due.setdefault(request.client, []).append(request)
         for client, requests in due.items():
             told, rest = requests[:_MOST_EXPLAINED], requests[_MOST_EXPLAINED:]
-            for request, wait in zip(told, explain_each_wait(self._node, told), strict=True):
+            for request, wait in zip(told, self.waits(told), strict=True):
                 asked = describe(total(request.waiting.bundles))
                 reasons = "; ".join(wait.reasons)
                 text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
-                self._node.notify(client, Waits(text))
+                self._notify(client, Waits(text))
             if rest:
                 text = f"so have {len(rest)} more; `trainkit status` lists what waits"
-                self._node.notify(client, Waits(text))
+                self._notify(client, Waits(text))
         self.explain_later()
 
+    def waits(self, requests: Sequence[Request]) -> list[Wait]:
+        """Return why each of `requests`, which are in the queue, is not granted."""
+        by_key = {request.waiting.key: request for request in self._queue}
+        machine = Room(
+            existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()
+        )
+        line = [demand.key for demand in order([request.waiting for request in self._queue.line()])]
+        line = [key for key in line if by_key[key].waiting.group is None]
+        asks = [_ask(by_key[key]) for key in line]
+        place = {key: index for index, key in enumerate(line)}
 
-def explain_each_wait(node: Node, requests: Sequence[Request]) -> list[Wait]:
-    """Why each of `requests`, which are in the queue, is not granted."""
-    stores = node.stores
-    by_key = {request.waiting.key: request for request in stores.queue}
-    machine = Room(existing=node.spec.totals, ledger=stores.machine, holders=_holders_of_the_machine(node))
-    line = [waiting.key for waiting in order([request.waiting for request in stores.line])]
-    line = [key for key in line if by_key[key].waiting.group is None]
-    asks = [_ask(by_key[key]) for key in line]
-    place = {key: index for index, key in enumerate(line)}
+        def of(request: Request) -> Wait:
+            if not request.ready:
+                return Wait(reasons=["an argument of its constructor is still to come"])
+            group_id = request.waiting.group
+            if group_id is None:
+                return explain_wait(_ask(request), [machine], asks[: place[request.waiting.key]])
+            wait = explain_wait(_ask(request), self._rooms(request, self._groups[group_id]))
+            if group_id not in by_key:
+                return wait
+            of_group = of(by_key[group_id])
+            reasons = [*wait.reasons, *(f"its group: {reason}" for reason in of_group.reasons)]
+            return Wait(lacking=of_group.lacking, holders=of_group.holders, reasons=reasons)
 
-    def of(request: Request) -> Wait:
-        if not request.ready:
-            return Wait(reasons=["an argument of its constructor is still to come"])
-        group_id = request.waiting.group
-        if group_id is None:
-            return explain_wait(_ask(request), [machine], asks[: place[request.waiting.key]])
-        wait = explain_wait(_ask(request), _rooms(node, request, stores.groups[group_id]))
-        if group_id not in by_key:
-            return wait
-        of_group = of(by_key[group_id])
-        reasons = [*wait.reasons, *(f"its group: {reason}" for reason in of_group.reasons)]
-        return Wait(lacking=of_group.lacking, holders=of_group.holders, reasons=reasons)
+        return [of(request) for request in requests]
 
-    return [of(request) for request in requests]
+    def _rooms(self, request: Request, group: PlacementGroupRecord) -> list[Room]:
+        wanted = None if request.start is None else request.start.placement.group
+        return [
+            Room(
+                name=f"bundle {index} of its group",
+                existing=group.bundles[index],
+                ledger=ledger,
+                holders=[
+                    _holder(worker, worker.allocation)
+                    for worker in self._table.all()
+                    if worker.allocation is not None and worker.ledger_group == (request.waiting.group, index)
+                ],
+            )
+            for index, ledger in enumerate(group.ledgers)
+            if wanted is None or wanted.bundle in (None, index)
+        ]
+
+    def _holders_of_the_machine(self) -> list[Holder]:
+        workers = [
+            _holder(worker, worker.allocation)
+            for worker in self._table.all()
+            if worker.allocation is not None and worker.ledger_group is None
+        ]
+        groups = [
+            Holder(who=group.what, amounts=total(group.bundles))
+            for _, group in self._groups.living()
+            if group.held is not None
+        ]
+        return workers + groups
 
 
 def _ask(request: Request) -> Ask:
     return Ask(what=request.what, bundles=request.waiting.bundles)
-
-
-def _rooms(node: Node, request: Request, group: PlacementGroupRecord) -> list[Room]:
-    wanted = None if request.start is None else request.start.placement.group
-    return [
-        Room(
-            name=f"bundle {index} of its group",
-            existing=group.bundles[index],
-            ledger=ledger,
-            holders=[
-                _holder(worker, worker.allocation)
-                for worker in node.worker_table.workers()
-                if worker.allocation is not None and worker.ledger_group == (request.waiting.group, index)
-            ],
-        )
-        for index, ledger in enumerate(group.ledgers)
-        if wanted is None or wanted.bundle in (None, index)
-    ]
-
-
-def _holders_of_the_machine(node: Node) -> list[Holder]:
-    workers = [
-        _holder(worker, worker.allocation)
-        for worker in node.worker_table.workers()
-        if worker.allocation is not None and worker.ledger_group is None
-    ]
-    groups = [
-        Holder(who=group.what, amounts=total(group.bundles))
-        for _, group in node.stores.groups.living()
-        if group.held is not None
-    ]
-    return workers + groups
 
 
 def _holder(worker: WorkerRecord, allocation: Allocation) -> Holder:

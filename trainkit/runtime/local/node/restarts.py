@@ -1,4 +1,16 @@
-"""Restarts of actors whose process died, from the constructor calls that the node keeps."""
+"""Restarts of actors whose process died, from the constructor calls that the node keeps.
+
+    process dies ─▶ restart() ─▶ a new process, whose first connection is the node's: the keeper
+                                    keeper ──INIT, then the holders' new connections──▶ process
+
+An actor lives as long as a process is connected to it. So the keeper stays until the former holders have
+had time to connect again, and the owner of the actor has, or needs it no more.
+
+The node never looks into the values of a constructor call. Memory segments can be sent any number of times
+as they are. A handle of another actor is an open connection, over which a further one is asked for each
+time. A pending reference is a connection too, over which its value comes once: the node takes it when it
+comes, and sends it to each process that waits for it.
+"""
 
 from __future__ import annotations
 
@@ -7,186 +19,63 @@ import itertools
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectLostError
 from trainkit.runtime import restart_policy
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local.client.actors import ActorEndpoint
-from trainkit.runtime.local.client.refs import PromiseReceiver, send_answer
-from trainkit.runtime.local.node.loop import try_send
-from trainkit.runtime.local.node.records import WorkerRecord, introduce, lost_connection
-from trainkit.runtime.local.wire.channel import Connection, Descriptor
+from trainkit.runtime.local.node.loop import Loop, try_send
+from trainkit.runtime.local.node.records import (
+    DRIVER,
+    Answer,
+    Notify,
+    WorkerEnded,
+    WorkerRecord,
+    WorkerStarted,
+    WorkerTable,
+)
+from trainkit.runtime.local.node.workers import introduce, is_alive, lost_connection
+from trainkit.runtime.local.wire.channel import (
+    ACTOR,
+    HANDLE_KINDS,
+    PROMISE,
+    RECONNECTING_ACTOR,
+    Connection,
+    Descriptor,
+    send_answer,
+)
 from trainkit.runtime.local.wire.frames import CONNECT, FAILURE, INIT, Frame
-from trainkit.runtime.local.wire.messages import Reconnect, Reconnected, StartActor, WorkerSpec
+from trainkit.runtime.local.wire.messages import Reconnect, Reconnected, StartActor, Waits, WorkerSpec
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, Packed, present
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
-
-
-_NODE = 0
-"""Its own number, among those of processes."""
-
-
-class _KeptActor:
-    """A handle to an actor, kept open; to its next process too, if it is made anew."""
-
-    def __init__(self, node: Node, endpoint: ActorEndpoint, worker_id: int | None) -> None:
-        self.kind = endpoint.kind
-        self._node = node
-        self._worker_id = worker_id or 0
-        self._given_up = False
-        record = node.worker_table.restarts.record(self._worker_id)
-        self._life = 0 if record is None else record.restarts
-        self._connect(socket.socket(fileno=endpoint.peer.sock.detach()))
-
-    def _connect(self, sock: socket.socket) -> None:
-        self._conn = self._node.connection(sock, lambda _: None, self._closed)
-
-    def _closed(self) -> None:
-        restarts = self._node.worker_table.restarts
-        if self._given_up or restarts.record(self._worker_id) is None:
-            return  # it has ended for good
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor left: then others have to keep that actor alive
-            return
-        self._connect(ours)
-        end = Descriptor(theirs.detach())
-        restarts.reconnect(_NODE, Reconnect(self._worker_id, self._life), end, self._connected)
-
-    def _connected(self, answer: Any) -> None:
-        self._given_up = not isinstance(answer, Reconnected)
-        if isinstance(answer, Reconnected):
-            self._life = answer.life
-
-    def open_fd(self) -> int:
-        ours, theirs = socket.socketpair()
-        # If that actor is dead by now, the receiver finds a closed connection, and asks why.
-        try_send(self._conn, CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
-        return theirs.detach()
-
-    def drop(self) -> None:
-        _end(self._node, self._conn)
-
-
-class _KeptPromise:
-    """A reference whose value is still to come, or has come."""
-
-    def __init__(self, node: Node, promise: PromiseReceiver) -> None:
-        self.kind = promise.kind
-        self._node = node
-        self._answer: Frame | None = None
-        self._waiting: list[Connection] = []
-        self._conn = node.connection(
-            socket.socket(fileno=promise.sock.detach()), self._arrived, self._never_arrives
-        )
-
-    def _arrived(self, frame: Frame) -> None:
-        try:
-            for handle in frame.body.handles:
-                present(handle)
-        except ObjectLostError as error:
-            frame = frame._replace(kind=FAILURE, body=pack_failure(error, "trainkit"))
-        self._answer = frame._replace(body=kept(self._node, frame.body))
-        for conn in self._waiting:
-            self._tell(conn, self._answer)
-        self._waiting.clear()
-
-    def _tell(self, conn: Connection, answer: Frame) -> None:
-        try:
-            send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")  # the receiver closes it
-        except OSError:  # it is gone
-            _end(self._node, conn)
-
-    def _never_arrives(self) -> None:
-        for conn in self._waiting:  # closed: the receiver says what that means
-            _end(self._node, conn)
-        self._waiting.clear()
-
-    def open_fd(self) -> int:
-        ours, theirs = socket.socketpair()
-        conn = self._node.connection(ours, lambda _: None, lambda: None)
-        if self._answer is not None:
-            self._tell(conn, self._answer)
-        elif self._conn.closed:
-            _end(self._node, conn)
-        else:
-            self._waiting.append(conn)
-        return theirs.detach()
-
-    def drop(self) -> None:
-        _end(self._node, self._conn)
-        self._never_arrives()
-        answer, self._answer = self._answer, None  # a connection's callbacks may keep this for a while
-        if answer is not None:
-            drop(answer.body)
-
-
-def _end(node: Node, conn: Connection) -> None:
-    if not conn.closed:
-        node.forget(conn)
-    conn.close()
-
-
-def kept(node: Node, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
-    """`body`, just received, in a form that can be sent again and again from the node's loop.
-
-    Args:
-        node: whose loop it is.
-        body: its handles are of no use afterwards.
-        actors: of each handle, the actor it leads to, as far as that is known.
-    """
-    known = itertools.chain(actors, itertools.repeat(None))
-    handles = [_kept(node, handle, actor) for handle, actor in zip(body.handles, known, strict=False)]
-    return Packed(body.payload, body.buffers, handles, body.stored)
-
-
-def _kept(node: Node, handle: Handle, actor: int | None) -> Handle:
-    if isinstance(handle, ActorEndpoint):
-        return _KeptActor(node, handle, actor)
-    if isinstance(handle, PromiseReceiver):
-        return _KeptPromise(node, handle)
-    return handle
-
-
-def drop(body: Packed) -> None:
-    """Close what `kept` holds open."""
-    handle: Any
-    for handle in body.handles:
-        if isinstance(handle, (_KeptActor, _KeptPromise)):
-            handle.drop()
-
-
 _GRACE_S = 2.0
-"""So long after a restart the actor is kept for those who were connected to the process before."""
+"""After a restart the node keeps the actor for so long for those that were connected to its last process."""
 _EARLY_S = 1.0
 """A process that dies sooner has died early."""
-
-Answer = Callable[[Any], None]
+_NODE = 0
+"""Number of the node among those of the processes."""
 
 
 @dataclass(slots=True, eq=False)
 class RestartRecord:
-    """An actor that can be made anew.
+    """An actor that can be restarted.
 
     Attributes:
         owner: number of the process that asked for it.
-        memo: the body of its first frame.
-        restarts: how often it has been made anew.
+        call: the body of its first frame, with its constructor's arguments.
+        restarts: how often it has been restarted.
         spec: of its process; None until the first one starts.
         keeper: the node's own connection to it.
         let_go: its owner needs it no more.
         owner_is_back: its owner is connected to the present process.
-        waiting: who has found the connection closed before the node has seen the death: its number,
+        waiting: clients that found the connection closed before the node has seen the death: the number,
             the end of the new connection, and where the answer goes.
     """
 
     owner: int
-    memo: Packed
+    call: Packed
     max_restarts: int
     restarts: int = 0
     spec: WorkerSpec | None = None
@@ -200,42 +89,42 @@ class RestartRecord:
 
 
 class Restarts:
-    """All actors that can be made anew.
+    """The actors that can be restarted.
 
     Args:
-        node: whose loop it lives in.
+        loop: of the node.
+        table: the living workers.
+        start: `WorkerProcesses.start`.
+        notify: sends a message to the process of a number.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, loop: Loop, table: WorkerTable, start: Callable[..., None], notify: Notify) -> None:
+        self._loop = loop
+        self._table = table
+        self._start = start
+        self._notify = notify
         self._records: dict[int, RestartRecord] = {}
 
     def record(self, worker_id: int) -> RestartRecord | None:
-        """What is kept of a living actor; None for one that is never made anew."""
+        """Return the record of a living actor; None for one that is never restarted."""
         return self._records.get(worker_id)
 
-    def life_of(self, worker_id: int) -> int | None:
-        """How often an actor has been made anew; None for one that never is."""
-        record = self._records.get(worker_id)
-        return None if record is None else record.restarts
-
     def remember(self, client: int, message: StartActor, body: Packed) -> None:
-        """Keep what it takes to make the actor of `message` anew, if it asks for that."""
+        """Keep what it takes to restart the actor of `message`, if it asks for that."""
         memo = message.memo
         if memo is not None:
-            packed_call = Packed(memo.payload, body.buffers, body.handles[1:], memo.stored)
-            self._records[message.worker_id] = RestartRecord(
-                client, kept(self._node, packed_call, memo.actors), memo.max_restarts
-            )
+            call = Packed(memo.payload, body.buffers, body.handles[1:], memo.stored)
+            kept = self._kept(call, memo.actors)
+            self._records[message.worker_id] = RestartRecord(client, kept, memo.max_restarts)
 
-    def started(self, spec: WorkerSpec) -> None:
-        """A process is being made for `spec`."""
-        record = self._records.get(spec.worker_id)
-        if record is not None:
-            record.spec, record.started_s = spec, SYSTEM.monotonic()
+    def worker_started(self, event: WorkerStarted) -> None:
+        """Note when the first process of an actor starts."""
+        record = self._records.get(event.worker.worker_id)
+        if record is not None and record.spec is None:
+            record.spec, record.started_s = event.spec, SYSTEM.monotonic()
 
-    def revive(self, worker: WorkerRecord, exit_: ExitRecord) -> ExitRecord | None:
-        """Make the actor anew whose process has ended, with all that it holds.
+    def restart(self, worker: WorkerRecord, exit_: ExitRecord) -> ExitRecord | None:
+        """Restart the actor whose process has ended, with all that it holds.
 
         Returns:
             None if that is done; else how the actor has ended for good.
@@ -262,62 +151,70 @@ class Restarts:
         ours: socket.socket,
         theirs: Descriptor,
     ) -> None:
-        early = SYSTEM.monotonic() - record.started_s < _EARLY_S
-        record.early_deaths = record.early_deaths + 1 if early else 0
+        now = SYSTEM.monotonic()
+        record.early_deaths = record.early_deaths + 1 if now - record.started_s < _EARLY_S else 0
         delay_s = restart_policy.restart_delay_s(record.early_deaths)
         allocation = worker.allocation
         if allocation is None:
             raise TypeError(f"{worker.name} is no actor: it holds nothing")
         self._end_keeper(record)
-        record.keeper = self._node.connection(ours, lambda _: None, lambda: None)
-        record.keeper.send(INIT, 0, record.memo)
-        self._node.worker_table.start(
-            spec._replace(serial=self._node.worker_table.next_serial(), restarts=record.restarts + 1),
+        record.keeper = self._loop.connection(ours, lambda _: None, lambda: None)
+        record.keeper.send(INIT, 0, record.call)
+        spec = spec._replace(serial=self._table.next_serial(), restarts=record.restarts + 1)
+        self._start(
+            spec,
             theirs,
             owner=worker.owner,
             placement=worker.placement,
             allocation=allocation,
             ledger_group=worker.ledger_group,
-            delay_s=delay_s,
             registration=worker.registration,
-            class_name=worker.class_name,
+            delay_s=delay_s,
         )
         worker.allocation = None
+        record.spec, record.started_s = spec, now
         record.restarts += 1
         record.last_exit = exit_
         record.owner_is_back = False
         waiting, record.waiting = record.waiting, []
         for client, end, answer in waiting:
             self._join(spec.worker_id, record, client, end, answer)
-        self._node.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
+        self._loop.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
 
-    def ended(self, worker_id: int, exit_: ExitRecord) -> None:
+    def postponed(self, worker: WorkerRecord, why: str) -> None:
+        """Say that an actor can't be restarted yet, if that is not said already."""
+        if worker.pid is not None:
+            text = f"{worker.name} (pid {worker.pid}) can't be made anew yet, and waits: {why}"
+            self._notify(DRIVER, Waits(text))
+
+    def worker_ended(self, event: WorkerEnded) -> None:
         """Forget an actor that has ended for good, or never started."""
-        record = self._records.pop(worker_id, None)
+        record = self._records.pop(event.worker_id, None)
         if record is not None:
             self._end_keeper(record)
-            drop(record.memo)
+            _drop(record.call)
             waiting, record.waiting = record.waiting, []  # their connections close with the last mention
             for _, _, answer in waiting:
-                answer(exit_)
+                answer(event.exit_)
 
-    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
-        """Connect a holder whose connection closed to the actor's next process, or say how it ended."""
-        worker = self._node.worker_table.settled(message.worker_id)  # its process may have said that it ends
+    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> bool:
+        """Connect a client whose connection closed to the next process; False if there will be none."""
+        worker = self._table.settled(message.worker_id)  # its process may have said that it ends
         record = self._records.get(message.worker_id)
         if record is None:
-            self._node.worker_table.inquire(message.worker_id, answer)
-        elif message.life >= record.restarts and worker is not None and self._node.worker_table.lives(worker):
-            answer(lost_connection(worker))
-        elif message.life >= record.restarts:
-            record.waiting.append((client, end, answer))
-        else:
+            return False
+        if message.life < record.restarts:
             self._join(message.worker_id, record, client, end, answer)
+        elif worker is not None and is_alive(worker):
+            answer(lost_connection(worker))
+        else:
+            record.waiting.append((client, end, answer))
+        return True
 
     def _join(
         self, worker_id: int, record: RestartRecord, client: int, end: Descriptor, answer: Answer
     ) -> None:
-        worker = self._node.worker_table.worker(worker_id)
+        worker = self._table.get(worker_id)
         if record.keeper is not None and not record.keeper.closed:
             # Over the keeper, so that it comes before the keeper's end.
             try_send(record.keeper, CONNECT, 0, Packed(b"", (), [end]))
@@ -329,7 +226,7 @@ class Restarts:
             self._settle(record)
 
     def let_go(self, worker_id: int) -> None:
-        """The owner of an actor needs it no more."""
+        """Note that the owner of an actor needs it no more."""
         record = self._records.get(worker_id)
         if record is not None:
             record.let_go = True
@@ -341,14 +238,170 @@ class Restarts:
         needed = not (record.owner_is_back or record.let_go)
         if keeper is None or needed or SYSTEM.monotonic() < record.started_s + _GRACE_S:
             return
-        if keeper.has_backlog:  # its process has yet to read what it is made with
-            self._node.after(_GRACE_S, functools.partial(self._settle, record))
+        if keeper.has_backlog:  # its process has yet to read the constructor call
+            self._loop.after(_GRACE_S, functools.partial(self._settle, record))
             return
         self._end_keeper(record)
 
     def _end_keeper(self, record: RestartRecord) -> None:
         keeper, record.keeper = record.keeper, None
         if keeper is not None:
-            if not keeper.closed:
-                self._node.forget(keeper)
-            keeper.close()
+            self._loop.end(keeper)
+
+    # kept values
+
+    def _kept(self, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
+        """Return `body`, just received, in a form that can be sent again and again.
+
+        Args:
+            body: its handles are of no use afterwards.
+            actors: of each handle, the actor that it leads to, as far as that is known.
+        """
+        known = itertools.chain(actors, itertools.repeat(None))
+        handles = [self._kept_handle(*pair) for pair in zip(body.handles, known, strict=False)]
+        return Packed(body.payload, body.buffers, handles, body.stored)
+
+    def _kept_handle(self, handle: Handle, actor: int | None) -> Handle:
+        if not isinstance(handle, _Received):
+            return handle
+        if handle.kind == PROMISE:
+            return _KeptPromise(self._loop, handle, self._kept)
+        record = None if actor is None else self._records.get(actor)
+        reconnect = functools.partial(self.reconnect, _NODE)
+        life = 0 if record is None else record.restarts
+        return _KeptActor(self._loop, handle, Reconnect(actor or 0, life), reconnect)
+
+
+class _Received:
+    """Handle to an actor or a pending reference, which only passes through the node."""
+
+    def __init__(self, kind: int, fd: int) -> None:
+        self.kind = kind
+        self._end = Descriptor(fd)
+
+    def open_fd(self) -> int:
+        return self._end.take()
+
+
+def keep_handles() -> None:
+    """Have handles to actors and pending references received as they are, in this process."""
+    for kind in (ACTOR, RECONNECTING_ACTOR, PROMISE):
+        HANDLE_KINDS[kind] = functools.partial(_Received, kind)
+
+
+class _KeptActor:
+    """A handle to an actor, kept open; to its next process too, if it is restarted.
+
+    Args:
+        loop: of the node.
+        handle: as it was received.
+        known_as: the actor, and how often it has been restarted.
+        reconnect: `Restarts.reconnect`, for the node.
+    """
+
+    def __init__(
+        self, loop: Loop, handle: _Received, known_as: Reconnect, reconnect: Callable[..., bool]
+    ) -> None:
+        self.kind = handle.kind
+        self._loop = loop
+        self._known_as = known_as
+        self._reconnect = reconnect
+        self._given_up = False
+        self._connect(socket.socket(fileno=handle.open_fd()))
+
+    def _connect(self, sock: socket.socket) -> None:
+        self._conn = self._loop.connection(sock, lambda _: None, self._closed)
+
+    def _closed(self) -> None:
+        if self._given_up:
+            return
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptor left: then others have to keep that actor alive
+            return
+        if self._reconnect(self._known_as, Descriptor(theirs.detach()), self._connected):
+            self._connect(ours)
+        else:  # it has ended for good
+            ours.close()
+
+    def _connected(self, answer: Any) -> None:
+        self._given_up = not isinstance(answer, Reconnected)
+        if isinstance(answer, Reconnected):
+            self._known_as = self._known_as._replace(life=answer.life)
+
+    def open_fd(self) -> int:
+        ours, theirs = socket.socketpair()
+        # If that actor is dead by now, the receiver finds a closed connection, and asks why.
+        try_send(self._conn, CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+        return theirs.detach()
+
+    def drop(self) -> None:
+        self._given_up = True
+        self._loop.end(self._conn)
+
+
+class _KeptPromise:
+    """A reference whose value is still to come, or has come.
+
+    Args:
+        loop: of the node.
+        handle: as it was received.
+        kept: makes a value fit to be sent again and again.
+    """
+
+    def __init__(self, loop: Loop, handle: _Received, kept: Callable[[Packed], Packed]) -> None:
+        self.kind = handle.kind
+        self._loop = loop
+        self._kept = kept
+        self._answer: Frame | None = None
+        self._waiting: list[Connection] = []
+        sock = socket.socket(fileno=handle.open_fd())
+        self._conn = loop.connection(sock, self._arrived, self._never_arrives)
+
+    def _arrived(self, frame: Frame) -> None:
+        try:
+            for handle in frame.body.handles:
+                present(handle)
+        except ObjectLostError as error:
+            frame = frame._replace(kind=FAILURE, body=pack_failure(error, "trainkit"))
+        self._answer = frame._replace(body=self._kept(frame.body))
+        for conn in self._waiting:
+            self._tell(conn, self._answer)
+        self._waiting.clear()
+
+    def _tell(self, conn: Connection, answer: Frame) -> None:
+        try:
+            send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")  # the receiver closes it
+        except OSError:  # it is gone
+            self._loop.end(conn)
+
+    def _never_arrives(self) -> None:
+        for conn in self._waiting:  # closed: the receiver says what that means
+            self._loop.end(conn)
+        self._waiting.clear()
+
+    def open_fd(self) -> int:
+        ours, theirs = socket.socketpair()
+        conn = self._loop.connection(ours, lambda _: None, lambda: None)
+        if self._answer is not None:
+            self._tell(conn, self._answer)
+        elif self._conn.closed:
+            self._loop.end(conn)
+        else:
+            self._waiting.append(conn)
+        return theirs.detach()
+
+    def drop(self) -> None:
+        self._loop.end(self._conn)
+        self._never_arrives()
+        answer, self._answer = self._answer, None  # a connection's callbacks may keep this for a while
+        if answer is not None:
+            _drop(answer.body)
+
+
+def _drop(body: Packed) -> None:
+    """Close the kept handles of `body`."""
+    handle: Any
+    for handle in body.handles:
+        if isinstance(handle, (_KeptActor, _KeptPromise)):
+            handle.drop()

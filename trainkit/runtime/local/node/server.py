@@ -1,21 +1,28 @@
-"""Server for other programs of the user: the session's folder and its socket.
+"""Clients of the node: the processes of the session, and other programs of the user.
 
-The folder is the user's alone, so only their programs find the socket, and one of another user is
-refused all the same. What a guest sends can end its own visit, but nothing else.
+Other programs connect to a socket in the session's folder. The folder is the user's alone, so only their
+programs find the socket, and one of another user is refused all the same. What another program sends can
+end its own connection, but nothing else.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.runtime.local.node.loop import LoopConnection
-from trainkit.runtime.local.wire.frames import Frame
+from trainkit.errors import TrainkitError
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.node.loop import Loop, LoopConnection, try_send
+from trainkit.runtime.local.node.records import WorkerTable
+from trainkit.runtime.local.wire.channel import Connection
+from trainkit.runtime.local.wire.frames import FAILURE, NOTICE, REQUEST, VALUE, Frame
 from trainkit.runtime.local.wire.messages import (
     Available,
     CancelOwed,
@@ -25,11 +32,10 @@ from trainkit.runtime.local.wire.messages import (
     Reconnect,
     Shutdown,
     State,
+    packed,
 )
 from trainkit.runtime.local.wire.sessions import CARD, is_own, socket_path
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
+from trainkit.runtime.serialize import pack
 
 MAY_ASK = (Available, CancelOwed, FindActor, QueryExit, Kill, Reconnect, Shutdown, State)
 
@@ -37,21 +43,91 @@ _BACKLOG = 64
 _WAIT_S = 0.1
 
 
-class SessionServer:
-    """Lets in other programs of the user.
+class Clients:
+    """Connections of the processes that make requests, by their numbers in the session.
 
     Args:
-        node: whose loop it lives in.
-        folder: of the session; made here.
-        driver: pid of the program that started the session.
+        loop: of the node.
+        dispatch: carries out what a process asks.
     """
 
-    def __init__(self, node: Node, folder: Path, driver: int) -> None:
-        self._node = node
+    def __init__(self, loop: Loop, dispatch: Callable[[int, Frame], None]) -> None:
+        self._loop = loop
+        self._dispatch = dispatch
+        self._conns: dict[int, Connection] = {}
+
+    def add(
+        self, serial: int, sock: socket.socket, on_close: Callable[[], None] = lambda: None
+    ) -> Connection:
+        """Serve the requests of one more process of the session."""
+        conn = self._loop.connection(sock, functools.partial(self._serve, serial), on_close)
+        self._conns[serial] = conn
+        return conn
+
+    def admit(self, serial: int, conn: Connection, reader: Callable[[], None]) -> None:
+        """Serve the requests of another program."""
+        self._conns[serial] = conn
+        self._loop.watch(conn.fileno(), reader)
+
+    def drop(self, serial: int) -> None:
+        """Forget a process that has ended."""
+        conn = self._conns.pop(serial, None)
+        if conn is not None:
+            self._loop.end(conn)
+
+    def notify(self, serial: int, message: Any) -> None:
+        """Send a message to the process of a number, if it is still there."""
+        conn = self._conns.get(serial)
+        if conn is not None:
+            try_send(conn, NOTICE, 0, packed(message))
+
+    def answer(self, serial: int, call_id: int, value: Any) -> None:
+        """Answer a request; with an exception, it fails."""
+        conn = self._conns.get(serial)
+        if conn is not None:
+            failed = isinstance(value, Exception)
+            body = pack_failure(value, "trainkit") if failed else pack(value)
+            try_send(conn, FAILURE if failed else VALUE, call_id, body)
+
+    def _serve(self, serial: int, frame: Frame) -> None:
+        """Carry out what a process asks; if that fails, it is the only one to be harmed."""
+        try:
+            self._dispatch(serial, frame)
+        except Exception as error:
+            sys.stderr.write(f"trainkit: the node could not do what was asked:\n{traceback.format_exc()}")
+            if frame.kind == REQUEST:
+                reason = f"the session's node could not do what was asked: {type(error).__name__}: {error}"
+                self.answer(serial, frame.call_id, TrainkitError(reason))
+
+
+class SessionServer:
+    """Server for other programs of the user.
+
+    Args:
+        loop: of the node.
+        clients: connections of the processes that make requests.
+        table: gives numbers to processes.
+        folder: of the session; made here.
+        driver: pid of the program that started the session.
+        dispatch: carries out what a program asks, of the messages that it may send.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        clients: Clients,
+        table: WorkerTable,
+        folder: Path,
+        driver: int,
+        dispatch: Callable[[int, Frame, tuple[type, ...]], None],
+    ) -> None:
+        self._loop = loop
+        self._clients = clients
+        self._table = table
         self._folder = folder
         self._driver = driver
+        self._dispatch = dispatch
         self._started = SYSTEM.now()
-        self.guests: set[int] = set()
         folder.mkdir(mode=0o700, exist_ok=True)  # the driver may have asked for its scratch folder already
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -61,7 +137,7 @@ class SessionServer:
             os.close(fd)
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
-        node.watch(self._listener.fileno(), self._admit)
+        loop.watch(self._listener.fileno(), self._admit)
         self._write_card(driver_gone=False)
 
     def driver_left(self) -> None:
@@ -74,39 +150,34 @@ class SessionServer:
             f'{{"node": {os.getpid()}, "driver": {self._driver}, "started": {self._started!r}, '
             f'"driver_gone": {"true" if driver_gone else "false"}}}'
         )
-        aside.rename(self._folder / CARD)  # whoever reads finds it whole
+        aside.rename(self._folder / CARD)  # so that it is always read whole
 
     def _admit(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except ConnectionError:  # it left again
             return
-        except OSError:  # no descriptor is left: it waits at the door until there may be one
+        except OSError:  # no descriptor is left: it waits until there may be one
             fd = self._listener.fileno()
-            self._node.unwatch(fd)
-            self._node.after(_WAIT_S, lambda: self._node.watch(fd, self._admit))
+            self._loop.unwatch(fd)
+            self._loop.after(_WAIT_S, lambda: self._loop.watch(fd, self._admit))
             return
         if not is_own(sock):
             sock.close()
             return
-        serial = self._node.worker_table.next_serial()
+        serial = self._table.next_serial()
         conn = LoopConnection(
-            sock, self._node, lambda frame: self._ask(serial, frame), lambda: self._dismiss(serial)
+            sock,
+            self._loop,
+            lambda frame: self._dispatch(serial, frame, MAY_ASK),
+            lambda: self._clients.drop(serial),
         )
-        self.guests.add(serial)
-        self._node.admit(serial, conn, lambda: self._read(serial, conn))
+        self._clients.admit(serial, conn, lambda: self._read(serial, conn))
 
     def _read(self, serial: int, conn: LoopConnection) -> None:
         try:
             with conn.reading:
                 conn.read_available()
-        except Exception:  # another version's program, say: its visit is over, and the session goes on
-            sys.stderr.write(f"trainkit: a visitor was sent away:\n{traceback.format_exc()}")
-            self._dismiss(serial)
-
-    def _ask(self, serial: int, frame: Frame) -> None:
-        self._node.from_client(serial, frame, MAY_ASK)
-
-    def _dismiss(self, serial: int) -> None:
-        self.guests.discard(serial)
-        self._node.drop_client(serial)
+        except Exception:  # another version's program, say: its connection is over, and the session goes on
+            sys.stderr.write(f"trainkit: another program was sent away:\n{traceback.format_exc()}")
+            self._clients.drop(serial)

@@ -1,4 +1,4 @@
-"""Table of the workers: their start from templates, and the consequences of their ends."""
+"""Processes of the workers: forked from templates, signalled, and collected when they end."""
 
 from __future__ import annotations
 
@@ -6,33 +6,40 @@ import functools
 import os
 import signal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from trainkit.errors import TrainkitError
-from trainkit.runtime.local.node.loop import try_send
+from trainkit.errors import ObjectLostError
+from trainkit.resources import QUANTUM
+from trainkit.runtime.local.node.logs import OutputPipe, WorkerOutput
+from trainkit.runtime.local.node.loop import Loop, try_send
 from trainkit.runtime.local.node.records import (
-    NOBODY,
-    EndedActors,
-    ExitRecords,
-    OutputPipe,
+    DRIVER,
+    Publish,
+    RequestGranted,
+    SessionRecord,
+    StartFailed,
+    WorkerExited,
     WorkerRecord,
-    actor_row,
-    lost_connection,
+    WorkerStarted,
+    WorkerTable,
 )
-from trainkit.runtime.local.node.restarts import Restarts
-from trainkit.runtime.local.node.templates import Templates
+from trainkit.runtime.local.node.server import Clients
+from trainkit.runtime.local.node.templates import Imports, Templates
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.devices import gpu_name
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.frames import NOTICE, Frame
 from trainkit.runtime.local.wire.messages import (
     Cancel,
+    Connect,
+    EndWorker,
     Exited,
     Forked,
     ForkFailed,
     ForkWorker,
     Ready,
+    Redirect,
+    StartActor,
     Unusable,
     Waits,
     WorkerSpec,
@@ -41,69 +48,129 @@ from trainkit.runtime.local.wire.messages import (
 )
 from trainkit.runtime.placement import Allocation
 from trainkit.runtime.restart_policy import ExitRecord
-from trainkit.runtime.specs import Placement, Registration
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.node.node import Node
+from trainkit.runtime.specs import Placement, PlacementGroupId, Registration
 
 _SWEEP_S = 0.05
-_REVIVE_S = 0.2
-"""So often it is tried to make an actor anew that there was no descriptor for."""
-
-_DRIVER = 1
 
 
-@dataclass(frozen=True)
-class StartingWorker:
+class StartingWorker(NamedTuple):
     """A worker that a template was asked for.
 
     Attributes:
-        imports: the template's.
+        imports: of the template.
         spare: copies of what was sent with the request, if the template may yet prove unusable.
     """
 
     worker: WorkerRecord
-    imports: frozenset[str]
+    imports: Imports
     spec: WorkerSpec
     spare: list[Descriptor]
 
 
-class WorkerTable:
-    """All processes of the session.
+class WorkerProcesses:
+    """The processes of the workers.
 
     Args:
-        node: whose loop it lives in.
-        plain: the connection of the template that imports nothing.
-        plain_pid: its pid.
+        session: the session and its driver.
+        loop: of the node.
+        table: the living workers.
+        clients: connections of the processes that can make requests.
+        output: of the workers.
+        publish: delivers an event.
     """
 
-    def __init__(self, node: Node, plain: socket.socket, plain_pid: int) -> None:
-        self._node = node
-        self._plain_pid = plain_pid
-        self._workers: dict[int, WorkerRecord] = {}
+    def __init__(
+        self,
+        session: SessionRecord,
+        loop: Loop,
+        table: WorkerTable,
+        clients: Clients,
+        output: WorkerOutput,
+        publish: Publish,
+    ) -> None:
+        self._session = session
+        self._loop = loop
+        self._table = table
+        self._clients = clients
+        self._output = output
+        self._publish = publish
         self._by_pid: dict[int, WorkerRecord] = {}
-        self._by_serial: dict[int, WorkerRecord] = {}
-        self._unborn: dict[int, StartingWorker] = {}
-        self._exit_records = ExitRecords()
-        self.dead = EndedActors()
+        self._starting: dict[int, StartingWorker] = {}
         self._early: dict[int, list[Cancel]] = {}
-        self._next_serial = _DRIVER
         self._sweeping = False
-        self.restarts = Restarts(node)
-        self.templates = Templates(node.connection, self._from_template, self._template_gone, plain)
+        self._templates = Templates(
+            loop.connection, self._from_template, self._template_gone, session.template
+        )
 
-    def show_as(self, serial: int, name: str) -> None:
-        """Show the output of the process with that number under `name`."""
-        worker = self._by_serial.get(serial)
-        if worker is not None:
-            worker.shown_as = name
+    # starting
 
-    # births
+    def warm(self, imports: Imports) -> None:
+        """Have a template with these imports as soon as it can be."""
+        self._templates.warm(imports)
 
-    def next_serial(self) -> int:
-        """A number for the next process."""
-        self._next_serial += 1
-        return self._next_serial
+    def grant(self, event: RequestGranted) -> None:
+        """Start the worker of a granted request, or connect the client to an idle one."""
+        request = event.request
+        message, first = request.start, request.first
+        if message is None or first is None:
+            raise TypeError(f"a request without a process cannot be started: {request.what}")
+        if event.idle is not None:
+            # If it dies just now, its caller finds the connection closed, and is told by the new id.
+            try_send(event.idle.control, NOTICE, 0, packed(Connect(), [first]))
+            return
+        placement = message.placement
+        registration = message.registration if isinstance(message, StartActor) else None
+        try:
+            self.start(
+                self._spec_of(event),
+                first,
+                owner=request.owner,
+                placement=placement,
+                allocation=event.allocation,
+                ledger_group=event.where,
+                registration=registration,
+            )
+        except OSError as error:  # no descriptor left
+            self._publish(StartFailed(event, str(error)))
+
+    def _spec_of(self, event: RequestGranted) -> WorkerSpec:
+        request = event.request
+        message = request.start
+        if message is None:
+            raise TypeError(f"a request without a process cannot be started: {request.what}")
+        placement, session = message.placement, self._session.spec
+        group = None
+        if event.where is not None:
+            captures = placement.group is not None and placement.group.capture
+            group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
+        gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
+        # Another worker's environment holds the session's already, unless it was started with others.
+        of_session = session if request.client == DRIVER else None
+        spec = WorkerSpec(
+            worker_id=message.worker_id,
+            serial=self._table.next_serial(),
+            name=message.name,
+            is_actor=isinstance(message, StartActor),
+            cpus=event.allocation.amounts.get("CPU", 0) / QUANTUM,
+            gpus=gpus,
+            visible_gpus=[gpu_name(index, self._session.gpus) for index in gpus],
+            totals=dict(session.totals),
+            group=group,
+            group_bundles=event.bundles,
+            env={**of_session.environment, **placement.env} if of_session else placement.env,
+            cwd=placement.cwd or (of_session and of_session.working_dir) or message.surroundings.cwd,
+            surroundings=message.surroundings,
+            resources=placement.resources,
+            namespace=session.namespace,
+        )
+        if not isinstance(message, StartActor):
+            return spec
+        registration = message.registration
+        return spec._replace(
+            conduct=message.conduct,
+            class_name=message.class_name,
+            actor_name=(registration.name if registration else None) or "",
+        )
 
     def start(
         self,
@@ -114,280 +181,173 @@ class WorkerTable:
         placement: Placement,
         allocation: Allocation,
         ledger_group: tuple[int, int] | None,
+        registration: Registration | None,
         delay_s: float = 0.0,
-        registration: Registration | None = None,
-        class_name: str = "",
     ) -> None:
         """Fork the worker of `spec`.
 
         Args:
-            spec: what it is to be.
+            spec: of the worker.
             first: its first connection.
             owner: number of the process that asked for it.
             placement: what was asked for.
             allocation: what it holds.
             ledger_group: the group and bundle that this was taken from; None for the machine.
-            delay_s: how long to wait before.
             registration: of an actor that more than its handles reach.
-            class_name: of an actor.
+            delay_s: how long to wait before.
 
         Raises:
             OSError: there is no descriptor left for it; nothing of it is.
         """
         ours, theirs = socket.socketpair()
         pipes = [[Descriptor(fd) for fd in os.pipe2(os.O_CLOEXEC)] for _ in range(2)]
-        account = Descriptor(os.dup(self._node.account_fd))
+        account = Descriptor(os.dup(self._session.account_fd))
+
+        def pipe(kind: str, end: Descriptor) -> OutputPipe:
+            return OutputPipe(
+                end.take(),
+                lambda lines: self._output.show(worker, kind, lines),
+                lambda data: self._output.keep(worker, kind, data),
+            )
+
+        stdout, stderr = pipe("out", pipes[0][0]), pipe("err", pipes[1][0])
         worker = WorkerRecord(
             worker_id=spec.worker_id,
             serial=spec.serial,
             name=spec.name,
             owner=owner,
             placement=placement,
-            surroundings=spec.surroundings,
+            environment=spec.surroundings,
             allocation=allocation,
             ledger_group=ledger_group,
-            control=self._node.add_client(spec.serial, ours),
-            stdout=OutputPipe(
-                pipes[0][0].take(),
-                lambda lines: self._node.print_lines(worker, False, lines),
-                lambda data: self._node.keep_output(worker, "out", data),
-            ),
-            stderr=OutputPipe(
-                pipes[1][0].take(),
-                lambda lines: self._node.print_lines(worker, True, lines),
-                lambda data: self._node.keep_output(worker, "err", data),
-            ),
+            control=self._clients.add(spec.serial, ours),
+            stdout=stdout,
+            stderr=stderr,
             oom_kills_before=process.oom_kills(),
             restarts=spec.restarts,
             is_actor=spec.is_actor,
-            class_name=class_name,
+            class_name=spec.class_name,
             registration=registration,
         )
-        self._workers[spec.worker_id] = worker
-        self._by_serial[spec.serial] = worker
-        self.restarts.started(spec)
-        for pipe in (worker.stdout, worker.stderr):
-            self._node.watch(pipe.fd, functools.partial(self._read, pipe))
+        self._table.add(worker)
+        for output in (stdout, stderr):
+            self._loop.watch(output.fd, functools.partial(self._read, output))
         handles = [Descriptor(theirs.detach()), first, pipes[0][1], pipes[1][1], account]
         if delay_s:
-            self._node.after(delay_s, lambda: self._fork_late(worker, spec, handles))
+            self._loop.after(delay_s, lambda: self._fork_late(worker, spec, handles))
             return
         try:
             self._fork(worker, spec, handles)
         except OSError:
-            del self._workers[spec.worker_id]
+            self._table.remove(spec.worker_id)
             self._close(worker)
             raise
 
     def _fork_late(self, worker: WorkerRecord, spec: WorkerSpec, handles: list[Descriptor]) -> None:
         if worker.ending:
-            self._bury(worker, self._order_of(worker))
+            self._exited(worker, worker.exit_as_ordered())
             return
         try:
             self._fork(worker, spec, handles)
         except OSError as error:  # no descriptor left
-            self._bury(worker, ExitRecord(reason=str(error)))
+            self._exited(worker, ExitRecord(reason=str(error)))
 
     def _fork(self, worker: WorkerRecord, spec: WorkerSpec, handles: list[Descriptor]) -> None:
-        imports, template = self.templates.for_worker(spec.surroundings.preload, _kind(worker))
-        spare = [] if self.templates.can_fork(imports) else [handle.copy() for handle in handles]
-        self._node.registry.started(worker)  # its connections lie there when the process looks for them
+        imports, template = self._templates.for_worker(spec.surroundings.preload, worker.kind)
+        spare = [] if self._templates.can_fork(imports) else [handle.copy() for handle in handles]
+        # Before the message, so that connections that wait for it lie there when the process looks for them.
+        self._publish(WorkerStarted(worker, spec))
         # By its number: a lease may pass on, and with it the id, before the template has answered.
-        self._unborn[spec.serial] = StartingWorker(worker, imports, spec, spare)
+        self._starting[spec.serial] = StartingWorker(worker, imports, spec, spare)
         try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
-            self.cancel(early)
-        self._node.guard.started(worker)
+            self.cancel(worker, early)
 
-    def imports(self, serial: int, package: str) -> None:
+    def learn_import(self, serial: int, package: str) -> None:
         """Note that a worker imports what its template could have: the next of its kind is forked with it."""
-        worker = self._by_serial.get(serial)
+        worker = self._table.by_serial(serial)
         if worker is not None:
-            self.templates.learn(_kind(worker), worker.surroundings.preload | {package})
+            self._templates.learn(worker.kind, worker.environment.preload | {package})
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
-            self._node.unwatch(pipe.fd)
+            self._loop.unwatch(pipe.fd)
 
-    def _from_template(self, imports: frozenset[str], frame: Frame) -> None:
+    def _from_template(self, imports: Imports, frame: Frame) -> None:
         match unpacked(frame.body):
             case Forked(0, _) | ForkFailed(0, _):  # a template: if it failed, its connection closes
                 pass
             case Forked(serial, pid):
-                worker = self._unborn.pop(serial).worker
-                worker.pid = pid
-                self._by_pid[pid] = worker
-                if worker.ending:
-                    process.kill(pid)
-                elif worker.interrupted:
-                    process.kill(pid, signal.SIGINT)
+                self._forked(self._starting.pop(serial).worker, pid)
             case ForkFailed(serial, reason):
-                worker = self._unborn.pop(serial).worker
-                self._bury(worker, self._order_of(worker) if worker.ending else ExitRecord(reason=reason))
+                worker = self._starting.pop(serial).worker
+                self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
             case Exited(pid, status):
                 self._ended(pid, status)
             case Ready():
-                self.templates.is_ready(imports)
+                self._templates.is_ready(imports)
             case Unusable(reason):
-                self.templates.unusable[imports] = reason
-                self._node.notify(
-                    _DRIVER,
-                    Waits(
-                        f"workers start more slowly from now on, without imports made beforehand: {reason}"
-                    ),
-                )
+                self._templates.unusable[imports] = reason
+                text = f"workers start more slowly from now on, without imports made beforehand: {reason}"
+                self._clients.notify(DRIVER, Waits(text))
             case message:
                 raise TypeError(f"the node cannot handle {message!r}")
 
-    def _template_gone(self, imports: frozenset[str]) -> None:
+    def _forked(self, worker: WorkerRecord, pid: int) -> None:
+        worker.pid = pid
+        self._by_pid[pid] = worker
+        if worker.ending:
+            process.kill(pid)
+        elif worker.interrupted:
+            process.kill(pid, signal.SIGINT)
+
+    def _template_gone(self, imports: Imports) -> None:
         if not imports:
             raise RuntimeError("the template process ended, so no worker can be started any more")
-        why = self.templates.unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
-        for serial, unborn in list(self._unborn.items()):
-            if unborn.imports == imports:
-                del self._unborn[serial]
-                if unborn.spare:  # it was only getting ready: the plain template can do without it
-                    _, plain = self.templates.for_worker(frozenset())
-                    self._unborn[serial] = StartingWorker(unborn.worker, frozenset(), unborn.spec, [])
-                    try_send(plain, NOTICE, 0, packed(ForkWorker(unborn.spec), unborn.spare))
+        why = self._templates.unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
+        for serial, starting in list(self._starting.items()):
+            if starting.imports == imports:
+                del self._starting[serial]
+                if starting.spare:  # it was only getting ready: the plain template can do without it
+                    _, plain = self._templates.for_worker(frozenset())
+                    self._starting[serial] = starting._replace(imports=frozenset(), spare=[])
+                    try_send(plain, NOTICE, 0, packed(ForkWorker(starting.spec), starting.spare))
                 else:
-                    self._bury(unborn.worker, ExitRecord(reason=why))
+                    self._exited(starting.worker, ExitRecord(reason=why))
 
-    # deaths
+    # signals and messages
 
-    def worker(self, worker_id: int) -> WorkerRecord | None:
-        """The living worker of that id."""
-        return self._workers.get(worker_id)
-
-    def by_serial(self, serial: int) -> WorkerRecord | None:
-        """Return the worker whose process has that number in the session, until its end is dealt with."""
-        return self._by_serial.get(serial)
-
-    def workers(self) -> list[WorkerRecord]:
-        """All living workers."""
-        return list(self._workers.values())
-
-    def rename(self, worker: WorkerRecord, worker_id: int) -> None:
-        """Know a reused worker by the id of its new lease."""
-        del self._workers[worker.worker_id]
-        worker.worker_id = worker_id
-        self._workers[worker_id] = worker
-
-    def kill(
-        self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
-    ) -> None:
-        """End a worker at once; `then` is called when it is dead. With `restart` it may be made anew."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            if not (restart and self.restarts.record(worker_id)):  # else there is no process to end yet
-                self._node.stores.withdraw(worker_id)
-            then(self._exit_records.get(worker_id, ExitRecord()))
-            return
-        worker.may_restart = restart and (worker.may_restart or not worker.ending)
-        worker.ending = worker.ending or reason
-        worker.inquiries.append(then)
-        if worker.pid is not None:  # else it is killed as soon as it is born
+    def kill(self, worker: WorkerRecord) -> None:
+        """Kill a worker's process; one that is about to be forked is killed then."""
+        if worker.pid is not None:
             process.kill(worker.pid)
 
-    def cancel(self, message: Cancel) -> None:
+    def cancel(self, worker: WorkerRecord, message: Cancel) -> None:
         """Hand a cancellation to its worker, and interrupt what that is doing, so that it looks at it."""
-        worker = self._workers.get(message.worker_id)
-        if worker is not None:
-            try_send(worker.control, NOTICE, 0, packed(message))
-            if worker.pid is not None:
-                process.kill(worker.pid, signal.SIGINT)
-            else:  # it may run already, only that its template has not said so yet
-                worker.interrupted = True
-        elif self._node.stores.is_queued(message.worker_id):
-            self._early.setdefault(message.worker_id, []).append(message)
+        try_send(worker.control, NOTICE, 0, packed(message))
+        if worker.pid is not None:
+            process.kill(worker.pid, signal.SIGINT)
+        else:  # it may run already, only that its template has not said so yet
+            worker.interrupted = True
 
-    def is_leaving(self, serial: int, reason: str) -> None:
-        """A worker ends of its own will."""
-        worker = self._by_serial.get(serial)
-        if worker is not None:
-            worker.ending = worker.ending or reason
+    def cancel_early(self, message: Cancel) -> None:
+        """Keep a cancellation for a worker that is not started yet."""
+        self._early.setdefault(message.worker_id, []).append(message)
 
-    def departs(self, serial: int, stays: bool) -> None:
-        """Note that a worker ends in order. An actor is over, also if its process stays for its debts."""
-        worker = self._by_serial.get(serial)
-        if worker is None:
-            return
-        worker.departs = True
-        if stays and worker.is_actor:
-            end = self._exit(worker, 0)
-            self._end_role(worker, end)
-            self._node.stores.release(worker)
-            self._node.stores.groups.owner_ended(worker.serial)
-            for answer in worker.inquiries:
-                answer(end)
-            worker.inquiries.clear()
-            self.restarts.ended(worker.worker_id, end)
-            worker.worker_id, worker.is_actor, worker.registration = -worker.serial, False, None
-            self._workers[worker.worker_id] = worker
-
-    def _end_role(self, worker: WorkerRecord, end: ExitRecord) -> None:
-        self._workers.pop(worker.worker_id, None)  # gone if its next process could not be made
-        self._exit_records[worker.worker_id] = end
-        if worker.is_actor:
-            self.dead.add(actor_row(worker), end)
-        self._node.registry.ended(worker.worker_id)
-
-    def heir(self, worker: WorkerRecord) -> int:
-        """Return who has what a worker leaves: the program, or nobody if a detached actor began it all."""
-        seen = {worker.serial}
-        owner = worker.owner
-        while owner not in (_DRIVER, NOBODY):
-            above = self._by_serial.get(owner)
-            if above is None or owner in seen:
-                return _DRIVER
-            seen.add(owner)
-            owner = above.owner
-        return owner
-
-    def may_end(self, serial: int, introduced: int) -> bool:
-        """Return whether an actor that nobody holds is to end; not if a connection is on its way to it."""
-        worker = self._by_serial.get(serial)
-        if worker is None or worker.introduced == introduced:
-            self.is_leaving(serial, "its last handle is gone")
-            return True
-        return False
-
-    def inquire(self, worker_id: int, answer: Callable[[Any], None], life: int | None = None) -> None:
-        """Say how a worker ended, once it has; of an actor that is made anew, how that `life` of it did.
-
-        Who asks has found its connection closed. If the worker lives, it had no descriptor left for that.
-        """
-        worker = self.settled(worker_id)
-        record = self.restarts.record(worker_id)
-        if record is not None and life is not None and life < record.restarts:
-            answer(record.last_exit)
-        elif worker is not None and self.lives(worker):
-            answer(lost_connection(worker))
-        elif worker is not None:
-            worker.inquiries.append(answer)
-        elif worker_id in self._exit_records:
-            answer(self._exit_records[worker_id])
-        elif not self._node.stores.inquire_queued(worker_id, answer):
-            answer(self._exit_records.unknown())
-
-    def settled(self, worker_id: int) -> WorkerRecord | None:
-        """The living worker of that id, once what it has told the node so far is taken note of."""
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.control.try_read()
-        return self._workers.get(worker_id)
-
-    def lives(self, worker: WorkerRecord) -> bool:
-        """Return whether a worker goes on: it has not ended, and is not about to."""
-        over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
-        return not over and not process.is_ending(worker.pid or 0)
-
-    def never_started(self, worker_id: int, exit_: ExitRecord) -> None:
-        """Remember how a worker ended that never was one."""
-        self._exit_records[worker_id] = exit_
+    def forget_early(self, worker_id: int) -> None:
+        """Drop the cancellations for a worker that will never be started."""
         self._early.pop(worker_id, None)
-        self.restarts.ended(worker_id, exit_)
-        self._node.registry.ended(worker_id)
+
+    def end(self, worker: WorkerRecord) -> None:
+        """Have a worker end that nobody needs any more, once what was sent to it is done."""
+        try_send(worker.control, NOTICE, 0, packed(EndWorker()))
+
+    def redirect(self, fd: int) -> None:
+        """Have all templates print to a file from now on."""
+        for template in self._templates.connections():
+            try_send(template, NOTICE, 0, packed(Redirect(), [Descriptor(os.dup(fd))]))
+
+    # ends
 
     def reap(self) -> None:
         """Collect children that ended: orphans, and the workers of a template that was killed."""
@@ -398,7 +358,7 @@ class WorkerTable:
                 return
             if pid == 0:
                 return
-            if pid == self._plain_pid:
+            if pid == self._session.template_pid:
                 raise RuntimeError("the template process ended, so no worker can be started any more")
             self._ended(pid, status)
 
@@ -406,16 +366,14 @@ class WorkerTable:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return
-        code = os.waitstatus_to_exitcode(status)
-        for pipe in (worker.stdout, worker.stderr):
-            pipe.drain()
-        self._node.print_rest(worker)
-        self._bury(worker, self._exit(worker, code))
-        if not self._sweeping:
-            self._sweeping = True
-            self._node.after(_SWEEP_S, self._sweep)
+        worker.stdout.drain()
+        worker.stderr.drain()
+        self._output.finish(worker)
+        self._exited(worker, self.exit_record(worker, os.waitstatus_to_exitcode(status)))
+        self._sweep_later()
 
-    def _exit(self, worker: WorkerRecord, code: int) -> ExitRecord:
+    def exit_record(self, worker: WorkerRecord, code: int) -> ExitRecord:
+        """Return how a worker ended whose process has, or will have, that exit code."""
         return ExitRecord(
             pid=worker.pid,
             code=code,
@@ -423,93 +381,65 @@ class WorkerTable:
             reason=worker.ending,
             may_restart=worker.may_restart,
             stderr_tail="\n".join(worker.stderr.tail),
-            log_files=self._node.logs.files_of(worker),
+            log_files=self._output.files_of(worker),
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
 
-    def _bury(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
-        heir = self.heir(worker)
-        in_order = worker.departs and exit_.code == 0
-        self._node.stores.blocked(worker.serial, False)  # what it lent while it waited is held again
+    def _exited(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+        heir = self._table.heir(worker)
         self._close(worker)  # which leaves descriptors for the process that comes next
-        if in_order:
-            self._node.stores.bequeath(worker, heir)
-        self._node.stores.forsake(worker.serial, f"{worker.name}, which asked for it, has ended")
-        for orphan in self.workers():
-            if orphan.owner != worker.serial:
-                continue
-            if in_order:
-                self._inherit(orphan, heir)
-            else:
-                self.kill(
-                    orphan.worker_id, f"its owner {worker.name} (pid {worker.pid}) ended", lambda _: None
-                )
-        self._revive_or_end(worker, exit_)
-
-    def _revive_or_end(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
-        try:
-            end = self.restarts.revive(worker, exit_)
-        except (OSError, TrainkitError) as error:  # no descriptor left: once there are some again
-            if worker.pid is not None:
-                text = f"{worker.name} (pid {worker.pid}) can't be made anew yet, and waits: {error}"
-                self._node.notify(_DRIVER, Waits(text))
-            self._workers[worker.worker_id] = worker
-            worker.pid, worker.restarts = None, worker.restarts or 1
-            self._node.after(_REVIVE_S, functools.partial(self._revive_again, worker, exit_))
-            return
-        if end is not None:
-            self._end_role(worker, end)
-        self._node.stores.ended(worker)
-        inquiries, worker.inquiries = worker.inquiries, []
-        for answer in inquiries:
-            answer(exit_)
-        if end is not None:
-            self.restarts.ended(worker.worker_id, end)
-
-    def _revive_again(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
-        self._revive_or_end(worker, self._order_of(worker) if worker.ending else exit_)
-
-    def _inherit(self, orphan: WorkerRecord, heir: int) -> None:
-        """Go on with what a worker that ended in order had: actors live as long as their handles."""
-        if not orphan.is_actor:
-            self._node.stores.return_lease(orphan.worker_id, False)
-        else:
-            orphan.owner = heir
-            self.restarts.let_go(orphan.worker_id)
+        self._publish(WorkerExited(worker, exit_, heir, worker.departs and exit_.code == 0))
 
     def _close(self, worker: WorkerRecord) -> None:
         """Close all that leads to a worker's process."""
         for pipe in (worker.stdout, worker.stderr):
-            self._node.unwatch(pipe.fd)
+            self._loop.unwatch(pipe.fd)
             pipe.close()
-        self._node.logs.forget(worker)
-        self._node.drop_client(worker.serial)
-        self._by_serial.pop(worker.serial, None)
-
-    def _order_of(self, worker: WorkerRecord) -> ExitRecord:
-        """The end of a worker that was to be ended before it had a process."""
-        return ExitRecord(requested=True, reason=worker.ending, may_restart=worker.may_restart)
+        self._output.forget(worker)
+        self._clients.drop(worker.serial)
+        self._table.remove_process(worker.serial)
 
     def drain(self) -> None:
         """Take what workers printed last."""
-        for worker in self.workers():
-            for pipe in (worker.stdout, worker.stderr):
-                pipe.drain()
+        for worker in self._table.all():
+            worker.stdout.drain()
+            worker.stderr.drain()
+
+    def _sweep_later(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.after(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""
         self._sweeping = False
-        found = False
-        for pid in process.children(os.getpid()):
-            if pid == self._plain_pid or pid in self._by_pid:
-                continue
+        left = [
+            pid
+            for pid in process.children(os.getpid())
+            if pid != self._session.template_pid and pid not in self._by_pid
+        ]
+        for pid in left:
             process.kill(pid)
-            found = True
-        if found:  # what it had started in turn comes next
-            self._sweeping = True
-            self._node.after(_SWEEP_S, self._sweep)
+        if left:  # what it had started in turn comes next
+            self._sweep_later()
 
 
-def _kind(worker: WorkerRecord) -> str:
-    """Return what a worker has in common with others that run the same code."""
-    return worker.class_name or worker.name
+def introduce(worker: WorkerRecord, conn: Descriptor) -> None:
+    """Send a worker a connection to one more process that wants to call it."""
+    worker.introduced += 1
+    try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+
+
+def is_alive(worker: WorkerRecord) -> bool:
+    """Return whether a worker goes on: it has not ended, and is not about to."""
+    over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
+    return not over and not process.is_ending(worker.pid or 0)
+
+
+def lost_connection(worker: WorkerRecord) -> ObjectLostError:
+    """Return the error for a connection that closed though the worker at its other end lives."""
+    return ObjectLostError(
+        f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "
+        "file descriptor left. Release handles, references and large objects there, or raise the limit "
+        "(ulimit -n); then get a new handle of it."
+    )

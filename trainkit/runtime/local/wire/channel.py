@@ -22,11 +22,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from trainkit.errors import ObjectLostError
-from trainkit.runtime.local.wire.frames import HEADER, Frame, encoded
+from trainkit.errors import ObjectLostError, TrainkitError
+from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.wire.frames import FAILURE, HEADER, Frame, encoded
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
 from trainkit.runtime.signals import InterruptGuard
 
+PROMISE = 3
+"""Kind of the handles that are pending references."""
+ACTOR = 2
+"""Kind of the handles of actors."""
+RECONNECTING_ACTOR = 9
+"""Kind of the handles of actors that can be restarted."""
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
@@ -423,6 +430,30 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
+
+
+def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
+    """Send an answer, or why it can't be sent, with `where` it ran.
+
+    Raises:
+        OSError: the other end is gone.
+    """
+    try:
+        conn.send(kind, call_id, body)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
+        conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
+
+
+def _unsent(error: OSError | TrainkitError) -> TrainkitError:
+    """Return the error for an answer that there is no descriptor for."""
+    if isinstance(error, TrainkitError):
+        return error
+    return ObjectLostError(
+        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
+        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
+    )
 
 
 def ended(conns: Iterable[C]) -> list[C]:

@@ -24,9 +24,10 @@ from trainkit.runtime.failures import formatted, pack_failure
 from trainkit.runtime.local.client.calls import COUNT_BYTES
 from trainkit.runtime.local.client.context import ActorExit, GivenName, calling
 from trainkit.runtime.local.client.engine import LocalEngine
-from trainkit.runtime.local.client.refs import LocalRef, send_answer
+from trainkit.runtime.local.client.refs import LocalRef
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
+from trainkit.runtime.local.wire.channel import send_answer
 from trainkit.runtime.local.wire.frames import (
     ANSWERS,
     CALL,

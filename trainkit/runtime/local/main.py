@@ -1,0 +1,64 @@
+"""Start of the node process: forks the plain template, and runs the node. It alone knows both."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from trainkit.runtime.local.node.node import Node
+from trainkit.runtime.local.node.records import SessionRecord
+from trainkit.runtime.local.node.restarts import keep_handles
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.worker.template import run_template
+from trainkit.settings import SESSION_MARK
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run the node of one session; `arguments` has the descriptor of what `start_node` wrote."""
+    with open(int(arguments[0]), "rb") as file:
+        file.seek(0)
+        options = pickle.load(file)
+    ours, theirs = socket.socketpair()
+    node_pid = os.getpid()
+    # The plain template is forked before there is any state, so that it is as small as can be.
+    template_pid = os.fork()
+    if template_pid == 0:
+        process.die_with_parent(node_pid)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.close(options["fd"])
+        os.close(options["account"])
+        ours.close()
+        run_template(theirs, frozenset())
+    theirs.close()
+    process.set_name("trainkit-node")
+    process.become_subreaper()
+    process.keep_spare()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_handles()
+    session = SessionRecord(
+        spec=options["spec"],
+        folder=Path(os.environ[SESSION_MARK]),
+        account_fd=options["account"],
+        gpus=options["gpus"],
+        template=ours,
+        template_pid=template_pid,
+        driver_pid=options["driver"],
+    )
+    node = Node(session, socket.socket(fileno=options["fd"]))
+    for imports in options["preload"]:
+        node.warm(imports)
+    code = 0
+    try:
+        node.run()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    finally:
+        node.end_everything()
+        os._exit(code)

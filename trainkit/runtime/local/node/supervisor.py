@@ -1,0 +1,197 @@
+"""Supervisor of the workers: ends them, says how they ended, and decides what follows when one has."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from trainkit.errors import TrainkitError
+from trainkit.runtime.local.node.loop import Loop
+from trainkit.runtime.local.node.records import (
+    Answer,
+    Publish,
+    RequestQueue,
+    RequestRefused,
+    WorkerEnded,
+    WorkerExited,
+    WorkerRecord,
+    WorkerTable,
+    actor_row,
+    pending_row,
+)
+from trainkit.runtime.local.node.restarts import Restarts
+from trainkit.runtime.local.node.workers import WorkerProcesses, is_alive, lost_connection
+from trainkit.runtime.local.wire.channel import Descriptor
+from trainkit.runtime.local.wire.messages import Cancel, QueryExit, Reconnect, StartActor
+from trainkit.runtime.restart_policy import ExitRecord
+
+_RETRY_S = 0.2
+"""Interval of the attempts to restart an actor that there was no descriptor for."""
+
+
+class Supervisor:
+    """Supervisor of the workers.
+
+    Args:
+        loop: of the node.
+        table: the living workers.
+        queue: what waits.
+        processes: of the workers.
+        restarts: actors that can be restarted.
+        publish: delivers an event.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        table: WorkerTable,
+        queue: RequestQueue,
+        processes: WorkerProcesses,
+        restarts: Restarts,
+        publish: Publish,
+    ) -> None:
+        self._loop = loop
+        self._table = table
+        self._queue = queue
+        self._processes = processes
+        self._restarts = restarts
+        self._publish = publish
+
+    # orders
+
+    def kill(
+        self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
+    ) -> None:
+        """End a worker at once; `then` is called when it is dead. With `restart` it may be restarted."""
+        worker = self._table.get(worker_id)
+        if worker is None:
+            if not (restart and self._restarts.record(worker_id)):  # else there is no process to end yet
+                self._queue.withdraw(worker_id)
+            exits = self._table.exits
+            then(exits.get(worker_id, ExitRecord()))
+            return
+        worker.may_restart = restart and (worker.may_restart or not worker.ending)
+        worker.ending = worker.ending or reason
+        worker.inquiries.append(then)
+        self._processes.kill(worker)
+
+    def cancel(self, message: Cancel) -> None:
+        """Cancel a call of a worker; of one that is not started yet, as soon as it is."""
+        worker = self._table.get(message.worker_id)
+        if worker is not None:
+            self._processes.cancel(worker, message)
+        elif message.worker_id in self._queue:
+            self._processes.cancel_early(message)
+
+    def leaves(self, serial: int, reason: str) -> None:
+        """Note that a worker ends of its own will."""
+        worker = self._table.by_serial(serial)
+        if worker is not None:
+            worker.ending = worker.ending or reason
+
+    def may_leave(self, serial: int, introduced: int) -> bool:
+        """Return whether an actor that nobody holds is to end; not if a connection is on its way to it."""
+        worker = self._table.by_serial(serial)
+        if worker is None or worker.introduced == introduced:
+            self.leaves(serial, "its last handle is gone")
+            return True
+        return False
+
+    def departs(self, serial: int, stays: bool) -> None:
+        """Note that a worker ends in order. An actor is over, even if its process stays for its debts."""
+        worker = self._table.by_serial(serial)
+        if worker is None:
+            return
+        worker.departs = True
+        if stays and worker.is_actor:
+            self._end(worker, self._processes.exit_record(worker, 0))
+            worker.is_actor, worker.registration = False, None
+            self._table.rename(worker, -worker.serial)
+
+    # questions
+
+    def query_exit(self, message: QueryExit, answer: Answer) -> None:
+        """Say how a worker ended, once it has; of an actor that is restarted, how that `life` of it did.
+
+        The client has found its connection closed. If the worker lives, it had no descriptor left for that.
+        """
+        worker = self._table.settled(message.worker_id)
+        record = self._restarts.record(message.worker_id)
+        exits = self._table.exits
+        if record is not None and message.life is not None and message.life < record.restarts:
+            answer(record.last_exit)
+        elif worker is not None and is_alive(worker):
+            answer(lost_connection(worker))
+        elif worker is not None:
+            worker.inquiries.append(answer)
+        elif message.worker_id in exits:
+            answer(exits[message.worker_id])
+        elif not self._queue.inquire(message.worker_id, answer):
+            answer(exits.unknown())
+
+    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
+        """Connect a client whose connection closed to the actor's next process, or say how it ended."""
+        if not self._restarts.reconnect(client, message, end, answer):
+            self.query_exit(QueryExit(message.worker_id), answer)
+
+    # consequences
+
+    def worker_exited(self, event: WorkerExited) -> None:
+        """End what a process had started, or hand it on, and restart it if it is to be."""
+        worker = event.worker
+        for orphan in self._table.all():
+            if orphan.owner != worker.serial:
+                continue
+            if not event.in_order:
+                reason = f"its owner {worker.name} (pid {worker.pid}) ended"
+                self.kill(orphan.worker_id, reason, lambda _: None)
+            elif orphan.is_actor:  # actors live as long as their handles
+                orphan.owner = event.heir
+                self._restarts.let_go(orphan.worker_id)
+        self._restart_or_end(worker, event.exit_)
+
+    def _restart_or_end(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+        try:
+            end = self._restarts.restart(worker, exit_)
+        except (OSError, TrainkitError) as error:  # no descriptor left: once there are some again
+            self._restarts.postponed(worker, str(error))
+            self._table.keep(worker)
+            worker.pid, worker.restarts = None, worker.restarts or 1
+            self._loop.after(_RETRY_S, functools.partial(self._try_again, worker, exit_))
+            return
+        if end is not None:
+            self._end(worker, end)
+        else:
+            _answer_inquiries(worker, exit_)
+
+    def _try_again(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+        self._restart_or_end(worker, worker.exit_as_ordered() if worker.ending else exit_)
+
+    def _end(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+        if worker.is_actor:
+            self._table.add_ended(actor_row(worker), exit_)
+        self._table.remove(worker.worker_id)  # gone already if its next process could not be made
+        self._end_id(WorkerEnded(worker.worker_id, exit_, worker))
+        _answer_inquiries(worker, exit_)
+
+    def request_refused(self, event: RequestRefused) -> None:
+        """Remember how a worker ended that was never started."""
+        request = event.request
+        if isinstance(request.start, StartActor):
+            self._table.add_ended(pending_row(request.start), event.exit_)
+        self.never_started(request.waiting.key, event.exit_)
+
+    def never_started(self, worker_id: int, exit_: ExitRecord) -> None:
+        """Remember how a worker ended that was never started."""
+        self._processes.forget_early(worker_id)
+        self._end_id(WorkerEnded(worker_id, exit_))
+
+    def _end_id(self, event: WorkerEnded) -> None:
+        self._table.exits[event.worker_id] = event.exit_
+        self._publish(event)
+
+
+def _answer_inquiries(worker: WorkerRecord, exit_: ExitRecord) -> None:
+    inquiries, worker.inquiries = worker.inquiries, []
+    for answer in inquiries:
+        answer(exit_)
