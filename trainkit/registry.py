@@ -80,6 +80,11 @@ class Registry:
             raise ConfigError(f"{argument or self.kind}={name!r} is none of {', '.join(names)}.{hint}")
         return found
 
+    def name_of(self, cls: type) -> str:
+        """Return the name of a class that `find` finds it by; of a class that it does not find, another."""
+        name = cls.__qualname__
+        return name if self.find(name) in (None, cls) else f"{cls.__module__}.{name}"
+
     def _entries(self) -> Iterator[EntryPoint]:
         from importlib.metadata import entry_points  # slow to import, and seldom needed
 

@@ -11,7 +11,7 @@ from trainkit.tune.controller.rules import describe_stop, stop_of
 from trainkit.tune.core import seeds
 from trainkit.tune.core.trial import experiment_prefix
 from trainkit.tune.core.values import holds_opaque
-from trainkit.tune.schedulers import described_scheduler
+from trainkit.tune.schedulers import SCHEDULERS, described_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search import describe_searcher, described_searcher
@@ -160,7 +160,7 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
         name: _describe(value) if isinstance(value, TrialScheduler) else value
         for name, value in CheckedScheduler(made).arguments.items()
     }
-    return {"class": type(made).__qualname__, "arguments": arguments}
+    return {"class": SCHEDULERS.name_of(type(made)), "arguments": arguments}
 
 
 def _require_all(lacking: Mapping[str, str], call: str) -> None:

@@ -59,7 +59,7 @@ def describe_searcher(searcher: Searcher) -> dict[str, Any]:
         name: describe_searcher(value) if name == "searcher" else value
         for name, value in searcher.arguments.items()
     }
-    description: dict[str, Any] = {"class": type(searcher).__qualname__, "arguments": arguments}
+    description: dict[str, Any] = {"class": SEARCHERS.name_of(type(searcher)), "arguments": arguments}
     if isinstance(searcher, ModelledSearcher) and searcher.evaluated:
         description["evaluated"] = [dict(vars(each)) for each in searcher.evaluated]
     return description

@@ -1,0 +1,74 @@
+"""Schedulers and searchers of other packages: given by name, and made again by a restore."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.packages import install_from_page
+from trainkit import tune
+from trainkit.cli.main import main
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler
+from trainkit.tune.search import SEARCHERS, Searcher
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+@pytest.fixture
+def limit(tmp_path, monkeypatch):
+    install_from_page("docs/extending/add-a-scheduler.md", tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def climb(tmp_path, monkeypatch):
+    install_from_page("docs/extending/add-a-searcher.md", tmp_path, monkeypatch)
+
+
+def objective(config):
+    for _ in range(4):
+        tune.report({"loss": config["x"]})
+
+
+def test_the_scheduler_of_the_page_is_given_by_name_and_made_again(limit, fit, tmp_path, capsys):
+    scheduler = tune.create_scheduler("limit", limit=0.5, grace_period=1)
+    grid = fit(objective, {"x": tune.grid_search([0.1, 0.9])}, metric="loss", scheduler=scheduler)
+    assert [len(result.history) for result in grid] == [4, 2]
+    config = tune.TuneConfig(num_samples=2)
+    again = tune.Tuner.restore(tmp_path / "e", objective, tune_config=config).fit()
+    assert [len(result.history) for result in again] == [4, 2, 4, 2]
+    assert main(["why", str(tmp_path / "e"), "1"]) == 0
+    assert "report 2: STOP, worse than 0.5 at 2" in capsys.readouterr().out
+
+
+def test_the_searcher_of_the_page_is_given_by_name_and_made_again(climb, fit, tmp_path):
+    space = {"x": tune.uniform(-10, 10), "kind": tune.choice(["a", "b"])}
+    settings = {"metric": "loss", "search_alg": "climb", "max_concurrent_trials": 1, "seed": 0}
+    whole = fit(quadratic, space, **settings, num_samples=8, run={"name": "whole"})
+    fit(quadratic, space, **settings, num_samples=4)
+    again = tune.Tuner.restore(tmp_path / "e", quadratic, tune_config=tune.TuneConfig(num_samples=8)).fit()
+    assert [result.config for result in again] == [result.config for result in whole]
+
+
+def quadratic(config):
+    tune.report({"loss": (config["x"] - 3) ** 2})
+
+
+def test_a_class_of_a_script_does_not_stand_for_one_of_a_package_by_its_name(limit, fit, tmp_path):
+    mine = type("LimitScheduler", (tune.schedulers.FIFOScheduler,), {})
+    fit(objective, {"x": 1}, scheduler=mine())
+    with pytest.raises(ConfigError, match=r"was started with scheduler=.*LimitScheduler.*give it again"):
+        tune.Tuner.restore(tmp_path / "e", objective)
+
+
+def test_an_unknown_name_lists_those_that_there_are(limit, climb):
+    with pytest.raises(
+        ConfigError, match=r"scheduler='limits' is none of asha, .*limit.*Did you mean 'limit'"
+    ):
+        tune.TuneConfig(scheduler="limits")
+    with pytest.raises(ConfigError, match=r"search_alg='clim' is none of bayesopt, .*climb.*Did you mean"):
+        tune.TuneConfig(search_alg="clim")
+
+
+def test_every_row_is_what_it_says():
+    assert all(issubclass(SCHEDULERS.get(name), TrialScheduler) for name in SCHEDULERS.own_names())
+    assert all(issubclass(SEARCHERS.get(name), Searcher) for name in SEARCHERS.own_names())
