@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -18,14 +20,42 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
         name: asked for.
         names: that it has.
     """
-    hint = did_you_mean(name, names)
-    # `from package import name` shows no text of an AttributeError; a submodule is looked for after one.
-    # Between the two may stand the function that adds old names to the package.
+    # Python asks for a name of `from package import name` before it looks for a module of that name, and then
+    # shows no text of an AttributeError. Between the two may stand the function that adds old names.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
-    if hint and imported and importlib.util.find_spec(f"{module}.{name}") is None:
+    if imported and importlib.util.find_spec(f"{module}.{name}") is not None:
+        return AttributeError(name)
+    hint = did_you_mean(name, names)
+    if hint and imported:
         return ImportError(f"cannot import name {name!r} from {module!r}.{hint}", name=module)
     return AttributeError(f"module {module!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")
+
+
+IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
+"""A line of a stub: the module, the name there, and the name that the package gives it."""
+
+
+def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package by the imports of its `__init__.pyi`.
+
+    So there is one list of a package's names: the one that type checkers read.
+    """
+    folder = os.path.dirname(str(sys.modules[module].__file__))
+    with open(os.path.join(folder, "__init__.pyi"), encoding="utf-8") as file:
+        home_of = {name: (home, there) for home, there, name in IMPORT.findall(file.read())}
+
+    def __getattr__(name: str) -> Any:
+        if name not in home_of:
+            raise no_such_name(module, name, home_of)
+        home, there = home_of[name]
+        if home == module:
+            return importlib.import_module(f"{module}.{there}")
+        value = getattr(importlib.import_module(home), there)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    return __getattr__, lambda: sorted(home_of), sorted(home_of)
 
 
 def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

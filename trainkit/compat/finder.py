@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, spec_from_loader
+from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class Finder:
         if real is not None and real.has_location:
             real.loader = Extended(real.loader, row)
             return real
-        return spec_from_loader(path, Served(row), origin="trainkit.compat", is_package=bool(row.children))
+        return ModuleSpec(path, Served(row), origin="trainkit.compat", is_package=bool(row.children))
 
 
 class Served(Loader):
