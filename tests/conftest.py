@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -39,8 +40,25 @@ hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, m
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile("steady")
 
-NEEDED_BY_ALL = frozenset({"numpy", "torch", "trainkit.train.workers.worker", "trainkit.tune.trial.actor"})
-"""What workers are forked with, if this process has imported it; a module's `PRELOAD` adds to it."""
+NEEDED_BY_ALL = frozenset({"numpy", "trainkit.tune.trial.actor"})
+NEEDED_BY_TRAINERS = frozenset({"torch", "trainkit.train.workers.worker"})
+"""What workers are forked with, if this process has imported it.
+
+This process has imported what any test needs. Workers that were forked with all of it would cost each
+session of its own seconds of processor time.
+"""
+
+PRELOADS = {
+    "scikit": (
+        "sklearn.ensemble",
+        "sklearn.linear_model",
+        "sklearn.naive_bayes",
+        "sklearn.neural_network",
+        "sklearn.svm",
+        "trainkit.sklearn.trials",
+    ),
+}
+"""What the shared session's workers are forked with, by folder, where a module has no `PRELOAD`."""
 
 RUN = "TRAINKIT_TEST_RUN"
 """What this run starts inherits it, so that another run's processes are not taken for ours."""
@@ -174,24 +192,88 @@ def _of_this_run(environment: dict[str, str]) -> bool:
     return SESSION_MARK in environment and environment.get(RUN) == os.environ[RUN]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def few_imports() -> Iterator[None]:
-    """This process has imported what any test needs, such as Lightning; its sessions' workers need less."""
+def folder_of(request: pytest.FixtureRequest) -> str:
+    """Return the folder in tests/ in which a test is."""
+    return request.path.relative_to(TESTS).parts[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_imports(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the workers of this module's sessions with what its tests need."""
+    trains = folder_of(request) in {"recipes", "train"}
+    needed = NEEDED_BY_ALL | (NEEDED_BY_TRAINERS if trains else frozenset())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "_when_imported", session._when_imported & NEEDED_BY_ALL)
+        patch.setattr(session, "_when_imported", session._when_imported & needed)
         yield
 
 
+class SharedSession:
+    """The session of the modules that ask for `runtime`: one after another, as long as they want the same."""
+
+    def __init__(self) -> None:
+        self._preload: tuple[str, ...] | None = None
+        self._before: set[int] = set()
+
+    def open(self, preload: tuple[str, ...]) -> None:
+        """Have the session run, with these modules imported beforehand."""
+        if self._preload != preload or not trainkit.is_initialized():
+            self.close()
+            self._before = set(session_processes())
+            trainkit.init(num_cpus=SESSION_CPUS, preload=preload)
+            self._preload = preload
+
+    def check(self) -> None:
+        """End the session if a module left something in it that the next one would meet."""
+        if trainkit.is_initialized() and not eventually(lambda: not self._held(), 1):
+            self.close()
+
+    def _held(self) -> bool:
+        gc.collect()
+        living = [actor for actor in trainkit.list_actors() if actor["state"] != "DEAD"]
+        groups = [group for group in trainkit.list_placement_groups() if group["state"] != "REMOVED"]
+        is_whole = trainkit.available_resources() == trainkit.cluster_resources()
+        return bool(living or groups or trainkit.list_tasks() or not is_whole)
+
+    def close(self) -> None:
+        """End the session, if it runs, and fail if anything of it stays."""
+        if self._preload is None:
+            return
+        self._preload = None
+        trainkit.shutdown()
+        assert eventually(lambda: not self._processes()), f"left running: {self._processes()}"
+        assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+
+    def _processes(self) -> set[int]:
+        return set(session_processes()) - self._before
+
+
+@pytest.fixture(scope="session")
+def shared_session() -> Iterator[SharedSession]:
+    """The session that modules share."""
+    shared = SharedSession()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_session(request: pytest.FixtureRequest, shared_session: SharedSession) -> None:
+    """End the shared session before a module in which not every test uses it."""
+    tests = [test for test in request.session.items if test.path == request.path]
+    if not all("runtime" in getattr(test, "fixturenames", ()) for test in tests):
+        shared_session.close()
+
+
 @pytest.fixture(scope="module")
-def runtime(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The local engine with four CPUs, for all tests of a module, which may name modules in `PRELOAD`."""
-    before = set(session_processes())
-    trainkit.init(num_cpus=SESSION_CPUS, preload=getattr(request.module, "PRELOAD", ()))
+def runtime(
+    request: pytest.FixtureRequest, own_session: None, shared_session: SharedSession
+) -> Iterator[None]:
+    """The local engine with four CPUs. Its workers are forked with what the module or `PRELOADS` names."""
+    folder = folder_of(request)
+    shared_session.open(getattr(request.module, "PRELOAD", PRELOADS.get(folder, ())))
     yield
-    trainkit.shutdown()
-    left = set(session_processes()) - before
-    assert eventually(lambda: not set(session_processes()) - before), f"left running: {left}"
-    assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+    if folder == "runtime":  # its tests look into the session, and begin with a new one
+        shared_session.close()
+    shared_session.check()
 
 
 @pytest.fixture(scope="module")

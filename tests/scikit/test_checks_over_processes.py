@@ -13,7 +13,6 @@ from sklearn.utils import estimator_checks as checks
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.linear_model")
 
 SEARCHES = [
     TuneGridSearchCV(Ridge(), {"alpha": [0.1, 1.0]}, cv=2, n_jobs=1),

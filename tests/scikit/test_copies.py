@@ -28,7 +28,6 @@ from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
 
 LARGE = 20_000
-PRELOAD = ("trainkit.sklearn.trials", "trainkit.sklearn.trials")
 KINDS = {
     "folds": KFold(3),
     "shuffled": KFold(3, shuffle=True, random_state=0),

@@ -29,7 +29,6 @@ from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
 from trainkit.tune.stopper import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials",)
 
 
 # --- what a candidate's scores are ------------------------------------------------------------------

@@ -23,7 +23,6 @@ from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn.trials import REPORT_EVERY_S
 from trainkit.tune.stopper import Stopper
 
-PRELOAD = ("trainkit.sklearn.trials",)
 X, Y = data()
 
 

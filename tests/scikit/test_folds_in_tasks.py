@@ -22,7 +22,6 @@ from trainkit.sklearn.trials import REPORT_EVERY_S
 from trainkit.tune.search import Searcher
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.naive_bayes")
 
 GRID = {"var_smoothing": [1e-9, 1e-6, 1e-3, 1e-1]}
 

@@ -19,7 +19,6 @@ from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.sklearn.shared_memory import side_by_side
 
-PRELOAD = ("trainkit.sklearn.trials",)
 MB = 1_000_000
 
 

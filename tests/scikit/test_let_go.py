@@ -15,8 +15,6 @@ from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.search import Searcher
 
-PRELOAD = ("trainkit.sklearn.trials",)
-
 
 class Faulty(Searcher):
     """Raises where it is asked for a second candidate, or where it is told of one that has ended."""

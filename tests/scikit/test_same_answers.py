@@ -35,7 +35,6 @@ pytestmark = [
     pytest.mark.usefixtures("runtime"),
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
 ]
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.ensemble", "sklearn.svm", "sklearn.neural_network")
 
 IRIS = load_iris(return_X_y=True)
 DIABETES = load_diabetes(return_X_y=True)

@@ -34,7 +34,6 @@ from tests.scikit.recorder import OddError, Recorder
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.svm", "sklearn.linear_model")
 
 X, Y = load_iris(return_X_y=True)
 ONE = {"C": [1.0]}

@@ -20,7 +20,6 @@ from sklearn.svm import SVC
 from trainkit.sklearn import TuneGridSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.svm", "sklearn.linear_model")
 
 X, Y = make_classification(n_samples=60, n_features=5, flip_y=0.3, random_state=0)
 GROUPS = np.arange(60) % 4

@@ -25,7 +25,6 @@ from trainkit.sklearn import TuneGridSearchCV
 from trainkit.sklearn.outcomes import candidate_key, digest
 from trainkit.sklearn.resume import claimed, known_of
 
-PRELOAD = ("trainkit.sklearn.trials",)
 X, Y = data()
 
 

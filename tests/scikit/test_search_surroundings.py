@@ -24,7 +24,6 @@ from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials", "sklearn.svm", "sklearn.linear_model")
 
 X, Y = load_iris(return_X_y=True)
 BOTH = {"C": [0.1, 10.0]}

@@ -19,7 +19,6 @@ from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials",)
 
 
 # --- failures ---------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials",)
 
 
 # --- what is refused --------------------------------------------------------------------------------

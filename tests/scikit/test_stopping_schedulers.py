@@ -19,7 +19,6 @@ from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 
 pytestmark = pytest.mark.usefixtures("runtime")
-PRELOAD = ("trainkit.sklearn.trials",)
 
 
 # --- schedulers -------------------------------------------------------------------------------------

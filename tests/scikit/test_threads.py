@@ -6,8 +6,6 @@ import threadpoolctl
 
 import trainkit
 
-PRELOAD = ("sklearn.ensemble",)
-
 
 def threads() -> dict[str, set[int]]:
     """By kind of library, how many threads those that are loaded have."""

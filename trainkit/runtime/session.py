@@ -155,7 +155,7 @@ def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
     """
     if asked:
         return [asked]
-    return [frozenset({"torch"})] if "torch" in sys.modules else []
+    return [frozenset({"torch"})] if "torch" in wanted() else []
 
 
 ENGINES = ("local", "inline", "ray")
