@@ -45,14 +45,14 @@ class Form(Protocol):
         """
 
 
-class Code(Protocol):
+class Encoder(Protocol):
     """Of one parameter."""
 
     def encode(self, value: Any) -> Any:
         """Encode a value of the domain for the model."""
 
 
-C = TypeVar("C", bound=Code)
+C = TypeVar("C", bound=Encoder)
 
 
 class Declared(Generic[C]):

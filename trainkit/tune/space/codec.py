@@ -153,7 +153,10 @@ class ChoiceCode(Code):
         return self.categories[int(number)]
 
 
-def code_of(name: str, domain: Domain, searcher: str) -> Code:
+AnyCode = RealCode | StepCode | NormalCode | ChoiceCode
+
+
+def code_of(name: str, domain: Domain, searcher: str) -> AnyCode:
     """Return the code of a parameter's domain.
 
     Args:

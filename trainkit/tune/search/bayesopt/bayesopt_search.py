@@ -18,7 +18,7 @@ from trainkit.tune.core.values import flatten
 from trainkit.tune.search.base import Evaluated, evaluated_of
 from trainkit.tune.search.codec import Declared
 from trainkit.tune.search.modelled import LastReportSearcher
-from trainkit.tune.space.codec import ChoiceCode, NumberCode, RealCode, StepCode, code_of
+from trainkit.tune.space.codec import ChoiceCode, RealCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain, Float, Normal
 from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
@@ -83,10 +83,8 @@ class Coordinates:
         if isinstance(code, ChoiceCode):
             chosen = code.encode(value)
             return {each: float(place == chosen) for place, each in enumerate(self.bounds)}
-        assert isinstance(code, NumberCode)
-        number = float(value)
         if isinstance(code, RealCode):
-            number = math.log(number) if code.log else number
+            number = math.log(value) if code.log else float(value)
         else:
             number = code.to_unit(value)
         low, high = self.bounds[self._name]
@@ -101,7 +99,6 @@ class Coordinates:
         number = place[self._name]
         if isinstance(code, RealCode):
             return code.decode(math.exp(number) if code.log else number)
-        assert isinstance(code, NumberCode)
         return code.from_unit(number)
 
 

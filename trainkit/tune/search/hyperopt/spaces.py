@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainkit.errors import ConfigError
 from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.search.codec import Declared, Form
-from trainkit.tune.space.codec import ChoiceCode, Code, NumberCode, StepCode, code_of
+from trainkit.tune.space.codec import AnyCode, ChoiceCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain, Normal
 from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 
-def _expression(hp: Any, name: str, domain: Domain, code: Code) -> Any:
+def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
     """Return hyperopt's expression of a parameter, whose numbers `code` decodes."""
     if isinstance(domain, Normal):
         return hp.normal(name, domain.mean, domain.sd)
     if isinstance(code, ChoiceCode):
         return hp.choice(name, list(range(len(code.categories))))
-    assert isinstance(code, NumberCode)
     if isinstance(code, StepCode):
         return (
             hp.qloguniform(name, *map(math.log, code.ends), 1)
@@ -195,7 +194,7 @@ class HyperOptForm(Form, Protocol):
         """The configuration of these values, and those of them that it has."""
 
 
-class HyperOptDomains(Declared[Code]):
+class HyperOptDomains(Declared[AnyCode]):
     """Domains such as `tune.uniform(0, 1)`, with conditions."""
 
     def __init__(self, space: Space, hp: Any, *, own: bool = False) -> None:
