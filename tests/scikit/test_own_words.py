@@ -11,38 +11,47 @@ from sklearn.metrics import accuracy_score, make_scorer
 from tests.scikit.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError, MetricError, TrialError
-from trainkit.sklearn.settings import arguments_of, reworded
+from trainkit.sklearn.settings import names_of_settings
+from trainkit.tune.core.setting_names import already_there, how_to_resume, named_as, setting
 
-ARGUMENTS = arguments_of("param_grid", True, {"callbacks": []})
+NAMES = names_of_settings("param_grid", True, {"callbacks": []})
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "owner", "own", "said"),
     [
-        ("stop=3: give a Stopper", "stopper=3: give a Stopper"),
-        ("storage_path='': give a folder", "local_dir='': give a folder"),
-        ("name='a/b' cannot name a folder", "name='a/b' cannot name a folder"),
-        ("the value 'stop=3' of another", "the value 'stop=3' of another"),
-        ("RunConfig(stop=...) waits for 'x'", "stopper waits for 'x'"),
-        ("ask for more by TuneConfig(num_samples=...)", "ask for more by n_trials"),
+        ("stop", "", "stop", "stopper"),
+        ("storage_path", "", "storage_path", "local_dir"),
+        ("name", "", "name", "name"),
+        ("stop", "RunConfig", "RunConfig(stop=...)", "stopper"),
+        ("num_samples", "TuneConfig", "TuneConfig(num_samples=...)", "n_trials"),
         (
-            "allow more in TuneConfig(trial_timeout_s=...)",
-            "allow more in tune_params={'trial_timeout_s': ...}",
+            "trial_timeout_s",
+            "TuneConfig",
+            "TuneConfig(trial_timeout_s=...)",
+            "tune_params={'trial_timeout_s': ...}",
         ),
-        ("'lr' is to be mutated, and param_space has no such name", None),
-        (
-            "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', "
-            "trainable).fit(), or choose another RunConfig(name=...)",
-            "s3://a/b already holds an experiment; choose another name",
-        ),
-        (
-            "a/e.sqlite cannot be written: mend the cause, then go on by Tuner.restore('a', trainable).fit()",
-            "a/e.sqlite cannot be written: mend the cause, then fit again",
-        ),
+        ("param_space", "", "param_space", "param_grid"),
     ],
 )
-def test_settings_of_the_tuner_become_arguments_of_the_search(text: str, expected: str | None) -> None:
-    assert reworded(text, ARGUMENTS) == (expected or text.replace("param_space", "param_grid"))
+def test_settings_of_the_tuner_become_arguments_of_the_search(
+    name: str, owner: str, own: str, said: str
+) -> None:
+    assert setting(name, owner) == own
+    with named_as(NAMES):
+        assert setting(name, owner) == said
+    assert setting(name, owner) == own
+
+
+def test_a_search_goes_on_by_another_fit_and_the_tuner_by_a_restore() -> None:
+    assert how_to_resume("a") == "go on by Tuner.restore('a', trainable).fit()"
+    assert already_there("s3://a/b") == (
+        "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', trainable).fit(), "
+        "or choose another RunConfig(name=...)"
+    )
+    with named_as(NAMES):
+        assert how_to_resume("a") == "fit again"
+        assert already_there("s3://a/b") == "s3://a/b already holds an experiment; choose another name"
 
 
 def test_what_was_given_as_a_setting_of_the_tuner_is_called_so() -> None:

@@ -21,11 +21,13 @@ from trainkit.sklearn.settings import (
     cpus_per_trial,
     loggers_of,
     metric_of,
+    names_of_settings,
     settings_of,
     trials_at_once,
 )
 from trainkit.tune.callbacks import Callback, CSVLoggerCallback
 from trainkit.tune.controller.rules import words_of
+from trainkit.tune.core.setting_names import named_as
 from trainkit.tune.core.stoppers import MaximumIterationStopper, TimeoutStopper
 from trainkit.tune.integrations.mlflow import MLflowLoggerCallback
 from trainkit.tune.integrations.wandb import WandbLoggerCallback
@@ -177,7 +179,8 @@ def test_a_stopper_ends_the_search() -> None:
     ],
 )
 def test_a_stopper_is_said_to_have_stopped_what_it_has(rule: Any, words: str) -> None:
-    stop = AfterAllFolds(rule, folds=1)
+    with named_as(names_of_settings("param_grid", True, None)):
+        stop = AfterAllFolds(rule, folds=1)
     assert stop("a", {"training_iteration": 1, "split0_fit_time": 0.1, "average_test_score": 0.95})
     assert words_of(stop) == words
 

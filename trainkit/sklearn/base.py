@@ -38,9 +38,10 @@ from trainkit.sklearn.internals import (
     warn_or_raise_about_fit_failures,
 )
 from trainkit.sklearn.outcomes import Outcome, rank_lowest_first
-from trainkit.sklearn.settings import arguments_of, in_words_of, metric_of, reword, settings_of
+from trainkit.sklearn.settings import metric_of, names_of_settings, settings_of
 from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
 from trainkit.tune.core.resources import with_parameters, with_resources
+from trainkit.tune.core.setting_names import named_as
 from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
 
@@ -263,8 +264,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         metric = metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by)
         if search.learns:
             require_goal(search.searcher, type(search.searcher).__name__, metric, self.mode or "max")
-        arguments = arguments_of(self._space_argument, self.refit, tune_params)
-        with in_words_of(arguments):
+        with named_as(names_of_settings(self._space_argument, self.refit, tune_params)):
             chosen = settings_of(
                 self,
                 search,
@@ -285,12 +285,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 cpus=chosen.cpus,
                 before=getattr(self, "_unfinished", None),
             )
-        for candidate in found.candidates:
-            reword(candidate.error, arguments)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
             # Its traceback will hold this frame: with what was found here the error would hold itself, and X.
-            del found, candidate
+            del found
             try:
                 raise error
             finally:

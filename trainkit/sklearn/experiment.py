@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from trainkit.errors import ConfigError, MetricError, TaskError, TrialError, message_of
+from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError, TrialError, message_of
 from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
 from trainkit.sklearn.candidates import CandidateSource
@@ -169,6 +169,11 @@ class SearchResult:
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
 
+HOW_TO_REQUEST = (
+    "The resources of a candidate are set by sk_n_jobs, use_gpu, and tune_params={'resources_per_trial': ...}"
+)
+
+
 def evaluate(
     trainable: Bound,
     space: Mapping[str, Any] | None,
@@ -211,7 +216,10 @@ def evaluate(
         else:
             experiment = Experiment(bound, whole, tune, run, folder, in_memory=True)
         experiment.restorable = False  # another `fit` is how a search goes on
-        grid = experiment.fit()
+        try:
+            grid = experiment.fit()
+        except InfeasibleError as error:
+            raise InfeasibleError(f"{error} {HOW_TO_REQUEST}") from error
         results = list(grid)
     candidates = [
         CandidateResult(

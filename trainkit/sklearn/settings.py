@@ -2,55 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from trainkit.errors import (
-    ConfigError,
-    InfeasibleError,
-    MetricError,
-    SerializationError,
-    StorageError,
-    StoreError,
-    TaskError,
-    TrialError,
-)
+from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
 from trainkit.tune.callbacks import CALLBACKS, create_callback
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.config import DEFAULT_LOGGERS, OneStopRule, RunConfig, StopRule, TuneConfig
+from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, StopRule, TuneConfig
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.policies import FailureConfig
-from trainkit.tune.core.stoppers import FunctionStopper, Stopper
+from trainkit.tune.core.setting_names import SettingNames
+from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.schedulers.base import TrialScheduler
 
 STOPPED_BY = "stopped by "
 """What the tuner puts before who has ended something."""
-
-
-def named(rule: StopRule) -> StopRule:
-    """Return `rule` with its functions as rules that are called by the argument they were given as."""
-    if isinstance(rule, (list, tuple)):
-        return tuple(map(_named, rule))
-    return _named(cast("OneStopRule", rule))
-
-
-def _named(rule: OneStopRule) -> OneStopRule:
-    return rule if isinstance(rule, (Mapping, Stopper)) else _NamedFunction(rule)
-
-
-class _NamedFunction(FunctionStopper):
-    def __deepcopy__(self, memo: dict[int, Any]) -> _NamedFunction:
-        return self  # functions stay the user's own, also those that keep something
-
-    def reason(self) -> Mapping[str, Any]:
-        return {"stopper": "stopper"}
 
 
 class AfterAllFolds(Stopper):
@@ -63,7 +34,7 @@ class AfterAllFolds(Stopper):
 
     def __init__(self, rule: StopRule, folds: int) -> None:
         self._rule, self._folds = rule, folds
-        self._rules = StopRules.of(named(rule))
+        self._rules = StopRules.of(rule)
         self._last_fold = f"split{folds - 1}_fit_time"
         self._elapsed_s = 0.0
         self._facts: dict[str, Any] = {}
@@ -97,10 +68,14 @@ class AfterAllFolds(Stopper):
 
 
 def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a rule, with who it is as `stopper`: this class only hands them on."""
+    """Return the facts of a rule, with its name as `stopper`."""
     facts = dict(found)
     words = facts.pop("stop")
-    return facts if "stopper" in facts else {"stopper": f"stopper: {words}"}
+    if "stopper" in facts:
+        return facts
+    return {
+        "stopper": words.removeprefix(STOPPED_BY) if words.startswith(STOPPED_BY) else f"stopper: {words}"
+    }
 
 
 _ARGUMENTS = {
@@ -111,82 +86,25 @@ _ARGUMENTS = {
     "stop": "stopper",
     "storage_path": "local_dir",
 }
-"""By the tuner's setting, the argument of a search that decides it."""
-
-OF_A_CANDIDATE = (
-    " What a candidate asks for is said by sk_n_jobs, use_gpu, and tune_params={'resources_per_trial': ...}"
-)
-_TOLD = (ConfigError, MetricError, SerializationError, StorageError, StoreError, TrialError)
-_OF_A_SETTING = re.compile(r"\b(?:TuneConfig|RunConfig|FailureConfig)\((\w+)=[^()]*\)")
-_AT_THE_START = re.compile(rf"^({'|'.join(_ARGUMENTS)})=")
-_RESTORE = r"Tuner\.restore\([^()]*\)\.fit\(\)"
-_OR_RESTORE = re.compile(rf"go on with it by {_RESTORE}, or ")
-_THEN_RESTORE = re.compile(rf"go on by {_RESTORE}")
+"""Arguments of a search, by the setting of the tuner that they decide."""
 
 
-def arguments_of(space: str, refit: object, tune_params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return, by the tuner's setting, what a search calls that which decides it.
+def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] | None) -> SettingNames:
+    """Return the names by which the tuner's messages are to call its settings.
 
     Args:
         space: name of the argument that is the space.
         refit: of the search, which says what is optimised.
-        tune_params: of `fit`; what is in them is called there as the tuner calls it.
+        tune_params: of `fit`; settings in it keep the tuner's names.
     """
     known = {**_ARGUMENTS, "param_space": space, "metric": f"the score that refit={refit!r:.100} goes by"}
-    return {setting: argument for setting, argument in known.items() if setting not in (tune_params or ())}
-
-
-def reworded(text: str, arguments: Mapping[str, str]) -> str:
-    """Return what the tuner says with the names that its user knows.
-
-    Args:
-        text: such as "RunConfig(stop=...) waits for 'accuracy'".
-        arguments: by the tuner's setting, what the user gave; a setting that isn't here is one that he can
-            give in `tune_params`.
-    """
-
-    def name_of(setting: re.Match[str]) -> str:
-        return arguments.get(setting[1], f"tune_params={{{setting[1]!r}: ...}}")
-
-    text = _AT_THE_START.sub(lambda found: f"{arguments.get(found[1], found[1])}=", text)
-    text = re.sub(r"\bparam_space\b", arguments.get("param_space", "param_space"), text)
-    text = _THEN_RESTORE.sub("fit again", _OR_RESTORE.sub("", text))
-    return _OF_A_SETTING.sub(name_of, text)
-
-
-def reword(error: BaseException | None, arguments: Mapping[str, str]) -> None:
-    """Change the text of an error of the tuner's own; what user code raised stays as it is.
-
-    Args:
-        error: perhaps one; None: there is none.
-        arguments: as for `reworded`.
-    """
-    if isinstance(error, _TOLD) and not isinstance(error, TaskError):
-        more = OF_A_CANDIDATE if isinstance(error, InfeasibleError) else ""
-        error.args = (reworded(str(error), arguments) + more,)
-
-
-@contextlib.contextmanager
-def in_words_of(arguments: Mapping[str, str]) -> Iterator[None]:
-    """Have the tuner's errors in this block name the user's arguments.
-
-    Args:
-        arguments: as for `reworded`.
-    """
-    try:
-        yield
-    except Exception as error:
-        reword(error, arguments)
-        raise
+    names = {name: argument for name, argument in known.items() if name not in (tune_params or ())}
+    return SettingNames(names, other="tune_params={{{!r}: ...}}", resume="fit again")
 
 
 FILES_BESIDE = ("json", "csv")
 """Files that an experiment which is kept has anyway, as with tune-sklearn."""
 
-_TRACKERS = {
-    "mlflow": ("trainkit.tune.integrations.mlflow", "MLflowLoggerCallback"),
-    "wandb": ("trainkit.tune.integrations.wandb", "WandbLoggerCallback"),
-}
 _OF_TUNE = (
     "max_concurrent_trials",
     "reuse_actors",
@@ -320,8 +238,8 @@ def settings_of(
     )
     tune = replace(tune, **{name: given[name] for name in _OF_TUNE if name in given})
     run = replace(run, **_run_changes(run, given))
-    if run.stop is not None:
-        run = replace(run, stop=AfterAllFolds(run.stop, folds) if scheduler is None else named(run.stop))
+    if run.stop is not None and scheduler is None:
+        run = replace(run, stop=AfterAllFolds(run.stop, folds))
     resources = {"cpu": per_trial, "gpu": 1 if search.use_gpu else 0} | dict(
         given.get("resources_per_trial") or {}
     )

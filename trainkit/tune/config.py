@@ -16,6 +16,7 @@ from trainkit.tune.core.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.policies import FailureConfig as FailureConfig
 from trainkit.tune.core.policies import ResumeConfig as ResumeConfig
 from trainkit.tune.core.policies import SyncConfig as SyncConfig
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
@@ -94,7 +95,8 @@ class TuneConfig:
             )
         require(
             is_whole(self.num_samples) and (self.num_samples >= 1 or self.num_samples == -1),
-            f"num_samples={self.num_samples!r}: give 1 or more, or -1 to go on until something ends it",
+            f"{setting('num_samples')}={self.num_samples!r}: give 1 or more, or -1 to go on until "
+            "something ends it",
         )
         limit = self.max_concurrent_trials
         require(
@@ -211,12 +213,13 @@ class RunConfig:
                 and "/" not in self.name
                 and "\0" not in self.name
                 and len(self.name.encode()) <= 200,
-                f"name={self.name!r} cannot name a folder: no '/', at most 200 bytes",
+                f"{setting('name')}={self.name!r} cannot name a folder: no '/', at most 200 bytes",
             )
         if self.storage_path is not None:
             require(
                 isinstance(self.storage_path, (str, os.PathLike)) and str(self.storage_path) != "",
-                f"storage_path={self.storage_path!r}: give a folder, or an address such as 's3://bucket/path'",
+                f"{setting('storage_path')}={self.storage_path!r}: give a folder, or an address such as "
+                "'s3://bucket/path'",
             )
         log_files(self.log_to_file)
         self._check_stop()
@@ -269,14 +272,17 @@ def _check_stop_rule(rule: object) -> None:
         for key, bound in rule.items():
             require(
                 is_name(key) and (is_finite(bound) or (key == DONE and bound is True)),
-                f"stop={{{key!r}: {bound!r}}}: give the name of a reported value and a number to reach",
+                f"{setting('stop')}={{{key!r}: {bound!r}}}: give the name of a reported value and a "
+                "number to reach",
             )
         return
     require(
         rule is None or (callable(rule) and not isinstance(rule, type)),
-        f"stop={rule!r}: give a dictionary, a function (trial_id, result) -> bool, a Stopper, or several",
+        f"{setting('stop')}={rule!r}: give a dictionary, a function (trial_id, result) -> bool, a "
+        "Stopper, or several",
     )
     require(
         isinstance(rule, Stopper) or not hasattr(rule, "stop_all"),
-        f"stop={rule!r} has a stop_all(), which only a class that extends tune.Stopper is asked for",
+        f"{setting('stop')}={rule!r} has a stop_all(), which only a class that extends tune.Stopper is "
+        "asked for",
     )

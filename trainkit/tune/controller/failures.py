@@ -10,6 +10,7 @@ from typing import Any
 
 from trainkit.errors import GangError, WorkerDiedError, message_of
 from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.core.values import complete, decode_config, encode_config, holds_opaque
 
@@ -151,8 +152,8 @@ def timeout_words(limit_s: float) -> str:
     """The message of a TrialTimeoutError."""
     return (
         f"the attempt took longer than trial_timeout_s={limit_s:g} and was killed, wherever it was; "
-        "allow more in TuneConfig(trial_timeout_s=...), or let it report and go on from a checkpoint by "
-        "FailureConfig(max_failures=...)"
+        f"allow more in {setting('trial_timeout_s', 'TuneConfig')}, or let it report and go on from a "
+        f"checkpoint by {setting('max_failures', 'FailureConfig')}"
     )
 
 

@@ -13,6 +13,7 @@ from trainkit.errors import MetricError, message_of
 from trainkit.tune.config import DONE, CheckpointConfig, FailureConfig, OneStopRule, StopRule
 from trainkit.tune.core import stoppers
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
 from trainkit.tune.core.stoppers import CombinedStopper, MaximumIterationStopper, Stopper, misspelt
 from trainkit.tune.core.stoppers import missing_metric as missing_metric
@@ -167,7 +168,7 @@ def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, An
         return lambda trial_id, result: _reached(rule, result)
     if isinstance(rule, Stopper):
         return lambda trial_id, result: _facts(rule) if rule(trial_id, result) else None
-    facts = {"stop": "stopped by RunConfig(stop=function)"}
+    facts = {"stop": f"stopped by {setting('stop', 'RunConfig', 'function')}"}
     return lambda trial_id, result: dict(facts) if rule(trial_id, result) else None
 
 
@@ -181,7 +182,7 @@ def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> dict[str
             continue
         value = lookup(result, name)
         if value is None:
-            raise MetricError(f"RunConfig(stop=...) waits for {missing_metric(name, [result])}")
+            raise MetricError(f"{setting('stop', 'RunConfig')} waits for {missing_metric(name, [result])}")
         if is_number(value) and value >= bound:
             return {"stop": f"{name}={value:g} reached {bound:g}"}
     return None
@@ -279,7 +280,7 @@ class Judge:
         for metric in self._metrics:
             if lookup(result, metric) is None and misspelt(metric, result) is not None:
                 raise MetricError(
-                    f"TuneConfig(metric=...) is {missing_metric(metric, [result])} "
+                    f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
                     "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
                 )
 
@@ -301,7 +302,7 @@ class Judge:
         except MetricError as error:
             return Failure("MetricError", str(error), retry=False)
         except Exception as error:  # of the user's stop function, or stopper
-            message = f"{message_of(error)} (raised by what RunConfig(stop=...) was given)"
+            message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
             return Failure.raised(error, message)
         if reached is None and done:
             reached = {"stop": "reported done=True"}
@@ -328,7 +329,7 @@ class Judge:
         if not lacking:  # an odd end: its last report has what it is said never to have had
             return None
         metric = lacking[0]
-        text = f"TuneConfig(metric=...) is {missing_metric(metric, [trial.last_result])}"
+        text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
         return Failure("MetricError", text, retry=False)
 
 

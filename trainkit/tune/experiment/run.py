@@ -26,6 +26,7 @@ from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, Sto
 from trainkit.tune.core.capacity import Ledger
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
+from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import TrialStatus, safe_name
 from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.display import say
@@ -231,8 +232,7 @@ class Experiment:
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
             # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
-            how = f"go on by Tuner.restore({str(self.folder)!r}, trainable).fit()"
-            logger.warning("%sAll that was reported is kept; %s", why, how)
+            logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
         grid: ResultGrid
         if isinstance(store, MemoryStore):

@@ -23,6 +23,7 @@ from trainkit.tune.core.capacity import Ledger
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import trial_id_of
 from trainkit.tune.executor.actors import Executor
 from trainkit.tune.executor.base import SpecFactory
@@ -318,7 +319,7 @@ def require_startable(
         _require_saving(bound, tune.scheduler)
     for name, value in space.values():
         if not isinstance(value, (str, int, float, bool, type(None))):
-            api.ensure_serializable(value, f"the value {value!r:.100} of param_space[{name!r}]")
+            api.ensure_serializable(value, f"the value {value!r:.100} of {setting('param_space')}[{name!r}]")
     # Another searcher is asked for the first configuration: requests may be functions of it.
     searcher = make_searcher(tune, space, seed, rehearsal=True)
     config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))

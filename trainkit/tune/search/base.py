@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number, require, require_kind, require_mode, taken
 from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.space.search_space import Space
@@ -174,8 +175,8 @@ class Searcher(ABC):
             space.axes or space.domains
         ):
             raise ConfigError(
-                f"{type(self).__name__} has a search space of its own, and param_space has another: leave "
-                "only constants in param_space"
+                f"{type(self).__name__} has a search space of its own, and {setting('param_space')} has "
+                f"another: leave only constants in {setting('param_space')}"
             )
 
     def set_search_properties(

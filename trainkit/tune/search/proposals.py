@@ -16,6 +16,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, message_of
 from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.values import encode_config, holds_opaque
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
@@ -248,8 +249,9 @@ class Proposals:
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
-                    f"{self.name}.suggest() gave no value for {parameter.name}, which param_space draws: let "
-                    "set_search_properties take the space, or leave only constants in param_space"
+                    f"{self.name}.suggest() gave no value for {parameter.name}, which "
+                    f"{setting('param_space')} draws: let set_search_properties take the space, or leave "
+                    f"only constants in {setting('param_space')}"
                 )
         if self.space.computed:
             compute(config, suggestion_generator(self._seed, self._proposed))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainkit.tune.core.checks import is_number, is_whole, require
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, SearcherWrapper
@@ -169,8 +170,8 @@ class Repeater(SearcherWrapper):
         units = num_samples if num_samples == -1 else num_samples // self.repeat
         require(
             units != 0,
-            f"num_samples={num_samples} is less than one configuration's repeat={self.repeat}: num_samples "
-            f"counts all trials, so give a multiple of {self.repeat}",
+            f"{setting('num_samples')}={num_samples} is less than one configuration's repeat={self.repeat}: "
+            f"it counts all trials, so give a multiple of {self.repeat}",
         )
         require(
             not self.objectives,

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainkit.errors import SpaceError
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.values import MAX_BITS
 from trainkit.tune.space.domains import Categorical, Forbid, GridSearch, SampleFrom, Spelled, When
 
@@ -110,7 +111,7 @@ def in_config(path: Path) -> Path:
 
 def spell(path: Path) -> str:
     """The path as users and searchers write it: 'net/layers/0'."""
-    return "/".join(map(str, in_config(path))) or "param_space"
+    return "/".join(map(str, in_config(path))) or setting("param_space")
 
 
 def spell_branches(path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
+from trainkit.tune.core.setting_names import already_there, how_to_resume, setting
 from trainkit.tune.core.values import encode, encode_config, storable_text
 from trainkit.tune.store.ownership import Ownership
 from trainkit.tune.store.reader import ExperimentReader
@@ -71,7 +72,7 @@ class ExperimentStore:
         except OSError as error:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
-                "write to as RunConfig(storage_path=...)"
+                f"write to as {setting('storage_path', 'RunConfig')}"
             ) from None  # the error's own frames tell of mkdir and nothing else
         ownership = Ownership(folder)
         try:
@@ -134,8 +135,7 @@ class ExperimentStore:
         except sqlite3.Error as error:
             raise StoreError(
                 f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All that "
-                "was acknowledged is kept: mend the cause, then go on by "
-                f"Tuner.restore({str(self.folder)!r}, trainable).fit()"
+                f"was acknowledged is kept: mend the cause, then {how_to_resume(self.folder)}"
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
@@ -305,7 +305,4 @@ def _storable(value: Any) -> Any:
 
 def _refuse_existing(folder: Path) -> None:
     if (folder / FILENAME).exists():
-        raise ConfigError(
-            f"{folder} already holds an experiment; go on with it by "
-            f"Tuner.restore({str(folder)!r}, trainable).fit(), or choose another RunConfig(name=...)"
-        )
+        raise ConfigError(already_there(folder))

@@ -21,6 +21,7 @@ from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checkpoint import CHECKPOINT_FOLDER, link_or_copy
 from trainkit.tune.core.policies import SyncConfig
+from trainkit.tune.core.setting_names import already_there
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Say, wait_saying
 from trainkit.tune.store.ownership import FILENAME as LOCK
@@ -75,11 +76,7 @@ class Mirror(Callback):
         """
         try:
             if new and self._address.holds_experiment():
-                raise ConfigError(
-                    f"{self._address} already holds an experiment; go on with it by "
-                    f"Tuner.restore({str(self._address)!r}, trainable).fit(), or choose another "
-                    "RunConfig(name=...)"
-                )
+                raise ConfigError(already_there(self._address))
             self._address.fs.makedirs(self._address.root, exist_ok=True)
             self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
             self._address.remove(f"{WORKSHOP}.partial")

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.core.checks import is_finite, is_number, is_whole, load
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.pb2.gaussian_process import Array, Bandit, Choice
 from trainkit.tune.schedulers.pbt.explore import (
     MutationPath,
@@ -85,7 +86,7 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
     except SpaceError as error:
         raise ConfigError(
             f"hyperparam_bounds[{key!r}]=[{bound.lower:g}, {bound.upper:g}] doesn't fit {there} of "
-            f"param_space: {error}"
+            f"{setting('param_space')}: {error}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.space.computed import compute, global_generators_seeded
 from trainkit.tune.space.conditions import is_there, look_up
 from trainkit.tune.space.configurations import grow
@@ -127,7 +128,8 @@ def completed(
                 continue  # there or not; what is there is explored
             if not isinstance(inner, Mapping):
                 raise ConfigError(
-                    f"hyperparam_mutations mutates inside {name!r}, which is {inner} in param_space: "
+                    f"hyperparam_mutations mutates inside {name!r}, which is {inner} in "
+                    f"{setting('param_space')}: "
                     "give a dictionary in both, or in none"
                 )
             whole[key] = completed(inner, mutation, (*at, key))
@@ -146,8 +148,9 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
     if near and (near[0] == lower or _DIGITS.sub("", near[0]) != _DIGITS.sub("", lower)):
         raise ConfigError(
-            f"{name!r} is to be mutated, and param_space has no such name. Did you mean "
-            f"{by_lower[near[0]]!r}? If it is another hyperparameter, say in param_space how it begins"
+            f"{name!r} is to be mutated, and {setting('param_space')} has no such name. Did you mean "
+            f"{by_lower[near[0]]!r}? If it is another hyperparameter, say in {setting('param_space')} how it "
+            "begins"
         )
 
 
@@ -167,7 +170,8 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
     for value in starts:
         if isinstance(value, (str, bool, Mapping, list, tuple)) or value is None:
             raise ConfigError(
-                f"{name!r} is {value!r} in param_space, which its mutation {mutation} doesn't contain: "
+                f"{name!r} is {value!r} in {setting('param_space')}, which its mutation {mutation} doesn't "
+                "contain: "
                 "give a number there, or a list in hyperparam_mutations"
             )
 
