@@ -85,6 +85,10 @@ class Ledger:
         """Hold exactly `allocation` again after lending it; what is free may fall below zero."""
         self._add(allocation, -1)
 
+    def is_overdrawn(self, name: str) -> bool:
+        """Return whether more of a resource is held than exists, after `retake`."""
+        return self.free.get(name, 0) < 0
+
     def give_back(self, allocation: Allocation) -> None:
         """Free what `take` returned."""
         self._add(allocation, 1)

@@ -34,7 +34,7 @@ _NAME = "tk-store"
 
 
 class StoreBudget:
-    """The session's account of shared memory, as one process has it open.
+    """The session's budget of shared memory, as one process has it open.
 
     Its user, the process's pool of segments, takes care that no two threads come here at once.
 
@@ -59,7 +59,7 @@ class StoreBudget:
 
     @classmethod
     def create(cls, limit_bytes: int, folder: str = "") -> StoreBudget:
-        """A new session's account, opened by its driver."""
+        """Return the budget of a new session, opened by its driver."""
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _FILE_BYTES)
@@ -96,7 +96,7 @@ class StoreBudget:
 
     @property
     def spilled(self) -> tuple[int, int]:
-        """Bytes and number of the values that have been written to disk since the session began."""
+        """Return bytes and number of the values that were written to disk since the session began."""
         return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
 
     def note_spilled(self, size_bytes: int, *, freed: bool) -> None:
@@ -123,7 +123,7 @@ class StoreBudget:
         return Span(self.session, size_bytes, on_disk)
 
     def make(self, size_bytes: int) -> int | None:
-        """A new segment, in use by this process; None if the account says that it exceeds the limit."""
+        """Return a new segment, in use by this process; None if it would exceed the limit, by the count."""
         with self.locked():
             if self._cells[_USED] + size_bytes > self.limit_bytes:
                 return None
@@ -141,7 +141,7 @@ class StoreBudget:
             return fd
 
     def make_after_counting(self, size_bytes: int) -> int | None:
-        """Like `make`, but first count what is really in use, and take all warm memory back."""
+        """Return a new segment, after a count of what is in use, and with all warm memory taken back."""
         with self.locked():
             if self.in_use_bytes() + size_bytes > self.limit_bytes:
                 return None
@@ -153,7 +153,7 @@ class StoreBudget:
         return sum(locks.sizes_in_use(self.session).values())
 
     def figures(self) -> dict[str, int]:
-        """The limit in memory, what is in use in memory and on disk now, and all that was ever spilled."""
+        """Return the limit in memory, the use of memory and disk now, and all that was ever spilled."""
         spilled_bytes, spilled_objects = self.spilled
         return {
             "limit_bytes": self.limit_bytes,

@@ -18,7 +18,7 @@ import os
 import struct
 
 PREFIX = "trainkit-"
-"""What the names of segments start with; the session's number in hexadecimal follows."""
+"""Start of the names of segments; the session's number in hexadecimal follows."""
 
 _SHIFT = 40
 _ON_DISK = 1 << 39
@@ -26,7 +26,7 @@ MEMORY_LINK = f"/memfd:{PREFIX}"
 """First characters of links to descriptors of segments in memory."""
 
 SESSIONS = 1 << 22
-"""So many numbers there are for sessions."""
+"""Count of the numbers for sessions."""
 
 _FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, start, length, pid
 
@@ -54,7 +54,7 @@ class Span:
 
 
 def span_of(fd: int) -> Span:
-    """The span of the segment open at `fd`, from its name and size; of a file on disk, from its lock."""
+    """Return the span of the segment open at `fd`: from name and size; of a file on disk, from its lock."""
     name = os.readlink(f"/proc/self/fd/{fd}")
     if name.startswith(MEMORY_LINK):
         return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
@@ -67,7 +67,7 @@ def span_of(fd: int) -> Span:
 
 
 def locked_span(line: str) -> Span | None:
-    """The span that a line of /proc/locks, or of a descriptor's fdinfo, tells of; None if of none."""
+    """Return the span in a line of /proc/locks, or of a descriptor's fdinfo; None if there is none."""
     fields = line.removeprefix("lock:").split()
     if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
         return None
@@ -76,7 +76,7 @@ def locked_span(line: str) -> Span | None:
 
 
 def share(fd: int, span: Span) -> None:
-    """Use the segment from now on, beside others; raises BlockingIOError while somebody has it alone."""
+    """Use the segment from now on, beside others; raises BlockingIOError while a process has it alone."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
 
 
@@ -95,7 +95,7 @@ def release(fd: int, span: Span) -> None:
 
 
 def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
-    """Bytes of every segment of the session that is in use, by inode; None means of any session.
+    """Return the bytes of every segment of the session that is in use, by inode; None means of any session.
 
     What is on its way between two processes is among them. Files on disk are counted for themselves.
     """

@@ -72,7 +72,7 @@ _moving = threading.RLock()
 
 
 class Segment:
-    """A memory file with one value in it; a handle that can be sent any number of times.
+    """Memory file with one value in it; a handle that can be sent any number of times.
 
     Args:
         fd: owned from here on.
@@ -100,13 +100,13 @@ class Segment:
 
     @classmethod
     def received(cls, fd: int) -> Segment:
-        """One that another process has sent."""
+        """Return a segment that another process has sent."""
         segment = cls(fd)
         segment.noted()
         return segment
 
     def noted(self) -> None:
-        """There is a value in it from now on, so it may be moved to disk."""
+        """Note that there is a value in it from now on, so that it may be moved to disk."""
         _held[weakref.ref(self, _held.__delitem__)] = None
 
     @property
@@ -194,11 +194,11 @@ class Segment:
 
     @property
     def inode(self) -> int:
-        """Of the memory file, or the file on disk."""
+        """Inode of the memory file, or of the file on disk."""
         return os.fstat(self._fd).st_ino
 
     def view(self, private: bool) -> memoryview:
-        """The whole segment, mapped copy-on-write: what a reader writes stays its own.
+        """Return the whole segment, mapped copy-on-write: what a reader writes stays its own.
 
         Args:
             private: make a mapping for this reader alone; else all readers in this process share one.
@@ -243,7 +243,7 @@ HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
-    """A segment that nobody uses in this process."""
+    """Segment that nobody uses in this process."""
 
     fd: int
     span: Span
@@ -322,7 +322,7 @@ class SegmentPool:
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
-        """The smallest kept segment that the value fits in, and that nobody uses."""
+        """Return the smallest kept segment that the value fits in, and that nobody uses."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
             if not locks.claim(kept.fd, kept.span):
@@ -341,7 +341,7 @@ class SegmentPool:
         return None
 
     def _new(self, size: int) -> Segment | None:
-        """A new segment; None if there is no room for it."""
+        """Return a new segment; None if there is no room for it."""
         try:
             fd = self._account.make(size)
         except OSError as error:
@@ -402,7 +402,7 @@ class SegmentPool:
         return freed > 0
 
     def _on_disk(self, size: int) -> Segment:
-        """A new segment on disk."""
+        """Return a new segment on disk."""
         span = self._account.span(size, on_disk=True)
         try:
             segment = Segment(spilling.make_file(self._account.folder, span), span=span)
@@ -496,7 +496,7 @@ def _explain(error: OSError) -> None:
 
 
 def opened(packed: Packed) -> Packed:
-    """The value itself of a stored one, its parts mapped, not copied; others are returned as they are.
+    """Return the value of a stored one, its parts mapped, not copied; others are returned as they are.
 
     Raises:
         ObjectLostError: this process had no descriptor left for it when it came.

@@ -25,7 +25,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
-    """The folder for files of a session; "" if there are to be none.
+    """Return the folder for files of a session; "" if there are to be none.
 
     Args:
         asked: argument of `init`; None is the temporary folder, or /var/tmp if that lies in memory.
@@ -74,7 +74,7 @@ def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
 
 
 def make_file(folder: str, span: Span) -> int:
-    """A file without a name, in use by this process.
+    """Return a file without a name, in use by this process.
 
     Raises:
         OutOfDiskError: the disk is full.

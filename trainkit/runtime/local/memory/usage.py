@@ -16,7 +16,7 @@ _WORKER_PREFIX = "tk-"  # of the names that worker processes show
 
 
 class OpenSegment(NamedTuple):
-    """A descriptor of a segment in some process.
+    """Descriptor of a segment in some process.
 
     Attributes:
         path: by which it can be opened.
@@ -30,12 +30,12 @@ class OpenSegment(NamedTuple):
 
 
 def all_pids() -> list[int]:
-    """Every process that can be seen."""
+    """Return the pids of all processes that can be seen."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
-    """The descriptors of segments in memory in these processes; None means of any session."""
+    """Return the descriptors of segments in memory in these processes; None means of any session."""
     link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
     for pid in pids:
         try:
@@ -55,7 +55,7 @@ def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[O
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
-    """Pid and inode for each descriptor that these processes have of files without names on disk."""
+    """Yield pid and inode of each descriptor that these processes have of files without names on disk."""
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
@@ -91,7 +91,7 @@ def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
 def holders(
     pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
 ) -> dict[int, tuple[int, set[int]]]:
-    """Of every segment in use, by inode: its bytes, and which of these processes hold it.
+    """Return of every segment in use, by inode, its bytes and which of these processes hold it.
 
     A segment that no process holds is on its way between two.
 
@@ -121,7 +121,7 @@ def holders(
 
 
 def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The large objects that these processes hold, largest first.
+    """Return the large objects that these processes hold, largest first.
 
     Args:
         processes: names by pid.
@@ -139,7 +139,7 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def describe_holders(session: int, driver: int) -> str:
-    """Text for messages: who holds how much of a session's shared memory, most first."""
+    """Return a text for messages: who holds how much of a session's shared memory, most first."""
     totals: dict[int, tuple[int, int]] = {}
     for size, pids in holders(all_pids(), session).values():
         for pid in pids or {_NOBODY}:

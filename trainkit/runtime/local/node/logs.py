@@ -33,7 +33,7 @@ _LONGEST_LINE_BYTES = 1 << 16
 
 @dataclass
 class RepeatedLine:
-    """A line that was shown, and its repetitions since.
+    """Line that was shown, and its repetitions since.
 
     Attributes:
         source: number of the worker whose line was shown.
@@ -55,7 +55,7 @@ class RepeatedLine:
 
     @property
     def text(self) -> str:
-        """The line with the number of its repetitions; a single one is shown as it is."""
+        """Line with the number of its repetitions; a single one is shown as it is."""
         return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 
@@ -126,7 +126,7 @@ _LONGEST_NAME = 100
 
 
 class Printer(Protocol):
-    """What the files need to know of a worker.
+    """Facts about a worker that its files need.
 
     Attributes:
         serial: its number in the session.
@@ -139,7 +139,7 @@ class Printer(Protocol):
 
 
 class SessionLogs:
-    """The files of one session.
+    """Log files of one session.
 
     Args:
         session: hexadecimal digits that tell it from others that started in the same second.
@@ -189,7 +189,7 @@ class SessionLogs:
             file.write(data)
 
     def files_of(self, worker: Printer) -> str:
-        """Where a worker's output is, for messages; "" if there is none."""
+        """Return where a worker's output is, for messages; "" if there is none."""
         return " and ".join(str(self._path(worker, kind)) for kind in self._written.get(worker.serial, ()))
 
     def paths(self) -> list[str]:
@@ -199,7 +199,7 @@ class SessionLogs:
         return [str(path) for path in sorted(self._folder.iterdir())]
 
     def forget(self, worker: Printer) -> None:
-        """The worker has ended, and prints no more."""
+        """Note that a worker has ended, and prints no more."""
         self._written.pop(worker.serial, None)
         for kind in ("out", "err"):
             self._early.pop((worker.serial, kind), None)

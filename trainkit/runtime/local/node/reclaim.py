@@ -108,7 +108,7 @@ class LeaseReclaimer:
 
     def _relieve(self) -> None:
         self._will_relieve = False
-        if self._kept and self._machine.free.get("CPU", 0) < 0:
+        if self._kept and self._machine.is_overdrawn("CPU"):
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
 
@@ -204,7 +204,7 @@ class WaitExplainer:
         self._will_explain = False
 
     def explain_later(self, _: object = None) -> None:
-        """See to it that what waits now is explained when it has waited for long."""
+        """Have what waits now explained when it has waited for long."""
         waiting = [request.since for request in self._queue.line() if not request.explained]
         if waiting and not self._will_explain:
             self._will_explain = True

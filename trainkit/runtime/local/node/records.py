@@ -71,7 +71,8 @@ class SessionRecord:
     @property
     def node_id(self) -> str:
         """Id of this machine in the session; the same in all its processes."""
-        return self.folder.name.rpartition("-")[2]
+        name = self.folder.name
+        return name.rpartition("-")[2]
 
 
 # requests
@@ -104,7 +105,7 @@ class Request:
         return NOBODY if registration is not None and registration.detached else self.client
 
 
-class Output(Protocol):
+class OutputEnd(Protocol):
     """Reading end of a worker's stdout or stderr.
 
     Attributes:
@@ -157,8 +158,8 @@ class WorkerRecord:
     allocation: Allocation | None
     ledger_group: tuple[int, int] | None
     control: Connection
-    stdout: Output
-    stderr: Output
+    stdout: OutputEnd
+    stderr: OutputEnd
     pid: int | None = None
     lent: Allocation | None = None
     passed_on: bool = False
@@ -179,7 +180,8 @@ class WorkerRecord:
     @property
     def lends_cpus(self) -> bool:
         """True if it holds CPUs that it will lend when it waits."""
-        return self.allocation is not None and bool(self.allocation.amounts.get("CPU"))
+        held = self.allocation
+        return held is not None and bool(held.amounts.get("CPU"))
 
     @property
     def kind(self) -> str:

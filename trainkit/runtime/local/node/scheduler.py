@@ -302,5 +302,5 @@ class ResourceScheduler:
         ledger.retake(worker.lent)
         amounts = {**worker.allocation.amounts, **worker.lent.amounts}
         worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
-        if worker.ledger_group is None and ledger.free.get("CPU", 0) < 0:
+        if worker.ledger_group is None and ledger.is_overdrawn("CPU"):
             self._reclaimer.relieve_later()

@@ -15,17 +15,17 @@ from trainkit.runtime.local.wire.messages import ForkTemplate, packed
 Imports = frozenset[str]
 
 _SLOW = "torch"
-"""What takes seconds to import, where the rest takes tenths."""
+"""Package that takes seconds to import, where the rest takes tenths."""
 
 _KINDS = 256
 """Kinds of workers of which it is remembered what they import."""
 
 _WORTH_IT = 4
-"""So many workers that want the same imports make a template with just these worth its memory."""
+"""Workers that want the same imports, until a template with just these is worth its memory."""
 
 
 def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
-    """Which imports to fork a worker from that will want `wanted`.
+    """Return the imports of the template to fork a worker from that will want `wanted`.
 
     A worker does not wait for a template that would spare it some tenths of a second, if there is one
     that has what takes seconds; what is missing it imports itself, if it uses it at all.
@@ -65,7 +65,7 @@ class Templates:
         self._asked: Counter[Imports] = Counter()
         self._ready: set[Imports] = {frozenset()}
         self._conns: dict[Imports, Connection] = {}
-        self.unusable: dict[Imports, str] = {}
+        self._unusable: dict[Imports, str] = {}
         """Why a template with these imports can't be had."""
         self._add(frozenset(), plain)
 
@@ -78,17 +78,25 @@ class Templates:
         self._ready.discard(imports)
         self._on_gone(imports)
 
-    def is_ready(self, imports: Imports) -> None:
-        """A template has done its imports."""
+    def mark_ready(self, imports: Imports) -> None:
+        """Note that a template has done its imports."""
         self._ready.add(imports)
 
+    def mark_unusable(self, imports: Imports, reason: str) -> None:
+        """Note that a template with these imports can't be had."""
+        self._unusable[imports] = reason
+
+    def why_ended(self, imports: Imports) -> str:
+        """Return why the template with these imports ended."""
+        return self._unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
+
     def can_fork(self, imports: Imports) -> bool:
-        """Whether the template with these imports has done them."""
+        """Return whether the template with these imports has done them."""
         return imports in self._ready
 
     def warm(self, imports: Imports) -> None:
-        """Have a template with exactly these imports, as soon as it can be."""
-        if imports in self._conns or imports in self.unusable:
+        """Start a template with exactly these imports, unless there is one."""
+        if imports in self._conns or imports in self._unusable:
             return
         # From the template that has most of it already, so that the rest takes the least time.
         base = max((have for have in self._conns if have <= imports), key=len)
@@ -97,7 +105,7 @@ class Templates:
         try_send(self._conns[base], NOTICE, 0, packed(ForkTemplate(imports), [Descriptor(theirs.detach())]))
 
     def connections(self) -> list[Connection]:
-        """To all templates."""
+        """Return the connections to all templates."""
         return list(self._conns.values())
 
     def learn(self, kind: str, imports: Imports) -> None:
@@ -109,13 +117,13 @@ class Templates:
         self.warm(choose(wanted, self._conns, self._ready))
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
-        """The template to fork a worker of `kind` from, whose owner has imported `wanted`."""
+        """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`."""
         wanted |= self._learned.get(kind, frozenset())
         self._asked[wanted] += 1
         if self._asked[wanted] >= _WORTH_IT:
             self.warm(wanted)
         chosen = choose(wanted, self._conns, self._ready)
         self.warm(chosen)
-        if chosen in self.unusable:
+        if chosen in self._unusable:
             chosen = frozenset()
         return chosen, self._conns[chosen]

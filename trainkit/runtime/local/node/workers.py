@@ -285,9 +285,9 @@ class WorkerProcesses:
             case Exited(pid, status):
                 self._ended(pid, status)
             case Ready():
-                self._templates.is_ready(imports)
+                self._templates.mark_ready(imports)
             case Unusable(reason):
-                self._templates.unusable[imports] = reason
+                self._templates.mark_unusable(imports, reason)
                 text = f"workers start more slowly from now on, without imports made beforehand: {reason}"
                 self._clients.notify(DRIVER, Waits(text))
             case message:
@@ -304,7 +304,7 @@ class WorkerProcesses:
     def _template_gone(self, imports: Imports) -> None:
         if not imports:
             raise RuntimeError("the template process ended, so no worker can be started any more")
-        why = self._templates.unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
+        why = self._templates.why_ended(imports)
         for serial, starting in list(self._starting.items()):
             if starting.imports == imports:
                 del self._starting[serial]

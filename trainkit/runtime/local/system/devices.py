@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 _MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
-"""Of version 2, and of version 1."""
+"""Files with the limit, of version 2 and of version 1."""
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process's groups may hold; None if there is no limit."""
+    """Return the bytes that this process's groups may hold; None if there is no limit."""
     texts = [_read(folder / name) for folder in _folders("memory") for name in _MEMORY_FILES]
     limits = [limit for limit in map(parse_memory, texts) if limit is not None]
     return min(limits, default=None)
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time that this process's groups may use; None if there is no limit."""
+    """Return the CPUs' worth of time that this process's groups may use; None if there is no limit."""
     quotas = []
     for folder in _folders("cpu"):
         text = _read(folder / "cpu.max")  # version 1 has the two numbers in a file each
@@ -31,7 +31,7 @@ def cpu_quota() -> float | None:
 
 
 def parse_memory(text: str) -> int | None:
-    """The limit that a file of a group tells; None if it tells none.
+    """Return the limit in a file of a group; None if there is none.
 
     Version 2 writes "max" where there is none, and version 1 a number beyond any machine's memory.
     """
@@ -40,7 +40,7 @@ def parse_memory(text: str) -> int | None:
 
 
 def parse_cpu(text: str) -> float | None:
-    """CPUs from a quota and its period, such as "150000 100000"; None for "max", -1, or no quota at all."""
+    """Return CPUs from a quota and its period, such as "150000 100000"; None for "max", -1, or no quota."""
     numbers = text.split()
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
         return None
@@ -48,7 +48,7 @@ def parse_cpu(text: str) -> float | None:
 
 
 def group_folders(membership: str, mounts: str, controller: str) -> list[PurePosixPath]:
-    """Folders of the groups that limit a process, innermost first, in each version that is mounted.
+    """Return the folders of the groups that limit a process, innermost first, in each version mounted.
 
     Args:
         membership: text of /proc/self/cgroup, such as "4:memory:/docker/1f3a" and "0::/user.slice".
@@ -72,7 +72,7 @@ def group_folders(membership: str, mounts: str, controller: str) -> list[PurePos
 
 
 def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
-    """Of each mounted hierarchy: its root, where it is mounted, its version, and its options."""
+    """Yield the root, the mount point, the version and the options of each mounted hierarchy."""
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -81,7 +81,7 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _group(membership: str, controller: str | None) -> str | None:
-    """The path of the process's group for a controller of version 1, or in version 2 for None."""
+    """Return the path of the process's group for a controller of version 1, or in version 2 for None."""
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
         if controller is None and number == "0" and not controllers:
@@ -104,21 +104,21 @@ def _read(path: Path) -> str:
 
 
 def cpu_count() -> int:
-    """CPUs that this process may run on, within its container's quota; at least 1."""
+    """Return the CPUs that this process may run on, within its container's quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return max(1, allowed if quota is None else min(allowed, round(quota)))
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of its container."""
+    """Return the memory of the machine, or of its container."""
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory_limit()
     return present if limit is None else min(present, limit)
 
 
 def gpu_count() -> int:
-    """GPUs that this process may see; never imports torch and never starts CUDA."""
+    """Return the number of GPUs that this process may see, without torch and without starting CUDA."""
     return len(visible_gpus())
 
 
@@ -133,7 +133,7 @@ def gpu_name(index: int, visible: Sequence[str]) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Names that CUDA_VISIBLE_DEVICES would take for each visible GPU: its own entries, or indices."""
+    """Return a name that CUDA_VISIBLE_DEVICES takes for each visible GPU: its own entries, or indices."""
     declared = os.environ.get("CUDA_VISIBLE_DEVICES")
     if declared is not None:
         # CUDA ends the list at the first name that is no device, such as "" or "-1".

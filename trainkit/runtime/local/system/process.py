@@ -34,7 +34,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children, instead of init's."""
+    """Have orphans among this process's descendants become its children, instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -79,7 +79,7 @@ def remove_folder(folder: Path, *, linked: bool = True) -> None:
 
 
 def thread_count() -> int:
-    """Threads of this process, also those that Python does not know."""
+    """Return the number of threads of this process, also of those that Python does not know."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -93,7 +93,7 @@ def keep_spare() -> None:
 
 
 def _parents() -> list[tuple[int, int]]:
-    """(pid, parent's pid) of every process that can be seen."""
+    """Yield (pid, parent's pid) of every process that can be seen."""
     found = []
     has_spare = bool(_spare)
     while _spare:
@@ -123,17 +123,17 @@ def is_ending(pid: int) -> bool:
 
 
 def children(of: int) -> list[int]:
-    """Pids of the direct children of a process."""
+    """Return the pids of the direct children of a process."""
     return [pid for pid, parent in _parents() if parent == of]
 
 
 def descendants(of: int) -> list[int]:
-    """Pids of all descendants of a process, parents before their children."""
+    """Return the pids of all descendants of a process, parents before their children."""
     return families([of])[of][1:]
 
 
 def families(pids: Iterable[int]) -> dict[int, list[int]]:
-    """Of each process its own pid and those of all its descendants, parents before their children."""
+    """Return for each process its own pid and those of all its descendants, parents before children."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
         by_parent.setdefault(parent, []).append(pid)
@@ -145,7 +145,7 @@ def families(pids: Iterable[int]) -> dict[int, list[int]]:
 
 
 def own_pages_bytes(pid: int) -> int:
-    """Memory and swap of a process that is no file's, shared pages counted in full; 0 if it is gone."""
+    """Return memory and swap of a process that is no file's, shared pages in full; 0 if it is gone."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
 
 
@@ -155,7 +155,7 @@ def own_share_bytes(pid: int) -> int:
 
 
 def parent(pid: int) -> int:
-    """Pid of a process's parent; 0 if it is gone."""
+    """Return the pid of a process's parent; 0 if it is gone."""
     return _sum_of_numbers(f"/proc/{pid}/status", (b"PPid:",))
 
 
@@ -185,7 +185,7 @@ def exists(pid: int) -> bool:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it is gone or not ours."""
+    """Return the environment that a process was started with; empty if it is gone or not ours."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             items = file.read().split(b"\0")
@@ -196,7 +196,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Pids of the processes that carry a session's mark, this one not included."""
+    """Return the pids of the processes that carry a session's mark, this one not included."""
     own = os.getpid()
     return [pid for pid, _ in _parents() if pid != own and environment(pid).get(SESSION_MARK) == mark]
 
@@ -210,7 +210,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def working_folder() -> str:
-    """Where this process runs.
+    """Return the folder that this process runs in.
 
     Raises:
         ConfigError: that folder was deleted.
@@ -228,7 +228,7 @@ def take_output(fd: int) -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory since it started; 0 where it doesn't tell."""
+    """Return how many processes the kernel has killed for memory; 0 where it doesn't tell."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)

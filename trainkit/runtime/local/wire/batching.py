@@ -30,7 +30,7 @@ _ALONE_S = 30e-6
 
 
 def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Arguments in a form that can wait to be sent: a tuple of atoms, or a pickle; None if there is none."""
+    """Return arguments in a form that can wait to be sent: a tuple of atoms, or a pickle; None for none."""
     for value in args:
         if type(value) not in NUMBERS and not (type(value) is str and len(value) <= SHORT):
             break
@@ -43,7 +43,7 @@ def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 class BatchingConnection(Connection):
-    """A connection on which small messages of one kind may wait for others.
+    """Connection on which small messages of one kind may wait for others.
 
     Attributes:
         ticking: the pump will flush what is posted, within a millisecond.
@@ -57,7 +57,7 @@ class BatchingConnection(Connection):
 
     @abstractmethod
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
-        """The kind and the body of the frame that carries `entries`."""
+        """Return the kind and the body of the frame that carries `entries`."""
 
     @abstractmethod
     def tick(self) -> None:

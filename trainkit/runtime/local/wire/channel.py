@@ -37,7 +37,7 @@ RECONNECTING_ACTOR = 9
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
-"""What the kernel takes as a whole or not at all, as it is far less than its buffer."""
+"""Bytes that the kernel takes as a whole or not at all, as they are far less than its buffer."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
@@ -52,7 +52,7 @@ _LOST = -1
 
 
 class Descriptor:
-    """A handle that is a bare descriptor, owned by this object until it is taken or sent."""
+    """Handle that is a bare descriptor, owned by this object until it is taken or sent."""
 
     kind = 0
     __slots__ = ("_fd",)
@@ -61,14 +61,14 @@ class Descriptor:
         self._fd = fd
 
     def take(self) -> int:
-        """The descriptor, which the caller now owns."""
+        """Return the descriptor, which the caller now owns."""
         fd, self._fd = self._fd, -1
         return fd
 
     open_fd = take
 
     def copy(self) -> Descriptor:
-        """A second descriptor for the same thing."""
+        """Return a second descriptor for the same thing."""
         return Descriptor(os.dup(self._fd))
 
     def __del__(self) -> None:
@@ -77,7 +77,7 @@ class Descriptor:
 
 
 HANDLE_KINDS: dict[int, Callable[[int], Handle]] = {0: Descriptor}
-"""What to make of a received descriptor, by the handle's kind; other modules add theirs."""
+"""Functions that make a handle of a received descriptor, by the handle's kind; other modules add theirs."""
 
 
 class _Socket(socket.socket):
@@ -107,7 +107,7 @@ C = TypeVar("C", bound="Connection")
 
 
 class Connection:
-    """One end of a Unix stream socket; what happens with a frame is for subclasses to say.
+    """One end of a Unix stream socket. Subclasses say what happens with a frame.
 
     Args:
         sock: connected; owned from here on.
@@ -131,20 +131,20 @@ class Connection:
         self._fds: deque[int] = deque()
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame has arrived; called by the thread that reads."""
+        """Deal with a frame that has arrived; called by the thread that reads."""
 
     def on_end(self) -> None:
-        """The other end sends nothing more; called once, by who reads. By default it is over then."""
+        """Deal with the other end sending nothing more; called once, by the thread that reads."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
         self.on_close()
 
     def on_close(self) -> None:
-        """The connection is over; called once."""
+        """Deal with the end of the connection; called once."""
 
     def on_backlog(self) -> None:
-        """A send did not fit: see to it that `flush` is called when the socket can be written to."""
+        """Arrange a call of `flush` when the socket can be written to, as a send did not fit."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
 
     def fileno(self) -> int:
@@ -331,7 +331,7 @@ class Connection:
         self._receive()
 
     def try_read(self) -> bool:
-        """Like `read_available`, if no other thread is reading now."""
+        """Hand on what has arrived, if no other thread is reading now; returns whether that was done."""
         if not self.reading.acquire(blocking=False):
             return False
         try:
@@ -341,7 +341,7 @@ class Connection:
         return True
 
     def _receive(self) -> bool:
-        """Hand on what has arrived; whether anything had."""
+        """Hand on what has arrived; returns whether anything had."""
         if self.closed or self.ended:
             return False
         try:

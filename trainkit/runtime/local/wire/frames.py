@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 def encoded(kind: int, call_id: int, body: Packed) -> bytes:
-    """A frame as bytes; its descriptors go beside."""
+    """Return a frame as bytes; its descriptors go beside."""
     if not body.handles and not body.buffers:
         return b"%b%b" % (HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
     lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))

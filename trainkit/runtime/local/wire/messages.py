@@ -25,14 +25,14 @@ class _MessagePickler(pickle.Pickler):
 
 
 def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Packed:
-    """`message` as the body of a frame."""
+    """Return `message` as the body of a frame."""
     file = io.BytesIO()
     _MessagePickler(file, PROTOCOL).dump(message)
     return Packed(file.getvalue(), buffers, handles)
 
 
 def unpacked(body: Packed) -> Any:
-    """The message in the body of a frame from another of trainkit's own processes."""
+    """Return the message in the body of a frame from another of trainkit's own processes."""
     return pickle.loads(body.payload)
 
 
@@ -50,7 +50,7 @@ class WorkerEnvironment(NamedTuple):
 
 
 class ActorConduct(NamedTuple):
-    """How an actor runs its calls.
+    """Rules by which an actor runs its calls.
 
     Attributes:
         is_async: on an event loop, as its class has `async def` methods.
@@ -90,7 +90,7 @@ class ConstructorCall(NamedTuple):
 
 
 class StartActor(NamedTuple):
-    """Start a process for an actor; its first connection is the first handle beside.
+    """Request for an actor's process. Its first connection is the first handle beside.
 
     Not answered without a registration. With one, answered with None if it is registered and asked
     for, or with the `Found` actor of that name.
@@ -116,15 +116,15 @@ class StartActor(NamedTuple):
 
 
 class ArgumentsThere(NamedTuple):
-    """The arguments of an actor's constructor have come; not answered."""
+    """Notice that the arguments of an actor's constructor have come."""
 
     worker_id: int
 
 
 class Reconnect(NamedTuple):
-    """My connection to an actor closed: hand the one beside to the process that is made in its place.
+    """Request for a connection to the next process of an actor, whose end is the handle beside.
 
-    Answered with Reconnected, or with a `supervise.Exit` when it has ended for good; with None if the
+    Answered with Reconnected, or with an `ExitRecord` when it has ended for good; with None if the
     handle is lost, as the node had no descriptor left for it.
 
     Attributes:
@@ -136,13 +136,13 @@ class Reconnect(NamedTuple):
 
 
 class ReleaseActor(NamedTuple):
-    """I need the actor that I asked for no more; others may."""
+    """Notice that its owner needs an actor no more; others may."""
 
     worker_id: int
 
 
 class RequestLease(NamedTuple):
-    """Lend me a process for tasks, connected to the handle beside.
+    """Request for the loan of a process for tasks, connected to the handle beside.
 
     Answered when there is one, with whether others wait for it already: then it is to be returned as
     soon as it is idle.
@@ -155,7 +155,7 @@ class RequestLease(NamedTuple):
 
 
 class ReturnLease(NamedTuple):
-    """I need the process of this lease no more.
+    """Notice that the process of a lease is needed no more.
 
     Attributes:
         retire: it has run a function as often as it may, so it is to end.
@@ -166,7 +166,7 @@ class ReturnLease(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """End a worker; answered when it is dead.
+    """Order to end a worker, answered when it is dead.
 
     Attributes:
         restart: it may be made anew.
@@ -178,7 +178,7 @@ class Kill(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Stop a call of a worker, to which the node hands this on; not answered.
+    """Order to stop a call of a worker, to which the node hands this on; not answered.
 
     Attributes:
         recursive: also what that call has started.
@@ -190,7 +190,7 @@ class Cancel(NamedTuple):
 
 
 class CancelOwed(NamedTuple):
-    """Stop the call that owes a reference: handed on to the process that made it, and not answered.
+    """Order to stop the call that owes a reference; handed on to the process that made it, not answered.
 
     Attributes:
         maker: the number of that process in the session.
@@ -215,13 +215,13 @@ class Abandoned(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """This worker is about to end of its own will, and is not to be made anew; answered when noted."""
+    """Notice that a worker is about to end of its own will, and is not to be restarted; answered."""
 
     reason: str
 
 
 class Departing(NamedTuple):
-    """This worker ends in order, as nobody needs it any more.
+    """Notice that a worker ends in order, as nobody needs it any more.
 
     Attributes:
         stays: until the results are there that it owes others. An actor is over all the same.
@@ -231,13 +231,13 @@ class Departing(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """This worker begins to import a package that takes long, and that its template has not."""
+    """Notice that a worker imports a package that takes long, and that its template has not."""
 
     package: str
 
 
 class QueryExit(NamedTuple):
-    """My connection to a worker closed: how did it end? Answered with a `supervise.Exit`, once it has.
+    """Question for the end of a worker whose connection closed, answered with an `ExitRecord` once it has.
 
     If it lives, the connection was lost on the way to it: that is an ObjectLostError.
 
@@ -265,7 +265,7 @@ class FindActor(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A registered actor, as `FindActor` is answered.
+    """Answer to `FindActor`: a registered actor.
 
     Attributes:
         label: what stands for it in errors and logs.
@@ -283,14 +283,14 @@ class Found(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """There is no such actor; these names there are in that namespace."""
+    """Answer to `FindActor`: there is no such actor; these names there are in that namespace."""
 
     namespace: str
     names: Sequence[str]
 
 
 class Reserve(NamedTuple):
-    """Reserve bundles, all or none; answered when it is noted. When they are held: see AwaitGroup.
+    """Request for a placement group; answered when it is noted. `AwaitGroup` is answered when it is held.
 
     Attributes:
         name: "" for none; no other living group may have it.
@@ -305,19 +305,19 @@ class Reserve(NamedTuple):
 
 
 class FindGroup(NamedTuple):
-    """Which group has that name? Answered with its id and its bundles."""
+    """Question for the group of a name, answered with its id and its bundles."""
 
     name: str
 
 
 class AwaitGroup(NamedTuple):
-    """Answered once the group is held."""
+    """Question that is answered once a group is held."""
 
     group_id: int
 
 
 class Release(NamedTuple):
-    """Give a group's bundles back and end what runs in it; answered when done."""
+    """Order to give a group's bundles back and end what runs in it; answered when done."""
 
     group_id: int
 
@@ -333,19 +333,19 @@ class State(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """The leases that are idle were returned, for the count of that number."""
+    """Notice that idle leases were returned, for the count of that number."""
 
     number: int
 
 
 class Blocked(NamedTuple):
-    """This worker waits for others (or goes on), so its CPUs may be lent meanwhile."""
+    """Notice that a worker waits for others (or goes on), so that its CPUs may be lent meanwhile."""
 
     waiting: bool
 
 
 class Shutdown(NamedTuple):
-    """End everything; the connection closes when it is done.
+    """Order to end everything; the connection closes when it is done.
 
     Asked by the driver while there are detached actors: end everything else. Answered then, once it is done.
     """
@@ -355,7 +355,7 @@ class Shutdown(NamedTuple):
 
 
 class Reconnected(NamedTuple):
-    """The actor has been, or is being, made anew.
+    """Answer to `Reconnect`: the actor has been, or is being, restarted.
 
     Attributes:
         life: how often by now.
@@ -367,7 +367,7 @@ class Reconnected(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Somebody waits for resources: return the leases that are idle, the others when they are.
+    """Order to return the leases that are idle now, and the others when they are, as a request waits.
 
     Attributes:
         number: of the count of what is free that waits for `Reclaimed`; 0 for none.
@@ -377,7 +377,7 @@ class Reclaim(NamedTuple):
 
 
 class ShownAs(NamedTuple):
-    """Show what I print under this name from now on."""
+    """Order to show what a worker prints under this name from now on."""
 
     name: str
 
@@ -392,7 +392,7 @@ class Output(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """A request of yours has been waiting for a while."""
+    """Text for the user, such as why a request waits."""
 
     text: str
 
@@ -401,18 +401,18 @@ class Waits(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Serve a further connection, the handle beside."""
+    """Order to serve a further connection, the handle beside."""
 
 
 class EndWorker(NamedTuple):
-    """End as soon as what was sent is done."""
+    """Order to end as soon as what was sent is done."""
 
 
 # node to template
 
 
 class WorkerSpec(NamedTuple):
-    """All that a fresh process needs to become a worker.
+    """Specification of a worker: all that a fresh process needs to become it.
 
     Attributes:
         serial: this process's number in the session; its references carry it.
@@ -448,7 +448,7 @@ class WorkerSpec(NamedTuple):
 
 
 class ForkWorker(NamedTuple):
-    """Fork a worker.
+    """Order to fork a worker.
 
     Handles: its control connection, its first connection, stdout, stderr, the object store's account.
     """
@@ -457,11 +457,11 @@ class ForkWorker(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """Write your output to the handle beside from now on: the program that started you has ended."""
+    """Order to write all output to the handle beside from now on, as the driver has ended."""
 
 
 class ForkTemplate(NamedTuple):
-    """Fork a template that imports `preload` on top; handle: its connection to the node."""
+    """Order to fork a template that imports `preload` on top; handle: its connection to the node."""
 
     preload: frozenset[str]
 
@@ -470,31 +470,31 @@ class ForkTemplate(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """A worker was started; a template's number is 0."""
+    """Notice that a worker was forked; a template's number is 0."""
 
     serial: int
     pid: int
 
 
 class ForkFailed(NamedTuple):
-    """A worker could not be started."""
+    """Notice that a worker could not be forked."""
 
     serial: int
     reason: str
 
 
 class Exited(NamedTuple):
-    """A process that this template forked has ended, with the status as `waitpid` gives it."""
+    """Notice that a process that the template forked has ended, with the status as `waitpid` gives it."""
 
     pid: int
     status: int
 
 
 class Ready(NamedTuple):
-    """This template has done its imports."""
+    """Notice that a template has done its imports."""
 
 
 class Unusable(NamedTuple):
-    """This template cannot fork: what it imported left threads behind, or failed."""
+    """Notice that a template cannot fork: its imports left threads behind, or failed."""
 
     reason: str

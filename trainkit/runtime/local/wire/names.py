@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class NameTable:
-    """A two-way table of names and those who bear them; a bearer has one name at most."""
+    """Table of names and their bearers; a bearer has one name at most."""
 
     def __init__(self) -> None:
         self._bearers: dict[tuple[str, str], int] = {}
@@ -35,12 +35,12 @@ class NameTable:
             del self._bearers[key]
 
     def known(self, namespace: str) -> list[str]:
-        """All names given in a namespace, sorted."""
+        """Return all names given in a namespace, sorted."""
         return sorted(name for space, name in self._bearers if space == namespace)
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The one of `known` that `name` was probably meant to be; None if none is like it."""
+    """Return the one of `known` that `name` was probably meant to be; None if none is like it."""
     import difflib  # only for an error's message
 
     found = difflib.get_close_matches(name, known, n=1)

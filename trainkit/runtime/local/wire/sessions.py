@@ -30,14 +30,14 @@ from trainkit.runtime.serialize import Handle, unpack
 from trainkit.settings import SESSION_MARK, runtime_dir
 
 PREFIX = "trainkit-session-"
-"""What the names of sessions' folders start with."""
+"""Start of the names of sessions' folders."""
 
 SOCKET = "node.sock"
 CARD = "node.json"
-"""What the session says of itself to whoever looks into its folder."""
+"""File in a session's folder with facts about the session."""
 
 _ENDED_BY = "ended-by"
-"""In a session's folder: who ends it by `trainkit stop`, for its program to read."""
+"""File in a session's folder: who ends it by `trainkit stop`, for its program to read."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
@@ -46,7 +46,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Session(NamedTuple):
-    """A session of this user.
+    """Session of this user.
 
     Attributes:
         folder: its folder, and mark.
@@ -64,8 +64,9 @@ class Session(NamedTuple):
 
     @property
     def id(self) -> str:
-        """By which users name it."""
-        return self.folder.name.removeprefix(PREFIX)
+        """The name that users give it."""
+        name = self.folder.name
+        return name.removeprefix(PREFIX)
 
     @property
     def alive(self) -> bool:
@@ -84,12 +85,12 @@ class Session(NamedTuple):
 
 
 def home() -> Path:
-    """The folder that sessions make theirs in, by the one name that all programs know it by."""
+    """Return the folder of all sessions, by the one name that all programs know it by."""
     return runtime_dir().resolve()
 
 
 def folders(parent: Path) -> list[Path]:
-    """The folders of this user's sessions, also of those that have ended without removing it."""
+    """Return the folders of this user's sessions, also of those that ended without removing theirs."""
     found = []
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
@@ -99,7 +100,7 @@ def folders(parent: Path) -> list[Path]:
 
 
 def session_at(folder: Path) -> Session | None:
-    """The session with that folder, as it says of itself; None if it says nothing yet, or no more."""
+    """Return the session with that folder; None if it has said nothing of itself yet, or says no more."""
     import json  # most programs meet no other session
 
     try:
@@ -112,7 +113,7 @@ def session_at(folder: Path) -> Session | None:
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Leave word for the program of a session that somebody ends it on purpose.
+    """Write down for the program of a session that somebody ends it on purpose.
 
     Args:
         folder: of the session.
@@ -131,7 +132,7 @@ def ended_by(folder: Path) -> str:
 
 
 def socket_path(folder_fd: int) -> str:
-    """The path of the socket in an open folder, for bind() and connect().
+    """Return the path of the socket in an open folder, for bind() and connect().
 
     Through /proc, as a socket's path may have no more than 107 bytes, and a folder for temporary files
     can lie deep.
@@ -147,7 +148,7 @@ def is_own(sock: socket.socket) -> bool:
 
 
 def sessions(parent: Path) -> list[Session]:
-    """The sessions whose nodes run, newest first."""
+    """Return the sessions whose nodes run, newest first."""
     known = [session_at(folder) for folder in folders(parent)]
     living = [session for session in known if session is not None and session.alive]
     return sorted(living, key=lambda session: session.started, reverse=True)
@@ -189,7 +190,7 @@ def _gone(folder: Path, why: str) -> NodeDiedError:
 
 
 class ControlClient(Connection):
-    """A connection to a node's socket, used by one thread.
+    """Connection to a node's socket, used by one thread.
 
     Args:
         sock: connected.
@@ -216,7 +217,7 @@ class ControlClient(Connection):
         self.flush_blocking(_PATIENCE_S)
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float | None = _PATIENCE_S) -> Any:
-        """The node's answer; with None it may take as long as the node lives.
+        """Return the node's answer; with None it may take as long as the node lives.
 
         Raises:
             NodeDiedError: it ended.
@@ -266,7 +267,7 @@ class ControlClient(Connection):
 
 
 def query_exit(home: str | None, worker_id: int | None, life: int | None = None) -> ExitRecord:
-    """How an actor of another session ended; see `messages.Inquest`.
+    """Return how an actor of another session ended; see `messages.QueryExit`.
 
     Raises:
         ObjectLostError: it lives, and a connection to it was lost.
@@ -289,7 +290,7 @@ def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
 
 @contextlib.contextmanager
 def in_turn(parent: Path) -> Iterator[None]:
-    """Only one of the user's threads is in here at a time: two must not make detached actors of one name.
+    """Let only one of the user's threads in here at a time: two must not make detached actors of one name.
 
     Raises:
         TrainkitError: the same one has been in here for seconds.
@@ -341,7 +342,7 @@ def _locks(fd: int) -> bool:
 
 
 def _lock_holder(fd: int) -> int | None:
-    """The process that holds the lock of `fd`; None if the kernel does not say."""
+    """Return the process that holds the lock of `fd`; None if the kernel does not say."""
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
