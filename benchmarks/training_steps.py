@@ -100,9 +100,9 @@ def held_bytes(operator: Any) -> int:
 
 def memory(strategy: str) -> int | None:
     """The largest `held_bytes` of two workers after a step; None if there is no such strategy."""
-    from trainkit.train.strategies.base import HOMES
+    from trainkit.train.strategies.base import STRATEGIES
 
-    if strategy not in HOMES:
+    if strategy not in STRATEGIES.own_names():
         return None
     with TorchTrainer(
         training_operator_cls=Digits,

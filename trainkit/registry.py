@@ -31,7 +31,7 @@ class Registry:
 
     def __init__(self, kind: str, rows: Mapping[str, str]) -> None:
         self.kind = kind
-        self.group = f"trainkit.{kind}s"
+        self.group = f"trainkit.{kind[:-1]}ies" if kind.endswith("y") else f"trainkit.{kind}s"
         self._rows = rows
         self._own = {_attribute_of(target): target for target in rows.values()} | dict(rows)
 

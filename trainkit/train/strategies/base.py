@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.registry import Registry
 from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.process_group import ProcessGroup
 
@@ -228,22 +228,25 @@ class KeepsOrder(Protocol):
         """Take over what `order` returned on as many workers; called on all of them together."""
 
 
-# Loaded when asked for: each brings its own part of torch.distributed.
-HOMES = {
-    "single": ("trainkit.train.strategies.single", "Single"),
-    "ddp": ("trainkit.train.strategies.ddp", "DDP"),
-    "fsdp": ("trainkit.train.strategies.fsdp", "FSDP"),
-    "layers": ("trainkit.train.strategies.layers", "Layers"),
-    "tensor": ("trainkit.train.strategies.tensor", "TensorParallel"),
-    "pipeline": ("trainkit.train.strategies.pipeline", "Pipeline"),
-}
+STRATEGIES = Registry(
+    "strategy",
+    {
+        "single": "trainkit.train.strategies.single:Single",
+        "ddp": "trainkit.train.strategies.ddp:DDP",
+        "fsdp": "trainkit.train.strategies.fsdp:FSDP",
+        "layers": "trainkit.train.strategies.layers:Layers",
+        "tensor": "trainkit.train.strategies.tensor:TensorParallel",
+        "pipeline": "trainkit.train.strategies.pipeline:Pipeline",
+    },
+)
+"""The strategies that `TorchTrainer(strategy=)` takes by name, each made without arguments."""
 
 
 def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
-    """The strategy that `value` means, which may be one already.
+    """Return the strategy that `value` means.
 
     Args:
-        value: a name, or "auto": single with one worker, data-parallel with several.
+        value: a strategy, or its name, or "auto": single with one worker, data-parallel with several.
         num_workers: of the trainer.
 
     Raises:
@@ -251,24 +254,22 @@ def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySp
     """
     if value == "auto":
         value = "single" if num_workers == 1 else "ddp"
-    if isinstance(value, str):
-        if value not in HOMES:
-            raise _unknown(value)
-        module, name = HOMES[value]
-        value = cast(StrategySpec, getattr(importlib.import_module(module), name)())
-    if isinstance(value, type) or not _is_spec(value):
+    spec = value
+    if isinstance(value, str) and (cls := STRATEGIES.find(value)) is not None:
+        spec = cls()
+    if isinstance(spec, type) or not _is_spec(spec):
         raise _unknown(value)
     # A strategy may mean "all workers" by an argument that it was not given.
-    fitted = getattr(value, "for_workers", None)
-    return value if fitted is None else cast(StrategySpec, fitted(num_workers))
+    fitted = getattr(spec, "for_workers", None)
+    return cast(StrategySpec, spec if fitted is None else fitted(num_workers))
 
 
 def _unknown(value: Any) -> ConfigError:
     if isinstance(value, type) and _is_spec(value):
         return ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
     return ConfigError(
-        f"strategy={value!r}: give one of {('auto', *HOMES)}, or a strategy with settings, such as FSDP(...) "
-        f"from trainkit.train.strategies.fsdp"
+        f"strategy={value!r}: give one of {('auto', *STRATEGIES.names())}, or a strategy with settings, such "
+        f"as FSDP(...) from trainkit.train.strategies.fsdp"
     )
 
 
