@@ -2,7 +2,7 @@
 # runs. What is installed already is not looked at again until pyproject.toml or constraints.txt change.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all check format bench clean
+.PHONY: help setup demo test test-rest test-all check format bench pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,6 +59,11 @@ bench: $(READY)  ## Run the benchmarks, each in turn
 	$(BIN)/python -m benchmarks.pbt_digits
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.sklearn_searches
+
+pictures: $(READY)  ## Draw the pictures of the documentation again
+	$(BIN)/python -m benchmarks.search --plots docs/images
+	$(BIN)/python -m recipes.mnist --output results/pictures
+	cp results/pictures/curves.png docs/images/mnist.png
 
 clean:  ## Remove the environment and all caches
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

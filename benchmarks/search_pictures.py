@@ -1,7 +1,8 @@
-"""Pictures of simulated runs, one of each algorithm: `python -m benchmarks.search --plots FOLDER`.
+"""Pictures of simulated runs, one of each algorithm and one of the kinds of plot.
 
-The same problem for all but populations: learning curves of 81 configurations, on four workers; of 27 where
-what they reserve changes. A folder `docs/images` gets the pictures that the pages on the algorithms show.
+`python -m benchmarks.search --plots FOLDER` draws them; `make pictures` draws all those of the documentation.
+Each algorithm has the same problem, but for populations: learning curves of 81 configurations on four
+workers, or of 27 where reservations change.
 """
 
 from __future__ import annotations
@@ -40,6 +41,26 @@ def drifting(
     rate = 0.06 * max(0.0, 1 - abs(np.log10(config["lr"] / best)))
     loss += (0.02 - loss) * rate + 0.003 * rng.normal()
     return {"loss": float(loss), "state": loss, "done": training_iteration == LAST}
+
+
+def classifying(
+    config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return an accuracy that rises towards a value of the learning rate, depth and optimizer."""
+    optimizer = config["optimizer"]
+    off = abs(np.log10(config["lr"]) + 1.5) + 0.1 * abs(config["layers"] - 3)
+    momentum = 0.05 * abs(optimizer["momentum"] - 0.9) if optimizer["name"] == "sgd" else 0.0
+    top = max(0.4, 0.87 - 0.12 * off - momentum)
+    accuracy = top - (top - 0.1) * (1 + training_iteration) ** -1.1 + 0.01 * rng.normal()
+    return {"accuracy": float(accuracy), "done": training_iteration == PLOTS_LAST}
+
+
+PLOTS_LAST = 27
+PLOTS_SPACE = {
+    "lr": tune.loguniform(1e-4, 1.0),
+    "layers": tune.randint(1, 7),
+    "optimizer": tune.choice([{"name": "adam"}, {"name": "sgd", "momentum": tune.uniform(0.0, 1.0)}]),
+}
 
 
 def _pbt() -> sch.TrialScheduler:
@@ -102,9 +123,37 @@ def draw(name: str, folder: Path) -> Path:
     return path
 
 
+def draw_kinds(folder: Path) -> Path:
+    """Draw the three kinds of plot that the page on results shows, of one run under ASHA."""
+    results = tune.simulate(
+        classifying,
+        param_space=PLOTS_SPACE,
+        tune_config=tune.TuneConfig(
+            metric="accuracy",
+            mode="max",
+            num_samples=81,
+            scheduler=sch.ASHAScheduler(max_t=PLOTS_LAST, reduction_factor=3),
+        ),
+        workers=4,
+        seed=1,
+    )
+    _, only = style.figure_of(None, (11.5, 8.0))
+    figure = only.get_figure()
+    only.remove()
+    above, below = figure.subfigures(2, 1, height_ratios=[4, 5])
+    curves, rungs = above.subplots(1, 2)
+    results.plot("curves", ax=curves)
+    results.plot("rungs", ax=rungs)
+    results.plot("parallel", ax=below.subplots())
+    path = folder / "tuning-plots.png"
+    figure.savefig(path, dpi=DPI)
+    return path
+
+
 def draw_all(folder: Path) -> Iterator[Path]:
-    """Draw a simulated run of each algorithm into `folder`."""
+    """Draw a simulated run of each algorithm into `folder`, and one of the kinds of plot."""
     folder.mkdir(parents=True, exist_ok=True)
+    yield draw_kinds(folder)
     for name in RUNS:
         yield draw(name, folder)
     path = folder / "tuning-resource-changing.png"
