@@ -1,20 +1,19 @@
-"""`tune.run` and what goes with it: the older front of `Tuner`, with the arguments of Ray 1.x and 2.x."""
+"""`tune.run`, `tune.run_experiments` and `tune.Experiment`: fronts of `Tuner` with the arguments of Ray."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from trainkit import settings
-from trainkit.errors import ConfigError, TrialError
+from trainkit.errors import ConfigError, TrialError, did_you_mean
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, Mode, RunConfig, StopRule, TuneConfig
 from trainkit.tune.core.resources import Bound, with_resources
@@ -164,8 +163,7 @@ def run(
         TrialError: a trial failed, and `raise_on_failed_trial`; the results are on disk all the same.
         ConfigError: an argument is wrong, or unknown; and what `Tuner` and `Tuner.fit` raise.
     """
-    if local_dir is not None and storage_path is not None:
-        raise ConfigError(f"give storage_path={storage_path!r} or local_dir={local_dir!r}, not both")
+    given = dict(locals())
     if words := obsolete_words(obsolete, inspect.signature(run).parameters):
         logger.warning("tune.run: %s", words)
     bound = Bound.of(run_or_experiment)
@@ -175,39 +173,19 @@ def run(
         bound = replace(bound, start_from=_checkpoint_folder(restore))
     if chdir_to_trial_dir is None:
         asked = settings.chdir_asked()
-        chdir_to_trial_dir = True if asked is None else asked
-    tune_config = TuneConfig(
-        mode=mode,
-        metric=metric,
-        search_alg=search_alg,
-        scheduler=scheduler,
-        num_samples=num_samples,
-        max_concurrent_trials=max_concurrent_trials,
-        time_budget_s=time_budget_s,
-        reuse_actors=reuse_actors,
-        trial_name_creator=trial_name_creator,
-        trial_dirname_creator=trial_dirname_creator,
+        given["chdir_to_trial_dir"] = True if asked is None else asked
+    given["checkpoint_config"] = checkpoint_settings(
+        checkpoint_config,
+        keep_checkpoints_num=keep_checkpoints_num,
+        checkpoint_score_attr=checkpoint_score_attr,
+        checkpoint_freq=checkpoint_freq,
+        checkpoint_at_end=checkpoint_at_end,
     )
-    run_config = RunConfig(
-        name=name,
-        storage_path=storage_path if local_dir is None else local_dir,
-        storage_filesystem=storage_filesystem,
-        failure_config=FailureConfig(max_failures=max_failures, fail_fast=fail_fast),
-        checkpoint_config=checkpoint_settings(
-            checkpoint_config,
-            keep_checkpoints_num=keep_checkpoints_num,
-            checkpoint_score_attr=checkpoint_score_attr,
-            checkpoint_freq=checkpoint_freq,
-            checkpoint_at_end=checkpoint_at_end,
-        ),
-        sync_config=sync_config,
-        verbose=1 if verbose is None else int(verbose),
-        stop=stop,
-        callbacks=callbacks or (),
-        progress_reporter=progress_reporter,
-        log_to_file=log_to_file,
-        chdir_to_trial_dir=chdir_to_trial_dir,
-    )
+    given["failure_config"] = FailureConfig(max_failures=max_failures, fail_fast=fail_fast)
+    given["verbose"] = 1 if verbose is None else int(verbose)
+    given["callbacks"] = callbacks or ()
+    tune_config = TuneConfig(**_fields_of(TuneConfig, given))
+    run_config = RunConfig(**_fields_of(RunConfig, given), local_dir=local_dir)
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
@@ -254,6 +232,10 @@ def _as_list(experiments: Any) -> list[Experiment]:
     raise ConfigError(f"experiments={experiments!r}: give tune.Experiment objects, or a dictionary by name")
 
 
+def _fields_of(settings: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: given[each.name] for each in fields(settings) if each.name in given}
+
+
 def _resumed(
     bound: Bound,
     config: Mapping[str, Any] | None,
@@ -270,12 +252,10 @@ def _resumed(
         if not wish.required:  # a new name each time: there can be nothing to go on with
             return None
         raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
-    root = run_config.storage_path
-    path = f"{root if root is not None else settings.results_dir()}/{run_config.name}"
-    how = dict(wish.how)
-    where = (
-        {} if run_config.storage_filesystem is None else {"storage_filesystem": run_config.storage_filesystem}
-    )
+    root = settings.results_dir() if run_config.storage_path is None else run_config.storage_path
+    path = f"{root}/{run_config.name}"
+    filesystem = run_config.storage_filesystem
+    where = {} if filesystem is None else {"storage_filesystem": filesystem}
     if not wish.required and not Tuner.can_restore(path, **where):
         return None
     return Tuner.restore(
@@ -284,7 +264,7 @@ def _resumed(
         param_space=config or None,
         tune_config=tune_config,
         run_config=run_config,
-        **how,
+        **wish.how,
         **where,
     )
 
@@ -341,9 +321,9 @@ def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
     names = sorted(given)
     for name in names:
         if name not in OBSOLETE:
-            near = difflib.get_close_matches(name, [*known, *OBSOLETE], n=1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"tune.run() takes no argument {name!r}{hint}")
+            raise ConfigError(
+                f"tune.run() takes no argument {name!r}.{did_you_mean(name, [*known, *OBSOLETE])}"
+            )
     return "; ".join(f"{name} has no effect: {OBSOLETE[name]}" for name in names)
 
 
