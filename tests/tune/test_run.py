@@ -265,7 +265,7 @@ def test_obsolete_arguments_warn_and_unknown_ones_are_refused(run, caplog):
         run(objective, queue_trials=True, with_server=False, ray_auto_init=True)
     (warning,) = [record.message for record in caplog.records if "tune.run" in record.message]
     assert all(name in warning for name in ("queue_trials", "with_server", "ray_auto_init"))
-    with pytest.raises(ConfigError, match="no argument 'num_sample'. Did you mean 'num_samples'"):
+    with pytest.raises(ConfigError, match=r"no argument 'num_sample'\. Did you mean 'num_samples'"):
         run(objective, num_sample=3)
 
 
