@@ -9,7 +9,7 @@ from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.controller.rules import Plan
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Failure, Trial
@@ -59,7 +59,7 @@ class Play:
             request_of=request_of or (lambda config: PlacementGroupFactory([{"CPU": 1}])),
         )
         self.controller = Controller(
-            self.plan, source, proposals, scheduler, Ledger({"CPU": cpus}, max_concurrent)
+            self.plan, source, proposals, scheduler, ResourceLedger({"CPU": cpus}, max_concurrent)
         )
         self.records: list[ev.Record] = []
         self.calls: dict[str, str] = {}

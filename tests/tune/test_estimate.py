@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tune.harness import Play
 from trainkit import tune
-from trainkit.tune.controller.estimate import Running, remaining_s
+from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.search import BasicVariantGenerator
 
 
@@ -31,7 +31,7 @@ def off_at_a_quarter(lengths: list[float], slots: int, full: list[float] | None 
         if seen is None and len(ended) >= len(lengths) / 4:
             finished = [lengths[number] for _, number in ended]
             running = [
-                Running(now - starts[number], (now - starts[number]) / full[number] if full else None)
+                RunningTrial(now - starts[number], (now - starts[number]) / full[number] if full else None)
                 for _, number in ends
             ]
             seen = (now, remaining_s(finished, running, len(waiting)))
@@ -76,19 +76,24 @@ def test_where_few_go_all_the_way_it_is_of_the_right_size(slots):
 
 def test_those_that_run_long_count_though_they_have_not_ended():
     # Ten quick ones have ended, but three of four places are taken by slow ones.
-    slow = [Running(100.0, 0.1), Running(100.0, 0.1), Running(100.0, 0.1), Running(1.0, 0.5)]
+    slow = [
+        RunningTrial(100.0, 0.1),
+        RunningTrial(100.0, 0.1),
+        RunningTrial(100.0, 0.1),
+        RunningTrial(1.0, 0.5),
+    ]
     assert remaining_s([1.0] * 10, slow, 0) == pytest.approx(900)
     assert remaining_s([1.0] * 10, slow, 40) > 900
 
 
 def test_nothing_is_said_before_there_is_something_to_say():
-    assert remaining_s([], [Running(5.0)], 10) is None
-    assert remaining_s([3.0], [Running(5.0)], 10) is None
-    assert remaining_s([3.0, 3.0], [Running(1.0)], None) is None, "endless"
-    assert remaining_s([], [Running(5.0, 0.5), Running(5.0, None)], 10) is None
-    assert remaining_s([], [Running(5.0, 0.5), Running(5.0, 0.5)], 10) == pytest.approx(55)
+    assert remaining_s([], [RunningTrial(5.0)], 10) is None
+    assert remaining_s([3.0], [RunningTrial(5.0)], 10) is None
+    assert remaining_s([3.0, 3.0], [RunningTrial(1.0)], None) is None, "endless"
+    assert remaining_s([], [RunningTrial(5.0, 0.5), RunningTrial(5.0, None)], 10) is None
+    assert remaining_s([], [RunningTrial(5.0, 0.5), RunningTrial(5.0, 0.5)], 10) == pytest.approx(55)
     assert remaining_s([3.0], [], 0) == 0
-    assert remaining_s([2.0, 2.0], [Running(0.5)], 3) == pytest.approx(7.5)
+    assert remaining_s([2.0, 2.0], [RunningTrial(0.5)], 3) == pytest.approx(7.5)
 
 
 lengths = st.lists(st.floats(0, 1e6), max_size=30)
@@ -100,9 +105,9 @@ lengths = st.lists(st.floats(0, 1e6), max_size=30)
     st.integers(0, 5000),
 )
 def test_it_is_never_negative_nor_absurd(finished, running, to_come):
-    told = remaining_s(finished, [Running(*each) for each in running], to_come)
+    told = remaining_s(finished, [RunningTrial(*each) for each in running], to_come)
     if told is not None:
-        longest = max([*finished, *(Running(*each).full_s or 2 * each[0] for each in running), 0.0])
+        longest = max([*finished, *(RunningTrial(*each).full_s or 2 * each[0] for each in running), 0.0])
         assert 0 <= told <= (to_come + 1) * 2 * longest + 1e-3
 
 

@@ -9,7 +9,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.core.resources import Bound
-from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.results.analysis import ExperimentAnalysis
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
@@ -33,7 +33,7 @@ def kept(tmp_path, caplog) -> ResultGrid:
     """With the loggers that come by themselves: they have nowhere to write."""
     config = tune.TuneConfig(**SETTINGS, scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
     run = tune.RunConfig(verbose=0)
-    experiment = Experiment(Bound(descends), Space.of(SPACE), config, run, tmp_path / "e", in_memory=True)
+    experiment = ExperimentRun(Bound(descends), Space.of(SPACE), config, run, tmp_path / "e", in_memory=True)
     grid = experiment.fit()
     assert experiment.ended_by is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -60,7 +60,7 @@ def test_an_analysis_of_it_has_a_row_for_every_trial(kept):
 
 def test_there_is_nothing_to_go_on_with(tmp_path):
     with pytest.raises(ConfigError, match="nothing to go on with"):
-        Experiment(
+        ExperimentRun(
             Bound(descends),
             Space.of(SPACE),
             tune.TuneConfig(**SETTINGS),

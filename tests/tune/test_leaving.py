@@ -19,9 +19,9 @@ from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
-from trainkit.tune.experiment.loop import Interrupts
+from trainkit.tune.experiment.loop import InterruptHandler
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -81,9 +81,9 @@ def test_a_trial_that_leaves_an_executor_open_ends(fit, caplog):
 def make_executor(tmp_path):
     made = []
 
-    def make(trainable: Callable, leave_s: float = math.inf) -> Executor:
+    def make(trainable: Callable, leave_s: float = math.inf) -> ActorExecutor:
         made.append(
-            Executor(
+            ActorExecutor(
                 Bound(trainable),
                 SpecFactory(tmp_path, tune.RunConfig(), lambda index: None),
                 now=time.monotonic,
@@ -97,7 +97,7 @@ def make_executor(tmp_path):
         executor.close()
 
 
-def begin(executor: Executor, trial_id: str) -> None:
+def begin(executor: ActorExecutor, trial_id: str) -> None:
     trial = Trial(trial_id, 0, {}, name=trial_id, dirname=trial_id)
     executor.carry_out([ev.Start(trial, 0, 0, None)])
     news: list[ev.Event] = []
@@ -145,7 +145,7 @@ def test_closing_ends_each_trial_even_if_one_cannot_be_ended(make_executor, monk
 
 def test_a_third_ctrl_c_waits_until_the_clean_up_is_done():
     cleaned = []
-    with Interrupts() as interrupts:
+    with InterruptHandler() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)  # the first is noted
         assert interrupts.news()
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.tune.trial.environment import House, log_files
+from trainkit.tune.trial.environment import TrialEnvironment, log_files
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -109,7 +109,7 @@ for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
 def test_a_house_is_left_as_it_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     before = (os.getcwd(), list(sys.path), sys.stdout, sys.stderr, dict(os.environ), os.fstat(1), os.fstat(2))
-    house = House(("out", "err"), chdir=True)
+    house = TrialEnvironment(("out", "err"), chdir=True)
     with pytest.raises(KeyError), house.entered(str(tmp_path), own_process=True):
         assert os.getcwd() == str(tmp_path)
         assert sys.path[0] == before[0]  # where modules beside the script are found

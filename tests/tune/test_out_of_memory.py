@@ -214,19 +214,19 @@ class Crash(Exception):
 
 @pytest.mark.usefixtures("inline")
 def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
-    from trainkit.tune.executor.actors import Executor
+    from trainkit.tune.executor.actors import ActorExecutor
 
     def trainable(config):
         return fits_at_16({"batch": config["x"]})
 
-    carry_out = Executor.carry_out
+    carry_out = ActorExecutor.carry_out
 
     def crash_before_it_runs_alone(self, actions):
         if any(isinstance(action, ev.Start) and action.trial.alone for action in actions):
             raise Crash
         carry_out(self, actions)
 
-    monkeypatch.setattr(Executor, "carry_out", crash_before_it_runs_alone)
+    monkeypatch.setattr(ActorExecutor, "carry_out", crash_before_it_runs_alone)
     policy = {"failure_config": FailureConfig(out_of_memory="retry_alone")}
     with pytest.raises(Crash):
         fit(trainable, {"x": tune.grid_search([64, 1])}, run=policy)
@@ -240,10 +240,10 @@ def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("inline")
 def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
-    from trainkit.tune.executor.actors import Executor
+    from trainkit.tune.executor.actors import ActorExecutor
 
     started = []
-    carry_out = Executor.carry_out
+    carry_out = ActorExecutor.carry_out
 
     def crash_before_the_third_attempt(self, actions):
         for action in actions:
@@ -253,7 +253,7 @@ def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
                     raise Crash
         carry_out(self, actions)
 
-    monkeypatch.setattr(Executor, "carry_out", crash_before_the_third_attempt)
+    monkeypatch.setattr(ActorExecutor, "carry_out", crash_before_the_third_attempt)
     policy = FailureConfig(out_of_memory=halved)
     with pytest.raises(Crash):
         fit(fits_at_16, {"batch": 64}, run={"failure_config": policy})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.capacity import ExperimentView, Ledger
+from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.resource_changing_scheduler import (
@@ -40,7 +40,7 @@ def seen(existing: Mapping[str, float], *requests: list[Mapping[str, float]]) ->
     ]
     for trial in trials:
         trial.status, trial.last_result = TrialStatus.RUNNING, {"m": float(trial.index)}
-    return ExperimentView(trials, {trial.trial_id: trial for trial in trials}, Ledger(existing))
+    return ExperimentView(trials, {trial.trial_id: trial for trial in trials}, ResourceLedger(existing))
 
 
 def cpus(allocate: Any, view: ExperimentView, index: int, **base: Any) -> float | None:

@@ -15,7 +15,7 @@ from tests.tune.test_resource_allocation import REPORT, seen
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.capacity import ExperimentView, Ledger
+from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.schedulers import (
@@ -56,7 +56,7 @@ def test_bad_arguments(make, words):
 
 
 def test_the_view_tells_what_there_is():
-    ledger = Ledger({"CPU": 4, "GPU": 1})
+    ledger = ResourceLedger({"CPU": 4, "GPU": 1})
     ledger.reserve("a", PlacementGroupFactory([{"CPU": 1.5}]))
     view = ExperimentView([], {}, ledger)
     assert view.existing == {"CPU": 4, "GPU": 1}

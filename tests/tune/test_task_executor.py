@@ -21,7 +21,7 @@ from trainkit.runtime import api
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.session import start as start_session
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import DEFAULT_REQUEST, Bound
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.executor.base import SpecFactory
@@ -251,7 +251,7 @@ def test_there_are_no_checkpoints(make: Callable[..., TaskExecutor]) -> None:
 
 
 def test_a_ledger_that_lets_trials_go_ahead_counts_no_more_than_there_is() -> None:
-    ledger = Ledger({"CPU": 2}, ahead=2)
+    ledger = ResourceLedger({"CPU": 2}, ahead=2)
     assert [ledger.reserve(str(trial), DEFAULT_REQUEST) for trial in range(5)] == [True] * 4 + [False]
     assert ledger.used() == {"CPU": 2}
     for trial in range(3):

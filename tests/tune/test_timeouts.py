@@ -20,7 +20,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.policies import FailureConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -132,7 +132,7 @@ def test_what_waits_for_its_resources_is_not_timed():
     assert play.controller.deadline == pytest.approx(3610, abs=0.1)
 
 
-def news(executor: Executor) -> list[ev.Event]:
+def news(executor: ActorExecutor) -> list[ev.Event]:
     found: list[ev.Event] = []
     while not found:
         executor.wait(None)
@@ -145,7 +145,7 @@ def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path):
     holder = trainkit.remote(num_cpus=SESSION_CPUS)(Holder).remote()
     trainkit.get(holder.pid.remote())
     specs = SpecFactory(tmp_path, tune.RunConfig(), lambda index: None)
-    executor = Executor(Bound(lambda config: 1.0), specs, now=time.monotonic, timed=True)
+    executor = ActorExecutor(Bound(lambda config: 1.0), specs, now=time.monotonic, timed=True)
     trial = Trial("t", 0, {}, name="t", dirname="t")
     try:
         executor.carry_out([ev.Start(trial, 0, 0, None)])

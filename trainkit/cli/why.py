@@ -20,7 +20,7 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.core.values import decode_config
 from trainkit.tune.display import count_words, duration, pairs_text
-from trainkit.tune.results.overview import Event, LogReader, Overview
+from trainkit.tune.results.overview import LogEvent, LogReader, Overview
 from trainkit.tune.schedulers import load_words
 from trainkit.tune.schedulers.words import in_words
 from trainkit.tune.trial.messages import NO_PROCESS
@@ -188,7 +188,7 @@ def _rearranged(detail: str) -> str:
     return ", ".join(words)
 
 
-def _event_line(event: Event) -> str:
+def _event_line(event: LogEvent) -> str:
     return f"{_when(event.time)} {event.kind}" + (f": {event.detail}" if event.detail else "")
 
 

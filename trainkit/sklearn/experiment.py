@@ -25,7 +25,7 @@ from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
 from trainkit.tune.core.policies import CheckpointConfig
 from trainkit.tune.core.resources import Bound, with_parameters
-from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
 from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
@@ -212,9 +212,9 @@ def evaluate(
         bound = checked_trainable(bound, run)
         whole = make_space(space, tune)
         if folder is None:
-            experiment = Experiment.new(bound, whole, tune, run)
+            experiment = ExperimentRun.new(bound, whole, tune, run)
         else:
-            experiment = Experiment(bound, whole, tune, run, folder, in_memory=True)
+            experiment = ExperimentRun(bound, whole, tune, run, folder, in_memory=True)
         experiment.restorable = False  # another `fit` is how a search goes on
         try:
             grid = experiment.fit()

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
-from trainkit.tune.experiment.run import Experiment
+from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
 from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
@@ -45,10 +45,10 @@ class Tuner:
             if not isinstance(value, kind):
                 raise ConfigError(f"{name}={value!r} is not a tune.{kind.__name__}")
         self._hold(
-            Experiment.new(checked_trainable(trainable, run), make_space(param_space, tune), tune, run)
+            ExperimentRun.new(checked_trainable(trainable, run), make_space(param_space, tune), tune, run)
         )
 
-    def _hold(self, experiment: Experiment) -> None:
+    def _hold(self, experiment: ExperimentRun) -> None:
         self._experiment = experiment
         self._results: ResultGrid | None = None
 
@@ -126,7 +126,7 @@ class Tuner:
             resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config
         )
         folder, address = working_folder(path, storage_filesystem)
-        experiment = Experiment.restored(
+        experiment = ExperimentRun.restored(
             folder,
             checked_trainable(trainable, run_config or RunConfig()),
             rule,

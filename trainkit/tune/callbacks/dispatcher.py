@@ -16,7 +16,7 @@ KEEP_S = 5.0
 """Between two times that callbacks are asked."""
 
 
-class States:
+class CallbackStates:
     """The states of callbacks; one is told from another by its class, and its place among those of that.
 
     Args:
@@ -120,7 +120,7 @@ class CallbackDispatcher:
         self._history = history
         self._step = 0
         self._complained: set[tuple[int, str]] = set()
-        self._states = States(callbacks, keep, self._complain)
+        self._states = CallbackStates(callbacks, keep, self._complain)
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
         """The experiment begins, or goes on with the states that were kept of it."""

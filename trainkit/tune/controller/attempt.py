@@ -129,7 +129,7 @@ FINISHED: Outcome = (TrialStatus.TERMINATED, "finished")
 
 
 @dataclass(slots=True)
-class Live:
+class ActiveAttempt:
     """One attempt, as long as its process is wanted.
 
     Attributes:

@@ -19,11 +19,11 @@ from typing import Any
 from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.restart_policy import MOST_LOSSES
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.attempt import Live, drop_checkpoints
-from trainkit.tune.controller.estimate import Pace
+from trainkit.tune.controller.attempt import ActiveAttempt, drop_checkpoints
+from trainkit.tune.controller.estimate import TimeEstimate
 from trainkit.tune.controller.failures import Losses, too_many_losses
-from trainkit.tune.controller.lifecycle import KINDS, Endings, Lives
-from trainkit.tune.controller.paused import Pauses
+from trainkit.tune.controller.lifecycle import KINDS, EarlyEnd, Lifecycle
+from trainkit.tune.controller.paused import PausedTrials
 from trainkit.tune.controller.rules import (
     BY_SIGTERM,
     INTERRUPTED,
@@ -33,8 +33,8 @@ from trainkit.tune.controller.rules import (
     Plan,
     StopRules,
 )
-from trainkit.tune.controller.run_queue import Turns
-from trainkit.tune.core.capacity import ExperimentView, Ledger
+from trainkit.tune.controller.run_queue import RunQueue
+from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
@@ -65,7 +65,7 @@ class Controller:
         source: TrialSource,
         proposals: Proposals,
         scheduler: TrialScheduler,
-        ledger: Ledger,
+        ledger: ResourceLedger,
         trials: Sequence[Trial] = (),
         with_metric: Iterable[str] = (),
         *,
@@ -76,18 +76,20 @@ class Controller:
         self._owed = owed or {}
         self.trials: list[Trial] = list(trials)
         self.ledger = ledger
-        self.pace = Pace(plan.max_iteration)
+        self.pace = TimeEstimate(plan.max_iteration)
         self._plan = plan
         self._source = source
         self._scheduler = consulted = CheckedScheduler(scheduler)
         rules = StopRules.of(plan.stop) if stop is None else stop
-        self._turns = Turns(self.trials, source, consulted)
+        self._turns = RunQueue(self.trials, source, consulted)
         self._by_id = {trial.trial_id: trial for trial in self.trials}
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, ActiveAttempt] = {}
         self._step = ev.Step()
-        self._endings = Endings(plan, rules, spent_s, self._step, self._live)
-        self._pauses = Pauses(plan, self._step, consulted, proposals, self._turns, self._by_id, self._live)
-        self._lives = Lives(
+        self._endings = EarlyEnd(plan, rules, spent_s, self._step, self._live)
+        self._pauses = PausedTrials(
+            plan, self._step, consulted, proposals, self._turns, self._by_id, self._live
+        )
+        self._lives = Lifecycle(
             plan,
             self._step,
             self._live,
@@ -229,7 +231,7 @@ class Controller:
         if trial.status is TrialStatus.PAUSED:
             self._pauses.end(trial, time)
             self._lives.heed(time)
-        live = Live(trial)
+        live = ActiveAttempt(trial)
         self._live[trial.trial_id] = live
         self.pace.started(trial.trial_id, time)
         trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0

@@ -17,7 +17,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningTrial:
     """A trial that has not ended.
 
     Attributes:
@@ -34,7 +34,9 @@ class Running:
         return self.elapsed_s / min(1.0, self.fraction) if self.fraction else None
 
 
-def remaining_s(finished: Sequence[float], running: Sequence[Running], to_come: int | None) -> float | None:
+def remaining_s(
+    finished: Sequence[float], running: Sequence[RunningTrial], to_come: int | None
+) -> float | None:
     """Return the seconds until the last trial has ended; None where that can't be said.
 
     The trials that have ended so far are rather the short ones, so those that run count too, as longer
@@ -103,7 +105,7 @@ class _Lengths:
                 low = middle + 1
         return self._steps[low][0]
 
-    def rest(self, running: Running) -> float:
+    def rest(self, running: RunningTrial) -> float:
         """What a trial that has run so long has yet before it, on average."""
         survival_now = next(
             (after for length, after in reversed(self._steps) if length <= running.elapsed_s), 1.0
@@ -124,7 +126,7 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-class Pace:
+class TimeEstimate:
     """How long the trials of an experiment have taken.
 
     Args:
@@ -155,7 +157,7 @@ class Pace:
         """The same as the function, for these trials, now."""
         return remaining_s(self._finished, [self._running(trial, time) for trial in running], to_come)
 
-    def _running(self, trial: Trial, time: float) -> Running:
+    def _running(self, trial: Trial, time: float) -> RunningTrial:
         elapsed_s = self._spent.get(trial.trial_id, 0.0) + time - self._since[trial.trial_id]
         limit = self._max_iteration
-        return Running(elapsed_s, trial.iteration / limit if limit and trial.iteration else None)
+        return RunningTrial(elapsed_s, trial.iteration / limit if limit and trial.iteration else None)

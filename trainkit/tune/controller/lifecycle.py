@@ -10,7 +10,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import (
     FINISHED,
-    Live,
+    ActiveAttempt,
     Origin,
     drop_checkpoints,
     full_result,
@@ -18,9 +18,9 @@ from trainkit.tune.controller.attempt import (
     note_problem,
     set_status,
 )
-from trainkit.tune.controller.estimate import Pace
+from trainkit.tune.controller.estimate import TimeEstimate
 from trainkit.tune.controller.failures import TIMEOUT, Retry, timeout_words, what_follows
-from trainkit.tune.controller.paused import Pauses
+from trainkit.tune.controller.paused import PausedTrials
 from trainkit.tune.controller.rules import (
     BROKEN,
     FAIL_FAST,
@@ -31,8 +31,8 @@ from trainkit.tune.controller.rules import (
     Plan,
     StopRules,
 )
-from trainkit.tune.controller.run_queue import Turns
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.controller.run_queue import RunQueue
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
@@ -42,7 +42,7 @@ from trainkit.tune.search.trial_source import TrialSource
 T = TypeVar("T")
 
 
-class Endings:
+class EarlyEnd:
     """What may end the experiment, and what has.
 
     Args:
@@ -58,7 +58,7 @@ class Endings:
     """
 
     def __init__(
-        self, plan: Plan, stop: StopRules, spent_s: float, step: ev.Step, live: Mapping[str, Live]
+        self, plan: Plan, stop: StopRules, spent_s: float, step: ev.Step, live: Mapping[str, ActiveAttempt]
     ) -> None:
         self.reached: Ending | None = None
         self.error: Exception | None = None
@@ -137,7 +137,7 @@ LOST = "the runtime's node died"
 """Reason of a trial that waits, having lost its process with the session."""
 
 
-class Lives:
+class Lifecycle:
     """See the module.
 
     Args:
@@ -158,16 +158,16 @@ class Lives:
         self,
         plan: Plan,
         step: ev.Step,
-        live: dict[str, Live],
+        live: dict[str, ActiveAttempt],
         source: TrialSource,
         proposals: Proposals,
         scheduler: CheckedScheduler,
         judge: Judge,
-        ledger: Ledger,
-        pace: Pace,
-        turns: Turns,
-        pauses: Pauses,
-        endings: Endings,
+        ledger: ResourceLedger,
+        pace: TimeEstimate,
+        turns: RunQueue,
+        pauses: PausedTrials,
+        endings: EarlyEnd,
         failed: int,
     ) -> None:
         self._plan = plan
@@ -183,7 +183,7 @@ class Lives:
         self._pauses = pauses
         self._endings = endings
         self._failed = failed
-        self._watched: dict[str, Live] = {}
+        self._watched: dict[str, ActiveAttempt] = {}
         """Those that have a limit; until an end of the experiment gives all of them one."""
 
     def handle(
@@ -196,12 +196,12 @@ class Lives:
 
     # --- a trial's events -------------------------------------------------------------------------
 
-    def _on_placed(self, live: Live, event: ev.Placed | ev.Started) -> None:
+    def _on_placed(self, live: ActiveAttempt, event: ev.Placed | ev.Started) -> None:
         if self._plan.trial_timeout_s is not None and math.isinf(live.times_out):
             live.times_out = event.time + self._plan.trial_timeout_s
             self.watch(live)
 
-    def _on_started(self, live: Live, event: ev.Started) -> None:
+    def _on_started(self, live: ActiveAttempt, event: ev.Started) -> None:
         self._on_placed(live, event)  # where nobody can say when it had its resources
         trial = live.trial
         place = (event.pid, event.hostname, event.node_ip)
@@ -212,7 +212,7 @@ class Lives:
         )
         self._go_on(live, event.time)
 
-    def _on_reported(self, live: Live, event: ev.Reported) -> None:
+    def _on_reported(self, live: ActiveAttempt, event: ev.Reported) -> None:
         trial, origin = live.trial, live.origin
         if origin is None:
             raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
@@ -235,7 +235,7 @@ class Lives:
         else:
             self._go_on(live, event.time)
 
-    def _decide(self, live: Live, result: dict[str, Any], event: ev.Reported) -> None:
+    def _decide(self, live: ActiveAttempt, result: dict[str, Any], event: ev.Reported) -> None:
         """Settle what the trial will be by this report."""
         trial = live.trial
         live.outcome = FINISHED if event.done else live.outcome
@@ -258,7 +258,7 @@ class Lives:
             self.heed(event.time)
         live.saving = decision.save and live.outcome is None
 
-    def _go_on(self, live: Live, time: float) -> None:
+    def _go_on(self, live: ActiveAttempt, time: float) -> None:
         """Let the trial run to its next report, or end it where it waits."""
         if live.outcome is None:
             trial_id = live.trial.trial_id
@@ -270,25 +270,25 @@ class Lives:
         save = bool(self._plan.checkpoints.checkpoint_at_end) or goes_on
         self._step.actions.append(ev.Stop(live.trial.trial_id, save))
 
-    def _on_saved(self, live: Live, event: ev.Saved) -> None:
+    def _on_saved(self, live: ActiveAttempt, event: ev.Saved) -> None:
         live.saving = False
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
         self._go_on(live, event.time)
 
-    def _on_finished(self, live: Live, event: ev.Finished) -> None:
+    def _on_finished(self, live: ActiveAttempt, event: ev.Finished) -> None:
         if event.checkpoint is not None:
             keep_checkpoint(self._step, self._plan.checkpoints, live.trial, event.checkpoint, event.iteration)
         note_problem(self._step, live.trial, event.time, event.problem)
         live.outcome = live.outcome or FINISHED
         self._finish(live, event.time, event.problem)
 
-    def _on_failed(self, live: Live, event: ev.Failed) -> None:
+    def _on_failed(self, live: ActiveAttempt, event: ev.Failed) -> None:
         self.fail(live.trial, event.failure, event.time)
 
     # --- ends of a trial --------------------------------------------------------------------------
 
-    def _finish(self, live: Live, time: float, problem: str = "") -> None:
+    def _finish(self, live: ActiveAttempt, time: float, problem: str = "") -> None:
         """The trial's process has nothing more to do, and may have ended with a problem: settle the rest."""
         trial, (status, reason) = live.trial, live.outcome or FINISHED
         if live.failure is not None:
@@ -382,12 +382,12 @@ class Lives:
             else:
                 self._finish(live, time, LOST)
 
-    def watch(self, live: Live) -> None:
+    def watch(self, live: ActiveAttempt) -> None:
         """The attempt has a limit from now on."""
         self._watched[live.trial.trial_id] = live
 
     @property
-    def _limited(self) -> Mapping[str, Live]:
+    def _limited(self) -> Mapping[str, ActiveAttempt]:
         return self._watched if self._endings.reached is None else self._live
 
     @property
@@ -433,13 +433,13 @@ class Lives:
 
 # Of the class: an object that held its own methods would stay until the collector comes by, and with it all
 # that trials are given.
-_HANDLERS: Mapping[type[ev.Event], Callable[[Lives, Live, Any], None]] = {
-    ev.Placed: Lives._on_placed,
-    ev.Started: Lives._on_started,
-    ev.Reported: Lives._on_reported,
-    ev.Finished: Lives._on_finished,
-    ev.Saved: Lives._on_saved,
-    ev.Failed: Lives._on_failed,
+_HANDLERS: Mapping[type[ev.Event], Callable[[Lifecycle, ActiveAttempt, Any], None]] = {
+    ev.Placed: Lifecycle._on_placed,
+    ev.Started: Lifecycle._on_started,
+    ev.Reported: Lifecycle._on_reported,
+    ev.Finished: Lifecycle._on_finished,
+    ev.Saved: Lifecycle._on_saved,
+    ev.Failed: Lifecycle._on_failed,
 }
 KINDS = tuple(_HANDLERS)
-"""Of the events that `Lives.handle` takes in."""
+"""Of the events that `Lifecycle.handle` takes in."""

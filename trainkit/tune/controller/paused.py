@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.attempt import Live, adopt_checkpoint, set_status
+from trainkit.tune.controller.attempt import ActiveAttempt, adopt_checkpoint, set_status
 from trainkit.tune.controller.rules import Plan
-from trainkit.tune.controller.run_queue import Turns
+from trainkit.tune.controller.run_queue import RunQueue
 from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Donor, Verdict, words_for
@@ -28,7 +28,7 @@ NO_CHECKPOINT = (
 )
 
 
-class Pauses:
+class PausedTrials:
     """See the module.
 
     Args:
@@ -47,9 +47,9 @@ class Pauses:
         step: ev.Step,
         scheduler: CheckedScheduler,
         proposals: Proposals,
-        turns: Turns,
+        turns: RunQueue,
         trials: Mapping[str, Trial],
-        live: Mapping[str, Live],
+        live: Mapping[str, ActiveAttempt],
     ) -> None:
         self._plan = plan
         self._step = step
@@ -83,7 +83,7 @@ class Pauses:
 
     # --- into the pause ---------------------------------------------------------------------------
 
-    def goes_on(self, live: Live, time: float) -> bool:
+    def goes_on(self, live: ActiveAttempt, time: float) -> bool:
         """Whether a trial that is to be paused runs on instead, being the next to go on; that is noted."""
         decision = live.pause
         if decision is None or decision.donors or decision.request is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import overload
 
-from trainkit.tune.controller.attempt import Live
+from trainkit.tune.controller.attempt import ActiveAttempt
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search.trial_source import TrialSource
@@ -131,7 +131,7 @@ class _Ids(Sequence[str]):
         return list(self)[place]
 
 
-class Turns:
+class RunQueue:
     """See the module.
 
     Args:
@@ -162,7 +162,7 @@ class Turns:
         suggested = self._source.to_come
         return None if suggested is None else suggested + len(self.waiting)
 
-    def next(self, running: Mapping[str, Live], *, has_room: bool) -> Trial | None:
+    def next(self, running: Mapping[str, ActiveAttempt], *, has_room: bool) -> Trial | None:
         """Return the trial to start or go on with, which is in no line any more; None: none now.
 
         Args:

@@ -18,7 +18,7 @@ _SIMULATED = {
 """What is said of them to who asks for too much."""
 
 
-class Ledger:
+class ResourceLedger:
     """Counts resources in ten-thousandths, so that ten times 0.1 is exactly 1.
 
     Args:
@@ -107,7 +107,7 @@ class ExperimentView:
         ledger: of what running trials reserve.
     """
 
-    def __init__(self, trials: Sequence[Trial], by_id: Mapping[str, Trial], ledger: Ledger) -> None:
+    def __init__(self, trials: Sequence[Trial], by_id: Mapping[str, Trial], ledger: ResourceLedger) -> None:
         self._trials = trials
         self._by_id = by_id
         self._ledger = ledger

@@ -21,8 +21,8 @@ from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, re
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.executor.base import (
+    Executor,
     ProcessPool,
-    SessionBound,
     SpecFactory,
     event_of,
     failure_of,
@@ -45,7 +45,7 @@ class _Leaving:
     deadline: float
 
 
-class Departures:
+class LeavingProcesses:
     """See the module.
 
     Args:
@@ -166,7 +166,7 @@ class _Running:
     sound: bool = True
 
 
-class Executor(SessionBound):
+class ActorExecutor(Executor):
     """Runs trials.
 
     Args:
@@ -200,7 +200,7 @@ class Executor(SessionBound):
         self._folder = os.fspath(specs.folder)
         self._actor_class: Any = api.remote(TrialActor)
         self._running: dict[str, _Running] = {}
-        self._departures = Departures(now=now, leave_s=leave_s)
+        self._departures = LeavingProcesses(now=now, leave_s=leave_s)
         self._reuse = reuse
         self._pool: ProcessPool[_Process] | None = self._new_pool()
         """None: processes aren't reused, or went with the session."""

@@ -28,12 +28,12 @@ from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.config import RunConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.registry import environments
 from trainkit.tune.core.resources import PlacementGroupFactory, TrialResources
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.trial.environment import House, log_files
-from trainkit.tune.trial.messages import Place, TrialSpec
+from trainkit.tune.trial.environment import TrialEnvironment, log_files
+from trainkit.tune.trial.messages import TrialSpec, WorkerProcess
 
 IDLE_S = 1.0
 """How long a process waits for a trial that wants it."""
@@ -56,7 +56,7 @@ class ProcessPool(Generic[P]):
     """
 
     def __init__(self, existing: Mapping[str, float]) -> None:
-        self._ledger = Ledger(existing)
+        self._ledger = ResourceLedger(existing)
         self._idle: dict[str, _Idle[P]] = {}
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
-    if type(answer) is Place:
+    if type(answer) is WorkerProcess:
         return ev.Started(trial_id, attempt, time, answer.pid, answer.hostname, answer.node_ip)
     raise TypeError(f"a trial cannot answer {answer!r}")
 
@@ -174,11 +174,11 @@ class SpecFactory:
         self._run = run
         self._seed_of = seed_of
         self._start_from = start_from
-        self._house = House(
+        self._house = TrialEnvironment(
             log_files(run.log_to_file), run.chdir_to_trial_dir or bool(settings.chdir_asked())
         )
         self._environments = environments()
-        self._makes_dirs = makes_dirs or self._house != House()
+        self._makes_dirs = makes_dirs or self._house != TrialEnvironment()
 
     def of(self, start: ev.Start) -> TrialSpec:
         """Return the specification of the attempt that `start` begins."""
@@ -224,7 +224,7 @@ logger = logging.getLogger("trainkit.tune")
 _AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
 
 
-class SessionBound(ABC):
+class Executor(ABC):
     """Base of what carries the controller's actions out in a session.
 
     Args:

@@ -24,7 +24,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.executor.base import (
-    SessionBound,
+    Executor,
     SpecFactory,
     event_of,
     failure_of,
@@ -32,8 +32,8 @@ from trainkit.tune.executor.base import (
     put_named,
     remembered,
 )
-from trainkit.tune.trial.actor import Shared, run_step
-from trainkit.tune.trial.messages import NO_PROCESS, Place, TrialSpec
+from trainkit.tune.trial.actor import SharedArguments, run_step
+from trainkit.tune.trial.messages import NO_PROCESS, TrialSpec, WorkerProcess
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _RunningTask:
     ref: ObjectRef[Any] | None = None
 
 
-class TaskExecutor(SessionBound):
+class TaskExecutor(Executor):
     """Runs trials; as `Executor`, but for trainables that are `SerializedTrainable`s and never pause.
 
     Args:
@@ -64,7 +64,7 @@ class TaskExecutor(SessionBound):
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
         super().__init__(now)
-        self._shared = Shared(
+        self._shared = SharedArguments(
             put_named(f"the trainable {bound.name}", bound.trainable),
             {
                 name: put_named(f"with_parameters({name}=...)", value)
@@ -75,7 +75,7 @@ class TaskExecutor(SessionBound):
         self._specs = specs
         self._steps: dict[Hashable, Any] = {}
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
-        self._place = Place(NO_PROCESS, socket.gethostname(), "127.0.0.1")
+        self._place = WorkerProcess(NO_PROCESS, socket.gethostname(), "127.0.0.1")
         self._running: dict[str, _RunningTask] = {}
         self.errors: dict[tuple[str, int], BaseException] = {}
         """By trial and attempt, what it raised."""

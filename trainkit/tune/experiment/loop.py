@@ -15,7 +15,7 @@ from trainkit.runtime import signals
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
-from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.tasks import TaskExecutor
 from trainkit.tune.store import ownership
 from trainkit.tune.store.memory import MemoryStore
@@ -23,7 +23,7 @@ from trainkit.tune.store.ownership import Inbox
 from trainkit.tune.store.writer import ExperimentStore
 
 
-class Interrupts:
+class InterruptHandler:
     """Takes SIGINT over for the time of a `with`, and gives it back.
 
     The first Ctrl-C is only noted, so that no step of the loop is cut in half; it ends a wait, since
@@ -106,7 +106,7 @@ class ExperimentLoop:
     def __init__(
         self,
         controller: Controller,
-        executor: Executor | TaskExecutor,
+        executor: ActorExecutor | TaskExecutor,
         store: ExperimentStore | MemoryStore,
         hub: CallbackDispatcher,
         inbox: Inbox,
@@ -126,7 +126,7 @@ class ExperimentLoop:
         self._now = now
         self._refresh_s = refresh_s
 
-    def run(self, interrupts: Interrupts) -> None:
+    def run(self, interrupts: InterruptHandler) -> None:
         """Return when nothing runs and nothing will; every process of a trial is gone then, or going.
 
         Raises:

@@ -23,14 +23,14 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.controller.failures import too_many_failed
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import TrialStatus, safe_name
 from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.display import say
-from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
 from trainkit.tune.experiment import setup
@@ -41,7 +41,7 @@ from trainkit.tune.experiment.description import (
     restored_run_config,
     restored_tune_config,
 )
-from trainkit.tune.experiment.loop import ExperimentLoop, Interrupts
+from trainkit.tune.experiment.loop import ExperimentLoop, InterruptHandler
 from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
 from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
 from trainkit.tune.space.search_space import Space
@@ -65,7 +65,7 @@ from trainkit.tune.sync.storage import Address, describe_address, new_place, sto
 logger = logging.getLogger("trainkit.tune")
 
 
-class Experiment:
+class ExperimentRun:
     """Everything that one call of `fit` needs, checked.
 
     Args:
@@ -125,7 +125,7 @@ class Experiment:
         self._plan = setup.make_plan(tune, run, self.metric, self.objectives)
 
     @classmethod
-    def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> Experiment:
+    def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> ExperimentRun:
         """An experiment in the folder that `run` names."""
         trainable_name = safe_name(bound.name)[:100]
         name = (
@@ -144,7 +144,7 @@ class Experiment:
         tune: TuneConfig | None,
         run: RunConfig | None,
         address: Address | None = None,
-    ) -> Experiment:
+    ) -> ExperimentRun:
         """The experiment in `folder`, to go on with; `address` is where that was copied from.
 
         Raises:
@@ -205,7 +205,7 @@ class Experiment:
         setup.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
         at_once = self._tune.max_concurrent_trials or None
-        ledger = Ledger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
+        ledger = ResourceLedger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
         setup.require_startable(
             self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
         )
@@ -223,7 +223,7 @@ class Experiment:
         with (
             contextlib.closing(store),
             store.reader() as reader,
-            Interrupts() as interrupts,
+            InterruptHandler() as interrupts,
         ):
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
         self.ended_by = controller.ended_by
@@ -268,11 +268,11 @@ class Experiment:
 
     def _run_loop(
         self,
-        ledger: Ledger,
-        executor: Executor | TaskExecutor,
+        ledger: ResourceLedger,
+        executor: ActorExecutor | TaskExecutor,
         store: ExperimentStore | MemoryStore,
         reader: ExperimentReader | MemoryReader,
-        interrupts: Interrupts,
+        interrupts: InterruptHandler,
         mirror: Mirror | None,
     ) -> Controller:
         restored = Restored([])
@@ -367,7 +367,11 @@ class Experiment:
             say(line)
 
     def _restore(
-        self, rule: ResumeRule, reader: ExperimentReader, store: ExperimentStore | MemoryStore, ledger: Ledger
+        self,
+        rule: ResumeRule,
+        reader: ExperimentReader,
+        store: ExperimentStore | MemoryStore,
+        ledger: ResourceLedger,
     ) -> Restored:
         if self._facts["trainable"] != self._bound.name:
             logger.warning(

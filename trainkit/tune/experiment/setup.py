@@ -19,13 +19,13 @@ from trainkit.tune.callbacks.loggers import PolicyFiles
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.paused import NO_CHECKPOINT
 from trainkit.tune.controller.rules import Plan, StopRules
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import trial_id_of
-from trainkit.tune.executor.actors import Executor
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
@@ -297,16 +297,16 @@ def make_watch(
 
 def make_executor(
     bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
-) -> Executor | TaskExecutor:
+) -> ActorExecutor | TaskExecutor:
     """Return what runs the trials: each a process of its own, or each step of one a task."""
     if bound.ahead is not None:
         return TaskExecutor(bound, specs, now=now)
     timed = plan.trial_timeout_s is not None
-    return Executor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
+    return ActorExecutor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
 
 
 def require_startable(
-    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: Ledger
+    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: ResourceLedger
 ) -> None:
     """Find out before anything is written whether a first trial could run.
 

@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_number
 from trainkit.tune.core.values import flatten
 from trainkit.tune.integrations.reporting import missing
-from trainkit.tune.integrations.tracking import Told, TrackerCallback, process_rank, running_trial
+from trainkit.tune.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 
 TRIAL_TAG = "trainkit.trial"
 _TOKEN = "MLFLOW_TRACKING_TOKEN"
@@ -84,7 +84,7 @@ class MLflowLoggerCallback(TrackerCallback):
             else:
                 os.environ[_TOKEN] = self._token_before
 
-    def open_run(self, told: Told) -> bool:
+    def open_run(self, told: TrackedTrial) -> bool:
         run_id = _find_run(self._client, self._experiment_id, told.key)
         is_new = run_id is None
         if run_id is None:
@@ -96,11 +96,11 @@ class MLflowLoggerCallback(TrackerCallback):
         self._runs[told.trial_id] = run_id
         return is_new
 
-    def describe_run(self, told: Told) -> None:
+    def describe_run(self, told: TrackedTrial) -> None:
         if not self._params_at_end:
             self._log_parameters(told, self._runs[told.trial_id])
 
-    def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
         entities = importlib.import_module("mlflow.entities")
         metrics = [
             entities.Metric(_safe_key(name), _as_float(value), _date_of(result), _step_of(result))
@@ -113,7 +113,7 @@ class MLflowLoggerCallback(TrackerCallback):
                 self._runs[told.trial_id], metrics=metrics[start : start + _MAX_METRICS], synchronous=True
             )
 
-    def close_run(self, told: Told, status: str) -> None:
+    def close_run(self, told: TrackedTrial, status: str) -> None:
         run_id = self._runs.pop(told.trial_id)
         try:
             if status != "KILLED" and self._params_at_end:
@@ -123,7 +123,7 @@ class MLflowLoggerCallback(TrackerCallback):
         finally:
             self._client.set_terminated(run_id, status=status)
 
-    def _log_parameters(self, told: Told, run_id: str) -> None:
+    def _log_parameters(self, told: TrackedTrial, run_id: str) -> None:
         entities = importlib.import_module("mlflow.entities")
         params = [
             entities.Param(key, str(getattr(value, "__name__", value)))

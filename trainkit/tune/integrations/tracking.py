@@ -97,7 +97,7 @@ Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
 
 @dataclass(frozen=True)
-class Told:
+class TrackedTrial:
     """A trial as the service's thread hears of it: what does not change while the experiment goes on.
 
     Attributes:
@@ -152,21 +152,21 @@ class TrackerCallback(LoggerCallback, ABC):
         """Make ready; called before anything else."""
 
     @abstractmethod
-    def open_run(self, told: Told) -> bool:
+    def open_run(self, told: TrackedTrial) -> bool:
         """Begin the trial's run, or go on with it; whether it is new."""
 
-    def describe_run(self, told: Told) -> None:
+    def describe_run(self, told: TrackedTrial) -> None:
         """Say what is known of the trial from the start; its run is open, and new."""
 
     @abstractmethod
-    def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
         """Add these results to the trial's run, which is open."""
 
     @abstractmethod
-    def close_run(self, told: Told, status: str) -> None:
+    def close_run(self, told: TrackedTrial, status: str) -> None:
         """End the trial's run, which is open; `status` is FINISHED, FAILED or KILLED: interrupted."""
 
-    def save(self, told: Told, checkpoint: Path) -> None:
+    def save(self, told: TrackedTrial, checkpoint: Path) -> None:
         """The trial, whose run is open, has a new checkpoint in this folder."""
 
     def disconnect(self) -> None:
@@ -233,8 +233,8 @@ class TrackerCallback(LoggerCallback, ABC):
             timeout_s = self._timeout_s if in_order else min(self._timeout_s, HASTE_S)
             self._outbox.close(timeout_s, info.get("say", lambda line: None))
 
-    def _put(self, what: str, trial: Trial, action: Callable[[Told], None]) -> None:
-        told = Told(
+    def _put(self, what: str, trial: Trial, action: Callable[[TrackedTrial], None]) -> None:
+        told = TrackedTrial(
             trial.trial_id,
             f"{trial.trial_id}_{self._token}",
             trial.name,
@@ -246,7 +246,7 @@ class TrackerCallback(LoggerCallback, ABC):
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    def _do_open(self, told: Told) -> None:
+    def _do_open(self, told: TrackedTrial) -> None:
         """Open the run, unless it is."""
         if told.trial_id in self._open:
             return
@@ -261,18 +261,18 @@ class TrackerCallback(LoggerCallback, ABC):
         if is_new:
             self.describe_run(told)
 
-    def _do_write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
+    def _do_write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
         if told.trial_id in self._broken or not results:
             return
         self._do_open(told)
         self.write(told, results)
         self._sent[told.trial_id] += len(results)
 
-    def _do_save(self, told: Told, checkpoint: Path) -> None:
+    def _do_save(self, told: TrackedTrial, checkpoint: Path) -> None:
         if told.trial_id in self._open:
             self.save(told, checkpoint)
 
-    def _do_complete(self, told: Told, results: Sequence[Mapping[str, Any]], status: str) -> None:
+    def _do_complete(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]], status: str) -> None:
         """Send what is lacking; with a status, that is all there will be."""
         sent = self._sent.get(told.trial_id, len(results) if status else 0)
         self._sent[told.trial_id] = min(sent, len(results))
@@ -280,7 +280,7 @@ class TrackerCallback(LoggerCallback, ABC):
         if status:
             self._do_close(told, status)
 
-    def _do_close(self, told: Told, status: str) -> None:
+    def _do_close(self, told: TrackedTrial, status: str) -> None:
         if told.trial_id in self._open:
             self._open.discard(told.trial_id)
             self.close_run(told, status)

@@ -13,7 +13,7 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number, require
 from trainkit.tune.core.values import flatten, without_objects
 from trainkit.tune.integrations.reporting import missing
-from trainkit.tune.integrations.tracking import Told, TrackerCallback, process_rank, running_trial
+from trainkit.tune.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
 """Reported values that describe the run rather than its course."""
@@ -79,7 +79,7 @@ class WandbLoggerCallback(TrackerCallback):
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
-    def open_run(self, told: Told) -> bool:
+    def open_run(self, told: TrackedTrial) -> bool:
         settings = {"console": "off", "silent": True, "x_disable_stats": True}
         settings |= {} if self._api_key is None else {"api_key": self._api_key}
         arguments = {
@@ -100,7 +100,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._runs[told.trial_id] = run
         return not run.resumed
 
-    def write(self, told: Told, results: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
         run = self._runs[told.trial_id]
         for result in results:
             metrics = {name: value for name, value in result.items() if name != "config"}
@@ -112,13 +112,13 @@ class WandbLoggerCallback(TrackerCallback):
                 run.config.update(facts, allow_val_change=True)
             run.log({name: value for name, value in flat.items() if is_number(value)})
 
-    def save(self, told: Told, checkpoint: Path) -> None:
+    def save(self, told: TrackedTrial, checkpoint: Path) -> None:
         if self._upload_checkpoints:
             artifact = self._wandb.Artifact(name=f"checkpoint_{told.name}", type="model")
             artifact.add_dir(str(checkpoint))
             self._runs[told.trial_id].log_artifact(artifact)
 
-    def close_run(self, told: Told, status: str) -> None:
+    def close_run(self, told: TrackedTrial, status: str) -> None:
         self._runs.pop(told.trial_id).finish(exit_code=1 if status == "FAILED" else 0)
 
     def _wanted(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,16 +44,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Words:
+class RungLabels:
     """Legend of a rung: labels of the trials that left it, and of the others."""
 
     went_on: str
     stayed: str
 
 
-STOPPING = Words("went on", "stopped")
-PROMOTION = Words("promoted", "not promoted")
-WAITING = Words("went on", "stopped, or still waiting")
+STOPPING = RungLabels("went on", "stopped")
+PROMOTION = RungLabels("promoted", "not promoted")
+WAITING = RungLabels("went on", "stopped, or still waiting")
 
 
 def draw(
@@ -126,7 +126,7 @@ def _at_once(decisions: Sequence[Mapping[str, Any]]) -> bool:
     return any(each["rule"] == CAME for each in decisions)
 
 
-def _words(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> Words:
+def _words(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> RungLabels:
     if not _at_once(decisions):
         return PROMOTION if any(each["verdict"] == "PAUSE" for each in decisions) else STOPPING
     # The rung's cutoff is known once its trials have been judged.
@@ -180,7 +180,13 @@ def _rungs(
 
 
 def _draw_rung(
-    axes: Axes, index: int, entries: Sequence[Entry], across: Sequence[float], words: Words, *, at_once: bool
+    axes: Axes,
+    index: int,
+    entries: Sequence[Entry],
+    across: Sequence[float],
+    words: RungLabels,
+    *,
+    at_once: bool,
 ) -> None:
     size = max(8.0, 46 - 0.25 * len(entries))
     # Named once for the legend; a rung at which nobody fell or passed draws an empty set.

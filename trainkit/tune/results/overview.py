@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.estimate import Running, remaining_s
+from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.objectives import NONE_BEST, all_failed
@@ -23,7 +23,7 @@ from trainkit.tune.store.records import Report
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LogEvent:
     """Entry of the log with its place in the order of all entries, and its time in seconds since 1970."""
 
     seq: int
@@ -35,12 +35,12 @@ class Event:
 class LogReader(ExperimentReader):
     """Reader of the log of an experiment, also while it is written."""
 
-    def events(self, trial_id: str | None = None) -> list[Event]:
+    def events(self, trial_id: str | None = None) -> list[LogEvent]:
         """Return the log of a trial, or with None of the experiment as a whole, in order."""
         rows = self._rows(
             "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
         )
-        return [Event(*row) for row in rows]
+        return [LogEvent(*row) for row in rows]
 
     def lengths(self) -> tuple[list[float], dict[str, float]]:
         """How long the last attempt of each trial took that has ended, and when that of the others began."""
@@ -116,7 +116,7 @@ class Overview:
         total = facts.get("total_samples")
         metric, mode = metric_and_mode(facts)
         running = [
-            Running(now - begun[trial.trial_id])
+            RunningTrial(now - begun[trial.trial_id])
             for trial in trials
             if trial.status is TrialStatus.RUNNING and trial.trial_id in begun
         ]
@@ -183,7 +183,7 @@ class Overview:
         return f"{self.metric}={value:.6g} of {trial.trial_id}"
 
 
-def _ending(events: Sequence[Event]) -> str:
+def _ending(events: Sequence[LogEvent]) -> str:
     """Return the message at the end of the last run; '' if the run did not reach its end."""
     for event in reversed(events):
         if event.kind == "ended":

@@ -14,7 +14,7 @@ from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.core import seeds
-from trainkit.tune.core.capacity import Ledger
+from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.checks import is_finite, is_whole, require, require_kind
 from trainkit.tune.core.policies import CheckpointConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
@@ -252,7 +252,7 @@ def _simulation(
         ),
         proposals,
         scheduler,
-        Ledger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True),
+        ResourceLedger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True),
     )
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(

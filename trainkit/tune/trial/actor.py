@@ -14,7 +14,7 @@ from trainkit.runtime import api, session
 from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.core.registry import take_environments
-from trainkit.tune.trial.messages import Place, PlainProgress, Progress, TrialSpec
+from trainkit.tune.trial.messages import PlainReply, Reply, TrialSpec, WorkerProcess
 from trainkit.tune.trial.runners import Runner, make_runner
 from trainkit.tune.trial.trainable import Trainable
 
@@ -36,7 +36,7 @@ class TrialActor:
     def wait_here(self) -> None:
         """Return as soon as there is a process: what came before was waiting for resources."""
 
-    def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> Place:
+    def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> WorkerProcess:
         """Take the first trial in; a class is constructed and restored here.
 
         Args:
@@ -50,7 +50,7 @@ class TrialActor:
         )
         return self.begin(spec)
 
-    def begin(self, spec: TrialSpec) -> Place:
+    def begin(self, spec: TrialSpec) -> WorkerProcess:
         """Take a trial in, with the trainable that is here; its folder may be made here too.
 
         Raises:
@@ -67,17 +67,17 @@ class TrialActor:
             del before  # what the user's object holds is free before the next one is made
             self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
         # No name is looked up: a resolver that hangs would hang every trial.
-        return Place(os.getpid(), socket.gethostname(), "127.0.0.1")
+        return WorkerProcess(os.getpid(), socket.gethostname(), "127.0.0.1")
 
-    def advance(self) -> PlainProgress:
+    def advance(self) -> PlainReply:
         """Run to the next report."""
         return self._present().advance().plain
 
-    def save(self) -> PlainProgress:
+    def save(self) -> PlainReply:
         """Save a checkpoint where the trial waits, if it can."""
         return self._present().save().plain
 
-    def stop(self, save: bool) -> PlainProgress:
+    def stop(self, save: bool) -> PlainReply:
         """End the trial where it waits."""
         return self._present().stop(save).plain
 
@@ -125,7 +125,7 @@ class SerializedTrainable(Trainable):
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedArguments:
     """Arguments that all steps of an experiment share.
 
     Attributes:
@@ -148,7 +148,7 @@ _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
 """What this process was given."""
 
 
-def run_step(shared: Shared, spec: TrialSpec, state: Any) -> tuple[PlainProgress, Any]:
+def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[PlainReply, Any]:
     """Run the next step of a trial here.
 
     Args:
@@ -168,4 +168,4 @@ def run_step(shared: Shared, spec: TrialSpec, state: Any) -> tuple[PlainProgress
         metrics = trial.train()
     done = bool(metrics.pop("done", False))
     where = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    return Progress(trial.iteration, metrics | where, None, done).plain, None if done else trial.state
+    return Reply(trial.iteration, metrics | where, None, done).plain, None if done else trial.state

@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, TuneError
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
 from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.core.values import is_scalar, plain_metrics
-from trainkit.tune.trial.messages import Meter, Progress, TrialSpec
+from trainkit.tune.trial.messages import Reply, ReportMeter, TrialSpec
 
 
 class TrialStopped(BaseException):
@@ -75,7 +75,7 @@ class TuneContext:
         return {}
 
 
-class Session:
+class TrialContext:
     """One attempt of a function trial, seen from inside.
 
     Args:
@@ -83,11 +83,11 @@ class Session:
         hand_over: gives a Progress to the driver and returns when the trial may go on.
     """
 
-    def __init__(self, spec: TrialSpec, hand_over: Callable[[Progress], None]) -> None:
+    def __init__(self, spec: TrialSpec, hand_over: Callable[[Reply], None]) -> None:
         self.context = TuneContext(spec)
         self.stopping = False
         self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
-        self.meter = Meter(spec)
+        self.meter = ReportMeter(spec)
         self._trial_dir = spec.trial_dir
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
@@ -116,7 +116,7 @@ class Session:
 
     def progress(
         self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, *, done: bool = False
-    ) -> Progress:
+    ) -> Reply:
         """Count a report and save its checkpoint.
 
         Raises:
@@ -128,11 +128,11 @@ class Session:
         if dirname is not None:
             plain["checkpoint_dir_name"] = dirname
         filled = self.meter.fill(plain)
-        return Progress(self.meter.iteration, filled, dirname, done)
+        return Reply(self.meter.iteration, filled, dirname, done)
 
-    def end(self) -> Progress:
+    def end(self) -> Reply:
         """The function has ended without a further report; what it saved since the last one is kept."""
-        return Progress(self.meter.iteration, None, self._save(None), done=True)
+        return Reply(self.meter.iteration, None, self._save(None), done=True)
 
     @contextmanager
     def saving(self) -> Iterator[str]:
@@ -172,12 +172,12 @@ class Session:
             _of_process = None
 
 
-_active: ContextVar[Session | None] = ContextVar("trainkit_trial", default=None)
+_active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
 # Threads that a user starts don't inherit the context; they may still ask who the trial is.
-_of_process: Session | None = None
+_of_process: TrialContext | None = None
 
 
-def current_session(verb: str) -> Session:
+def current_session(verb: str) -> TrialContext:
     """Return the session of the running trial.
 
     Raises:

@@ -22,7 +22,7 @@ from trainkit.settings import OLD_WORKING_DIR
 
 
 @dataclass(frozen=True)
-class House:
+class TrialEnvironment:
     """What a trial's code finds.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.clock import SYSTEM, Clock
 from trainkit.tune.core.resources import DEFAULT_REQUEST, TrialResources
-from trainkit.tune.trial.environment import House
+from trainkit.tune.trial.environment import TrialEnvironment
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrialSpec:
     checkpoint_at_end: bool = False
     seed: int | None = None
     driver_pid: int = 0
-    house: House = field(default_factory=House)
+    house: TrialEnvironment = field(default_factory=TrialEnvironment)
     environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     makes_dir: bool = True
 
@@ -54,7 +54,7 @@ NO_PROCESS = 0
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerProcess:
     """Where a trial runs."""
 
     pid: int
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Reply:
     """The answer to `advance`, `save` and `stop`.
 
     Attributes:
@@ -81,15 +81,15 @@ class Progress:
     problem: str = ""
 
     @property
-    def plain(self) -> PlainProgress:
+    def plain(self) -> PlainReply:
         """Return a tuple, which travels several times as fast as an object of a class."""
         return self.iteration, self.metrics, self.checkpoint, self.done, self.problem
 
 
-PlainProgress = tuple[int, dict[str, Any] | None, str | None, bool, str]
+PlainReply = tuple[int, dict[str, Any] | None, str | None, bool, str]
 
 
-class Meter:
+class ReportMeter:
     """Fills in what every report carries: counts and times.
 
     Args:

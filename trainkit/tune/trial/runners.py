@@ -17,9 +17,9 @@ from trainkit.errors import MetricError
 from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.registry import take_environments
 from trainkit.tune.core.values import is_scalar
-from trainkit.tune.trial.context import Session, TrialStopped
-from trainkit.tune.trial.environment import House
-from trainkit.tune.trial.messages import Progress, TrialSpec
+from trainkit.tune.trial.context import TrialContext, TrialStopped
+from trainkit.tune.trial.environment import TrialEnvironment
+from trainkit.tune.trial.messages import Reply, TrialSpec
 from trainkit.tune.trial.trainable import Trainable
 
 CHECKPOINT_DIR = "checkpoint_dir"
@@ -51,15 +51,15 @@ class Runner(ABC):
     """One attempt of a trial."""
 
     @abstractmethod
-    def advance(self) -> Progress:
+    def advance(self) -> Reply:
         """Run to the next report, or to the end."""
 
     @abstractmethod
-    def save(self) -> Progress:
+    def save(self) -> Reply:
         """Save a checkpoint where the trial waits; nothing if it can't, or has saved this state."""
 
     @abstractmethod
-    def stop(self, save: bool) -> Progress:
+    def stop(self, save: bool) -> Reply:
         """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
 
     def take_over(self, spec: TrialSpec) -> bool:
@@ -79,31 +79,31 @@ class FunctionRunner(Runner):
         self._spec = spec
         self._function = function
         self._parameters = parameters
-        self._session = Session(spec, self._hand_over)
+        self._session = TrialContext(spec, self._hand_over)
         self._greenlet = greenlet(self._run)
 
-    def advance(self) -> Progress:
+    def advance(self) -> Reply:
         self._greenlet.parent = greenlet.getcurrent()
-        progress: Progress = self._greenlet.switch()
+        progress: Reply = self._greenlet.switch()
         return progress
 
-    def save(self) -> Progress:
-        return Progress(self._session.meter.iteration)  # a function saves by itself, with its reports
+    def save(self) -> Reply:
+        return Reply(self._session.meter.iteration)  # a function saves by itself, with its reports
 
-    def stop(self, save: bool) -> Progress:
+    def stop(self, save: bool) -> Reply:
         del save  # a function saves by itself, with its reports
         self._session.stopping = True
         if not self._greenlet:  # it has not begun, and need not
-            return Progress(self._session.meter.iteration, done=True)
+            return Reply(self._session.meter.iteration, done=True)
         try:
             return self.advance()
         except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
-            return Progress(self._session.meter.iteration, done=True, problem=traceback.format_exc())
+            return Reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
 
-    def _hand_over(self, progress: Progress) -> None:
+    def _hand_over(self, progress: Reply) -> None:
         self._greenlet.parent.switch(progress)
 
-    def _run(self) -> Progress:
+    def _run(self) -> Reply:
         self._session.activate()
         try:
             older = older_arguments(self._function, self._parameters, self._spec.checkpoint)
@@ -168,7 +168,7 @@ class ClassRunner(Runner):
         kept, self._kept = self._kept, False
         return self._clean_up() if kept else ""
 
-    def advance(self) -> Progress:
+    def advance(self) -> Reply:
         try:
             metrics = self._trainable.train()
             done = bool(metrics.pop("done", False))
@@ -180,22 +180,22 @@ class ClassRunner(Runner):
         except BaseException as error:
             self._give_up(error)
             raise
-        return Progress(iteration, metrics, dirname, done, self._end() if done else "")
+        return Reply(iteration, metrics, dirname, done, self._end() if done else "")
 
-    def save(self) -> Progress:
+    def save(self) -> Reply:
         try:
-            return Progress(self._trainable.iteration, checkpoint=self._save_if_new())
+            return Reply(self._trainable.iteration, checkpoint=self._save_if_new())
         except BaseException as error:
             self._give_up(error)
             raise
 
-    def stop(self, save: bool) -> Progress:
+    def stop(self, save: bool) -> Reply:
         dirname, problem = None, ""
         try:
             dirname = self._save_if_new() if save else None
         except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
-        return Progress(self._trainable.iteration, None, dirname, True, problem + self._end())
+        return Reply(self._trainable.iteration, None, dirname, True, problem + self._end())
 
     def _end(self) -> str:
         if self._keeps:
@@ -256,15 +256,15 @@ class EnvironmentRunner(Runner):
         with _in_environment(spec):
             self._inner = make()
 
-    def advance(self) -> Progress:
+    def advance(self) -> Reply:
         with _in_environment(self._spec):
             return self._inner.advance()
 
-    def save(self) -> Progress:
+    def save(self) -> Reply:
         with _in_environment(self._spec):
             return self._inner.save()
 
-    def stop(self, save: bool) -> Progress:
+    def stop(self, save: bool) -> Reply:
         with _in_environment(self._spec):
             return self._inner.stop(save)
 
@@ -301,4 +301,4 @@ def make_runner(
             return ClassRunner(spec, trainable, parameters, keep=keep)
         return FunctionRunner(spec, trainable, parameters)
 
-    return make() if spec.house == House() else EnvironmentRunner(spec, make)
+    return make() if spec.house == TrialEnvironment() else EnvironmentRunner(spec, make)

@@ -12,7 +12,7 @@ from trainkit.errors import CheckpointError, ConfigError
 from trainkit.tune.core.checkpoint import Checkpoint, commit_directory, given_back, keep_returned
 from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.core.values import plain_metrics
-from trainkit.tune.trial.messages import Meter, TrialSpec
+from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
@@ -37,7 +37,7 @@ class Trainable:
     ) -> None:
         self.config: dict[str, Any] = dict(config or {})
         self._trial = trial or TrialSpec("", type(self).__name__, os.getcwd(), "", self.config)
-        self._meter = Meter(self._trial)
+        self._meter = ReportMeter(self._trial)
         self.setup(self.config, **(parameters or {}))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -162,7 +162,7 @@ class Trainable:
         before = self._trial, self._meter, self.config
         accepted = False
         try:
-            self._trial, self._meter, self.config = trial, Meter(trial), dict(trial.config)
+            self._trial, self._meter, self.config = trial, ReportMeter(trial), dict(trial.config)
             accepted = bool(self.reset_config(self.config))
         finally:
             if not accepted:  # the clean-up that follows is the former trial's
