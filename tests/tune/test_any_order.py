@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.tune.harness import Play
-from trainkit.tune.config import CheckpointConfig, FailureConfig
 from trainkit.tune.controller import events as ev
+from trainkit.tune.core.policies import CheckpointConfig, FailureConfig
 from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.tune.harness import Play
 from trainkit.errors import ConfigError, NodeDiedError
-from trainkit.tune.config import CheckpointConfig, FailureConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
+from trainkit.tune.core.policies import CheckpointConfig, FailureConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.schedulers import ASHAScheduler, Verdict
 from trainkit.tune.search import Searcher

@@ -17,7 +17,7 @@ from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune import space as words
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.space.encoding import decode_config, encode_config, holds_opaque
 from trainkit.tune.space.search_space import Space
 
 REAL = st.floats(-1e6, 1e6)

@@ -9,7 +9,7 @@ from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.values import encode_config
+from trainkit.tune.space.encoding import encode_config
 from trainkit.tune.space.search_space import Space
 
 

@@ -14,8 +14,8 @@ from hyperopt import hp
 from tests.suites.searchers import TREE, Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.search import HyperOptSearch, create_searcher
+from trainkit.tune.space.encoding import decode_config, encode_config
 from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -13,7 +13,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.core.values import decode_config, encode_config, is_opaque
+from trainkit.tune.space.encoding import decode_config, encode_config, is_opaque
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")

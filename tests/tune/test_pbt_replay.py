@@ -9,7 +9,6 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.schedulers import (
     PopulationBasedTrainingReplay,
     Verdict,
@@ -17,6 +16,7 @@ from trainkit.tune.schedulers import (
     described_scheduler,
 )
 from trainkit.tune.schedulers.pbt.lineage import Exchange, lineage, policy_lines, read_policy
+from trainkit.tune.space.encoding import decode_config, encode_config
 
 START = {name: {"lr": value} for name, value in (("a", 1), ("b", 2), ("c", 3))}
 TAGS = {"a": "0_lr=1", "b": "1_lr=2", "c": "2_lr=3"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.tune.test_pbt import CONTINUE, PAUSE, population, report
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.schedulers import PopulationBasedTraining, create_scheduler, described_scheduler
+from trainkit.tune.space.encoding import decode_config, encode_config
 from trainkit.tune.space.search_space import Space
 
 # --- synchronous ----------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tests.conftest import examples
 from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.core.values import decode_config, encode_config
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,
@@ -31,6 +30,7 @@ from trainkit.tune.search import (
     describe_searcher,
     described_searcher,
 )
+from trainkit.tune.space.encoding import decode_config, encode_config
 from trainkit.tune.space.search_space import Space
 
 pytestmark = [

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.values import complete, decode_config, encode_config, holds_opaque
 from trainkit.tune.search import BasicVariantGenerator
+from trainkit.tune.space.encoding import complete, decode_config, encode_config, holds_opaque
 from trainkit.tune.space.search_space import Space
 
 

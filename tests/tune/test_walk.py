@@ -15,7 +15,7 @@ from tests.tune.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.values import decode_config, encode_config, holds_opaque
+from trainkit.tune.space.encoding import decode_config, encode_config, holds_opaque
 from trainkit.tune.space.search_space import Space
 
 

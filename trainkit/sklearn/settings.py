@@ -13,11 +13,11 @@ from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
 from trainkit.tune.callbacks import CALLBACKS, create_callback
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, StopRule, TuneConfig
+from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.policies import FailureConfig
 from trainkit.tune.core.setting_names import SettingNames
-from trainkit.tune.core.stoppers import Stopper
+from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 
 STOPPED_BY = "stopped by "

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.config import ResumeConfig, RunConfig, TuneConfig
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.core.policies import ResumeConfig
 from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
 from trainkit.tune.results.result import Result

@@ -9,8 +9,9 @@ from typing import Any, TextIO
 
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.core.values import encode, encode_config, flatten, storable_text
+from trainkit.tune.core.values import encode, flatten, storable_text
 from trainkit.tune.schedulers.pbt.lineage import GLOBAL_FILE, Exchange, policy_file, policy_lines
+from trainkit.tune.space.encoding import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
 FLUSH_S = 1.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainkit.tune.config import CheckpointConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.policies import CheckpointConfig
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, score_of

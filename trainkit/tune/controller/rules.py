@@ -10,12 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from trainkit.errors import MetricError, message_of
-from trainkit.tune.config import DONE, CheckpointConfig, FailureConfig, OneStopRule, StopRule
+from trainkit.tune.config import CheckpointConfig, FailureConfig
 from trainkit.tune.core import stoppers
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
-from trainkit.tune.core.stoppers import CombinedStopper, MaximumIterationStopper, Stopper, misspelt
+from trainkit.tune.core.stoppers import (
+    DONE,
+    CombinedStopper,
+    MaximumIterationStopper,
+    OneStopRule,
+    Stopper,
+    StopRule,
+    misspelt,
+)
 from trainkit.tune.core.stoppers import missing_metric as missing_metric
 from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.core.values import lookup

@@ -13,7 +13,7 @@ from trainkit.runtime import api
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.tune.core.checks import is_whole, require
 from trainkit.tune.core.registry import get_trainable_cls
-from trainkit.tune.space.domains import name_of
+from trainkit.tune.core.values import name_of
 
 
 @dataclass(frozen=True)

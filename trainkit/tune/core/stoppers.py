@@ -96,6 +96,15 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[^0-9a-zA-Z]+", name.lower()) if word]
 
 
+DONE = "done"
+"""A report with {"done": True} ends its trial."""
+OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
+"""{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
+which may be a `Stopper`."""
+StopRule = OneStopRule | Sequence[OneStopRule]
+"""One, or several: whichever comes first."""
+
+
 class Stopper(ABC):
     """Base of all stoppers.
 

@@ -10,12 +10,12 @@ from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, Syn
 from trainkit.tune.controller.rules import describe_stop, stop_of
 from trainkit.tune.core import seeds
 from trainkit.tune.core.trial import experiment_prefix
-from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.schedulers import SCHEDULERS, described_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search import describe_searcher, described_searcher
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.sync.storage import Address, describe_address
 

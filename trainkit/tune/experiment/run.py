@@ -18,17 +18,17 @@ from trainkit.runtime import signals
 from trainkit.runtime.session import engine
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
-from trainkit.tune.config import RunConfig, SyncConfig, TuneConfig
+from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.controller.failures import too_many_failed
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
+from trainkit.tune.core.policies import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import TrialStatus, safe_name
-from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.display import say
 from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
@@ -44,6 +44,7 @@ from trainkit.tune.experiment.description import (
 from trainkit.tune.experiment.loop import ExperimentLoop, InterruptHandler
 from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
 from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
+from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.memory import MemoryReader, MemoryStore
 from trainkit.tune.store.ownership import Inbox

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from trainkit.tune.core.checks import is_number, load
 from trainkit.tune.core.objectives import Objective, trial_score
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.core.values import OPAQUE, is_opaque, lookup
+from trainkit.tune.core.values import lookup
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
+from trainkit.tune.space.encoding import OPAQUE, is_opaque
 
 if TYPE_CHECKING:
     import optuna

@@ -15,11 +15,12 @@ from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.objectives import best_row, spread_of
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
-from trainkit.tune.core.values import complete, flatten
+from trainkit.tune.core.values import flatten
 from trainkit.tune.results import tables
 from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment, trial_folder
 from trainkit.tune.schedulers.pbt.lineage import Stretch, lineage
 from trainkit.tune.search.trial_source import evaluated_of
+from trainkit.tune.space.encoding import complete
 from trainkit.tune.space.search_space import Space
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.lazy import lazily
 from trainkit.registry import Registry
-from trainkit.tune.core.values import holds_opaque
+from trainkit.tune.space.encoding import holds_opaque
 
 if TYPE_CHECKING:
     from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trainkit.lazy import lazily
 from trainkit.registry import Registry
 from trainkit.tune.core.checks import taken
-from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.search.modelled import ModelledSearcher
+from trainkit.tune.space.encoding import holds_opaque
 
 if TYPE_CHECKING:
     from trainkit.tune.search.base import Searcher as Searcher

@@ -10,9 +10,9 @@ from typing import Any
 
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial
-from trainkit.tune.core.values import encode_config
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.space.encoding import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
 _LEFT_OUT = "result"

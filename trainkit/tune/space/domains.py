@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Self
 
 from trainkit.errors import SpaceError
+from trainkit.tune.core.values import name_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -148,11 +149,6 @@ class Forbid(Spelled):
     @property
     def spelling(self) -> tuple[str, list[Any]]:
         return "forbid", list(self.clauses)
-
-
-def name_of(function: Any) -> str:
-    """Return the name of a function for messages."""
-    return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

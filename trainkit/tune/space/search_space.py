@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError, message_of
-from trainkit.tune.core.values import is_mark_of
 from trainkit.tune.space.computed import compute
 from trainkit.tune.space.conditions import Condition, Names, Rule, rules, when_conditions
 from trainkit.tune.space.configurations import UNDRAWN, count, grow
 from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
+from trainkit.tune.space.encoding import is_mark_of
 from trainkit.tune.space.parameters import Grid, Parameter, listing, parameters, require_settled_axes
 from trainkit.tune.space.tree import (
     Branch,

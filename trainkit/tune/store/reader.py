@@ -18,9 +18,10 @@ from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.policies import CheckpointConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
-from trainkit.tune.core.values import decode, decode_config
+from trainkit.tune.core.values import decode
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.schedulers.pbt.lineage import Exchange
+from trainkit.tune.space.encoding import decode_config
 from trainkit.tune.store.records import (
     Again,
     Began,

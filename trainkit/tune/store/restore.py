@@ -18,11 +18,12 @@ from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.policies import CheckpointConfig, Resume, ResumeConfig
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import OPAQUE, complete, encode_config, holds_opaque, is_opaque, lookup
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
 from trainkit.tune.search.proposals import Proposals
 from trainkit.tune.space.domains import Spelled
+from trainkit.tune.space.encoding import OPAQUE, complete, encode_config, holds_opaque, is_opaque
 from trainkit.tune.space.search_space import Space, spell
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.records import (

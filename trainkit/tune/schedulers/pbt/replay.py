@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.values import encode_config
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.schedulers.pbt.lineage import Schedule, Stretch, policy_file, read_policy
 from trainkit.tune.schedulers.words import Facts, words_of
+from trainkit.tune.space.encoding import encode_config
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.values import holds_opaque
 from trainkit.tune.search.codec import Declared, Form
 from trainkit.tune.space.codec import AnyCode, ChoiceCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain, Normal
+from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
 

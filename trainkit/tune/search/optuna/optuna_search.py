@@ -15,7 +15,7 @@ from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checks import is_name, is_number, is_whole, require, require_kind
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.core.values import encode_config, holds_opaque, lookup
+from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search.base import Evaluated, Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
@@ -23,6 +23,7 @@ from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import saying_once
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
 from trainkit.tune.search.optuna.study import LazyStudy
+from trainkit.tune.space.encoding import encode_config, holds_opaque
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

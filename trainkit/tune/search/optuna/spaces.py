@@ -10,12 +10,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.core.values import flatten, holds_opaque
+from trainkit.tune.core.values import flatten
 from trainkit.tune.search.alternatives import DRAWS, MAX_LISTED
 from trainkit.tune.search.codec import Declared, Form
 from trainkit.tune.search.optuna.samplers import quiet
 from trainkit.tune.space.codec import ChoiceCode, NormalCode, RealCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain
+from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import everything, holds_leaf
 

@@ -1,2 +1,0 @@
-from trainkit.tune.integrations import mlflow as mlflow
-from trainkit.tune.integrations import wandb as wandb

@@ -1,1 +1,0 @@
-from trainkit.compat.session import *
