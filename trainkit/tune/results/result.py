@@ -14,9 +14,10 @@ from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.objectives import best_row, spread_of
+from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.core.values import flatten
-from trainkit.tune.results import tables
+from trainkit.tune.display import Table, pairs_text
 from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment, trial_folder
 from trainkit.tune.schedulers.pbt.lineage import Stretch, lineage
 from trainkit.tune.search.trial_source import evaluated_of
@@ -25,6 +26,9 @@ from trainkit.tune.space.search_space import Space
 
 if TYPE_CHECKING:
     import pandas
+
+MAX_WIDTH = 40
+"""Characters of one value, where a result is shown."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,10 +214,22 @@ class Result:
         return load("fsspec", "file systems", "storage").filesystem("file")
 
     def __repr__(self) -> str:
-        return tables.result_text(self)
+        facts = (f"  {name}: {text}" for name, text in self._facts())
+        return "\n".join([f"Result({self.trial_id}", *facts, ")"])
 
     def _repr_html_(self) -> str:
-        return tables.result_html(self)
+        return Table(["", self.trial_id], self._facts()).html()
+
+    def _facts(self) -> list[tuple[str, str]]:
+        metrics = self.metrics
+        own = {name: value for name, value in metrics.items() if name not in AUTOMATIC}
+        counted = {name: metrics[name] for name in ("training_iteration",) if name in metrics}
+        facts = [("status", f"{self.status} ({self.reason})" if self.reason else str(self.status))]
+        if self.ranked_by:
+            facts.append(("best by", f"{self.metric}, {self.mode}, scope={self.ranked_by!r}"))
+        facts.append(("config", pairs_text(flatten(self.config), MAX_WIDTH) or "none"))
+        facts.append(("metrics", pairs_text({**flatten(own), **counted}, MAX_WIDTH) or "none"))
+        return [*facts, ("path", self.path)] if self.path else facts
 
     def _reader(self) -> Reader:
         return self._open() if self._open is not None else open_experiment(Path(self.path).parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.tune import plots
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.objectives import (
@@ -25,8 +25,8 @@ from trainkit.tune.core.objectives import (
 )
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.core.values import first_line, flatten, lookup
+from trainkit.tune.display import Table, cell_text, count_words
 from trainkit.tune.results import hyperparameters as study
-from trainkit.tune.results import tables
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of
 from trainkit.tune.results.reading import (
     Reader,
@@ -35,7 +35,7 @@ from trainkit.tune.results.reading import (
     metric_and_mode,
     open_experiment,
 )
-from trainkit.tune.results.result import Result, result_of, with_config
+from trainkit.tune.results.result import MAX_WIDTH, Result, result_of, with_config
 from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.store.memory import MemoryStore
 from trainkit.tune.store.records import Span
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MAX_ROWS = 10
+"""Trials in the table of a grid."""
 
 
 class ResultGrid(Sequence[Result]):
@@ -151,10 +154,48 @@ class ResultGrid(Sequence[Result]):
         return iter(self._results)
 
     def __repr__(self) -> str:
-        return tables.grid_table(self).text()
+        return self._table().text()
 
     def _repr_html_(self) -> str:
-        return tables.grid_table(self).html()
+        return self._table().html()
+
+    def _table(self) -> Table:
+        """Return the best trials by their last reports; the first ones without a metric."""
+        counts = [count_words(len(self), "trial"), f"{self.num_terminated} terminated"]
+        counts += [f"{self.num_errors} failed"] if self.num_errors else []
+        counts += [f"{self.num_unfinished} unfinished"] if self.num_unfinished else []
+        shown = self._best_first()[:MAX_ROWS]
+        configs = [flatten(result.config) for result in shown]
+        varied = [
+            name
+            for name in dict.fromkeys(name for config in configs for name in config)
+            if len({repr(config.get(name)) for config in configs}) > 1
+        ]
+        rows = []
+        for result, config in zip(shown, configs, strict=True):
+            metric = [lookup(result.metrics, self.metric)] if self.metric else []
+            iteration = result.metrics.get("training_iteration", 0)
+            cells = [result.trial_id, str(result.status), *metric, iteration]
+            rows.append([cell_text(value, MAX_WIDTH) for value in (*cells, *map(config.get, varied))])
+        by = f", best last {self.metric} ({self.mode}) first" if self.metric and self.mode else ""
+        return Table(
+            ["trial", "status", *([self.metric] if self.metric else []), "iteration", *varied],
+            rows,
+            [f"{type(self).__name__}({', '.join(counts)}, in {self.experiment_path})"],
+            below=f"{len(shown)} of {len(self)} trials{by}" if shown else "",
+            strong=0,
+        )
+
+    def _best_first(self) -> Sequence[Result]:
+        metric, mode = self.metric, self.mode
+        if metric is None or mode is None:
+            return list(self)
+
+        def score(result: Result) -> float:
+            found = trial_score([result.metrics], metric, mode, "last", keep_all=False)
+            return -math.inf if found is None else found
+
+        return sorted(self, key=score, reverse=True)
 
     @property
     def experiment_path(self) -> str:
@@ -363,7 +404,8 @@ class ResultGrid(Sequence[Result]):
             MetricError: no trial reported the metric.
             MissingDependencyError: matplotlib is not installed.
         """
-        return plots.plot(self, kind, ax=ax, **options)
+        figure: Figure = importlib.import_module("trainkit.tune.plots").plot(self, kind, ax=ax, **options)
+        return figure
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:
         return what_is_best(metric, mode, (self.metric, self.mode), self.objectives)
