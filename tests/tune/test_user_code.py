@@ -107,7 +107,7 @@ def test_a_waiting_trial_that_can_never_fit_is_an_error_and_not_a_spin():
     waiting = play.trial(0)
     waiting.status = type(waiting.status).PENDING
     waiting.request = PlacementGroupFactory([{"CPU": 3}])
-    play.controller._turns.waiting.add(waiting)
+    play.controller._state.waiting.add(waiting)
     play.reported(1, {"loss": 1}, done=True)
     assert play.controller.done
     with pytest.raises(InfeasibleError, match="3 CPU"):

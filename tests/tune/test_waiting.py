@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.controller.run_queue import WaitingTrials
+from trainkit.tune.controller.state import WaitingTrials
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 moves = st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60)

@@ -17,7 +17,7 @@ from trainkit.tune.core.policies import FailureConfig as FailureConfig
 from trainkit.tune.core.policies import ResumeConfig as ResumeConfig
 from trainkit.tune.core.policies import SyncConfig as SyncConfig
 from trainkit.tune.core.setting_names import setting
-from trainkit.tune.core.stoppers import Stopper
+from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler, check_made
@@ -27,13 +27,6 @@ from trainkit.tune.trial.environment import log_files
 
 Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
-DONE = "done"
-"""A report with {"done": True} ends its trial."""
-OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
-"""{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
-which may be a `Stopper`."""
-StopRule = OneStopRule | Sequence[OneStopRule]
-"""One, or several: whichever comes first."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt, adopt_checkpoint, set_status
-from trainkit.tune.controller.rules import Plan
-from trainkit.tune.controller.run_queue import RunQueue
+from trainkit.tune.controller.run_queue import would_go_on_at_once
+from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, Donor, Verdict, words_for
-from trainkit.tune.schedulers.checked import CheckedScheduler
+from trainkit.tune.schedulers.base import Decision, Verdict, words_for
 from trainkit.tune.schedulers.words import in_words
-from trainkit.tune.search.proposals import Proposals
 
 NO_CHECKPOINT = (
     "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "
@@ -28,208 +26,192 @@ NO_CHECKPOINT = (
 )
 
 
-class PausedTrials:
-    """See the module.
+def between_lines(state: ControllerState) -> int:
+    """Return how many trials are neither in the line of those paused nor have a process."""
+    return len(state.awaiting_donor) + len(state.adopting)
 
-    Args:
-        plan: the experiment's rules.
-        step: where records and actions gather.
-        scheduler: whose word it is.
-        proposals: told of pauses.
-        turns: with the line of those paused.
-        trials: by id.
-        live: those with a process, by id.
+
+def require_known_donors(state: ControllerState, trial_id: str, decision: Decision) -> None:
+    """Refuse donors that are no trials of the experiment.
+
+    Raises:
+        ConfigError: one is none.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        step: ev.Step,
-        scheduler: CheckedScheduler,
-        proposals: Proposals,
-        turns: RunQueue,
-        trials: Mapping[str, Trial],
-        live: Mapping[str, ActiveAttempt],
-    ) -> None:
-        self._plan = plan
-        self._step = step
-        self._scheduler = scheduler
-        self._proposals = proposals
-        self._turns = turns
-        self._trials = trials
-        self._live = live
-        self._hoping: dict[str, Decision] = {}
-        """Decisions on trials whose donor is just saving a checkpoint."""
-        self._adopting: dict[str, tuple[Donor, int]] = {}
-        """By trial, whose checkpoint is being copied to it, and after which report that was saved."""
-
-    def __len__(self) -> int:
-        """How many trials are neither in the line nor have a process."""
-        return len(self._hoping) + len(self._adopting)
-
-    def require_known(self, trial_id: str, decision: Decision) -> None:
-        """Refuse donors that are no trials of the experiment.
-
-        Raises:
-            ConfigError: one is none.
-        """
-        for donor in decision.donors:
-            if donor.trial_id not in self._trials:
-                raise ConfigError(
-                    f"the scheduler {self._scheduler.name} lets trial {trial_id} take over the state of "
-                    f"{donor.trial_id!r}, which no trial has for an id: name donors by the ids that "
-                    "on_trial_add() told it"
-                )
-
-    # --- into the pause ---------------------------------------------------------------------------
-
-    def goes_on(self, live: ActiveAttempt, time: float) -> bool:
-        """Whether a trial that is to be paused runs on instead, being the next to go on; that is noted."""
-        decision = live.pause
-        if decision is None or decision.donors or decision.request is not None:
-            return False
-        if not self._plan.keeps_processes or not self._turns.goes_on_at_once(live.trial):
-            return False
-        self._resumed(live.trial)
-        return True
-
-    def begin(
-        self, trial: Trial, decision: Decision, time: float, reason: str, problem: str
-    ) -> Failure | None:
-        """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
-        if not self.may_begin(trial, decision):
-            if problem:  # such as a kill while it saved: the next attempt may do better
-                text = f"{self._scheduler.label} paused the trial, which left no checkpoint to go on from: "
-                return Failure("CheckpointError", text + problem)
-            by = self._scheduler.label if decision.request is None else "a change of resources"
-            text = f"{by} paused the trial, and it has {NO_CHECKPOINT}"
-            return Failure("ConfigError", text, retry=False)
-        set_status(self._step, trial, time, TrialStatus.PAUSED, reason)
-        self._proposals.on_pause(trial.trial_id)
-        self._carry_out(trial, decision, time)
-        return None
-
-    @property
-    def nobody_saves(self) -> bool:
-        """True if no trial of the experiment has ever had a checkpoint."""
-        return not any(trial.next_checkpoint for trial in self._trials.values())
-
-    def may_begin(self, trial: Trial, decision: Decision | None) -> bool:
-        """Return whether the trial, or a donor, has a state to go on from after the pause."""
-        donors = () if decision is None else decision.donors
-        there = (self._trials[donor.trial_id].checkpoint for donor in donors)
-        return trial.checkpoint is not None or any(checkpoint is not None for checkpoint in there)
-
-    def take_up(self, owed: Mapping[str, Decision], time: float) -> None:
-        """Carry out what was decided on paused trials before a kill, and not done yet."""
-        for trial_id, decision in owed.items():
-            self.require_known(trial_id, decision)
-            if self._turns.paused.remove(self._trials[trial_id]):
-                self._carry_out(self._trials[trial_id], decision, time)
-
-    def _carry_out(self, trial: Trial, decision: Decision, time: float) -> None:
-        if decision.request is not None:
-            before, trial.request = trial.request, decision.request
-            trial.granted = decision.request
-            self._step.records.append(ev.Rearranged(trial, time, before=before))
-            self._scheduler.on_trial_request(trial.trial_id, trial.request, before)
-        self._exchange(trial, decision, time)
-
-    def _exchange(self, trial: Trial, decision: Decision, time: float) -> None:
-        """Let a paused trial take over the state of a donor, if there is to be one."""
-        for each in decision.donors:
-            donor, live = self._trials[each.trial_id], self._live.get(each.trial_id)
-            if live is not None and live.is_saving:
-                self._hoping[trial.trial_id] = decision
-                return
-            if donor.checkpoint is not None:
-                self._adopting[trial.trial_id] = each, donor.checkpoint.iteration
-                dirname = checkpoint_dirname(trial.next_checkpoint)
-                self._step.actions.append(ev.Adopt(trial, donor, donor.checkpoint, dirname))
-                return
-        if decision.donors:
-            who = ", ".join(donor.trial_id for donor in decision.donors)
-            self._step.records.append(
-                ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id)
+    for donor in decision.donors:
+        if donor.trial_id not in state.by_id:
+            raise ConfigError(
+                f"the scheduler {state.scheduler.name} lets trial {trial_id} take over the state of "
+                f"{donor.trial_id!r}, which no trial has for an id: name donors by the ids that "
+                "on_trial_add() told it"
             )
-        self._turns.paused.add(trial)
 
-    def look_again(self, time: float) -> None:
-        """Donors may have saved by now."""
-        if not self._hoping:
+
+# --- into the pause ---------------------------------------------------------------------------
+
+
+def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
+    """Whether a trial that is to be paused runs on instead, being the next to go on; that is noted."""
+    decision = active.pause
+    if decision is None or decision.donors or decision.request is not None:
+        return False
+    if not state.plan.keeps_processes or not would_go_on_at_once(state, active.trial):
+        return False
+    _resumed(state, active.trial)
+    return True
+
+
+def begin_pause(
+    state: ControllerState, trial: Trial, decision: Decision, time: float, reason: str, problem: str
+) -> Failure | None:
+    """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
+    if not may_pause(state, trial, decision):
+        if problem:  # such as a kill while it saved: the next attempt may do better
+            text = f"{state.scheduler.label} paused the trial, which left no checkpoint to go on from: "
+            return Failure("CheckpointError", text + problem)
+        by = state.scheduler.label if decision.request is None else "a change of resources"
+        text = f"{by} paused the trial, and it has {NO_CHECKPOINT}"
+        return Failure("ConfigError", text, retry=False)
+    set_status(state.step, trial, time, TrialStatus.PAUSED, reason)
+    state.proposals.on_pause(trial.trial_id)
+    _carry_out(state, trial, decision, time)
+    return None
+
+
+def nobody_saves(state: ControllerState) -> bool:
+    """True if no trial of the experiment has ever had a checkpoint."""
+    return not any(trial.next_checkpoint for trial in state.by_id.values())
+
+
+def may_pause(state: ControllerState, trial: Trial, decision: Decision | None) -> bool:
+    """Return whether the trial, or a donor, has a state to go on from after the pause."""
+    donors = () if decision is None else decision.donors
+    there = (state.by_id[donor.trial_id].checkpoint for donor in donors)
+    return trial.checkpoint is not None or any(checkpoint is not None for checkpoint in there)
+
+
+def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: float) -> None:
+    """Carry out what was decided on paused trials before a kill, and not done yet."""
+    for trial_id, decision in owed.items():
+        require_known_donors(state, trial_id, decision)
+        if state.paused.remove(state.by_id[trial_id]):
+            _carry_out(state, state.by_id[trial_id], decision, time)
+
+
+def _carry_out(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
+    if decision.request is not None:
+        before, trial.request = trial.request, decision.request
+        trial.granted = decision.request
+        state.step.records.append(ev.Rearranged(trial, time, before=before))
+        state.scheduler.on_trial_request(trial.trial_id, trial.request, before)
+    _exchange(state, trial, decision, time)
+
+
+def _exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
+    """Let a paused trial take over the state of a donor, if there is to be one."""
+    for each in decision.donors:
+        donor, active = state.by_id[each.trial_id], state.active.get(each.trial_id)
+        if active is not None and active.is_saving:
+            state.awaiting_donor[trial.trial_id] = decision
             return
-        for trial_id, decision in list(self._hoping.items()):
-            del self._hoping[trial_id]
-            self._exchange(self._trials[trial_id], decision, time)
+        if donor.checkpoint is not None:
+            state.adopting[trial.trial_id] = each, donor.checkpoint.iteration
+            dirname = checkpoint_dirname(trial.next_checkpoint)
+            state.step.actions.append(ev.Adopt(trial, donor, donor.checkpoint, dirname))
+            return
+    if decision.donors:
+        who = ", ".join(donor.trial_id for donor in decision.donors)
+        state.step.records.append(ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id))
+    state.paused.add(trial)
 
-    def adopted(self, event: ev.Adopted) -> Trial | None:
-        """A donor's checkpoint was copied, or was not; return the trial if it has another configuration."""
-        donor, iteration = self._adopting.pop(event.trial_id, (None, 0))
-        if donor is None:  # it was stopped meanwhile
-            return None
-        trial = self._trials[event.trial_id]
-        self._turns.paused.add(trial)
-        if event.checkpoint is None:
-            self._step.records.append(ev.Noted(event.time, "no exchange", event.problem, trial.trial_id))
-            return None
-        adopt_checkpoint(self._step, self._plan.checkpoints, trial, event.checkpoint)
-        trial.tried.append(trial.config)
-        trial.config = dict(donor.config)
-        self._step.records.append(
-            ev.Rearranged(trial, event.time, trial.config, self._trials[donor.trial_id], iteration)
-        )
-        self._scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
-        return trial
 
-    # --- out of it --------------------------------------------------------------------------------
+def retry_exchanges(state: ControllerState, time: float) -> None:
+    """Donors may have saved by now."""
+    if not state.awaiting_donor:
+        return
+    for trial_id, decision in list(state.awaiting_donor.items()):
+        del state.awaiting_donor[trial_id]
+        _exchange(state, state.by_id[trial_id], decision, time)
 
-    def end(self, trial: Trial, time: float) -> None:
-        """A trial that was paused goes on."""
-        words = self._resumed(trial)
-        self._proposals.on_unpause(trial.trial_id)
-        trial.attempt += 1
-        set_status(self._step, trial, time, TrialStatus.PENDING, words)
 
-    def _resumed(self, trial: Trial) -> str:
-        decision = Decision(Verdict.RESUME, self._scheduler.on_trial_resume(trial.trial_id))
-        self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
-        return words_for(decision, self._scheduler.label)
+def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
+    """A donor's checkpoint was copied, or was not; return the trial if it has another configuration."""
+    donor, iteration = state.adopting.pop(event.trial_id, (None, 0))
+    if donor is None:  # it was stopped meanwhile
+        return None
+    trial = state.by_id[event.trial_id]
+    state.paused.add(trial)
+    if event.checkpoint is None:
+        state.step.records.append(ev.Noted(event.time, "no exchange", event.problem, trial.trial_id))
+        return None
+    adopt_checkpoint(state.step, state.plan.checkpoints, trial, event.checkpoint)
+    trial.tried.append(trial.config)
+    trial.config = dict(donor.config)
+    state.step.records.append(
+        ev.Rearranged(trial, event.time, trial.config, state.by_id[donor.trial_id], iteration)
+    )
+    state.scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
+    return trial
 
-    def why_not_chosen(self, trial: Trial) -> str:
-        """Note and say why a trial, paused to the end, did not go on; '' if that is not known."""
-        decision = Decision(Verdict.STOP, self._scheduler.why_not_chosen(trial.trial_id))
-        if decision.reason:
-            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
-        return in_words(decision.reason)
 
-    def remove(self, trial: Trial) -> bool:
-        """Forget a paused trial, which is to be ended; False if it isn't paused."""
-        hoped = self._hoping.pop(trial.trial_id, None) is not None
-        adopted = self._adopting.pop(trial.trial_id, None) is not None
-        return self._turns.paused.remove(trial) or hoped or adopted
+# --- out of it --------------------------------------------------------------------------------
 
-    def heed(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> list[tuple[Trial, str]]:
-        """Do what the scheduler has decided on trials that wait; return those to end, and why."""
-        return list(self._heeded(verdicts, time))
 
-    def _heeded(self, verdicts: Sequence[tuple[str, Decision]], time: float) -> Iterator[tuple[Trial, str]]:
-        for trial_id, decision in verdicts:
-            if trial_id not in self._trials:
-                raise ConfigError(
-                    f"{self._scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
-                )
-            self.require_known(trial_id, decision)
-            trial, live = self._trials[trial_id], self._live.get(trial_id)
-            if trial.status.is_finished or (live is not None and live.is_ending):
-                continue
-            self._step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
-            stopped = decision.verdict is Verdict.STOP
-            reason = words_for(decision, self._scheduler.label)
-            if live is not None and stopped:
-                live.outcome = TrialStatus.TERMINATED, reason
-            elif live is not None:
-                live.pause = decision
-            elif stopped and (self.remove(trial) or self._turns.waiting.remove(trial)):
-                yield trial, reason
-            elif self._turns.paused.remove(trial):
-                self._exchange(trial, decision, time)
+def resume(state: ControllerState, trial: Trial, time: float) -> None:
+    """A trial that was paused goes on."""
+    words = _resumed(state, trial)
+    state.proposals.on_unpause(trial.trial_id)
+    trial.attempt += 1
+    set_status(state.step, trial, time, TrialStatus.PENDING, words)
+
+
+def _resumed(state: ControllerState, trial: Trial) -> str:
+    decision = Decision(Verdict.RESUME, state.scheduler.on_trial_resume(trial.trial_id))
+    state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+    return words_for(decision, state.scheduler.label)
+
+
+def why_not_chosen(state: ControllerState, trial: Trial) -> str:
+    """Note and say why a trial, paused to the end, did not go on; '' if that is not known."""
+    decision = Decision(Verdict.STOP, state.scheduler.why_not_chosen(trial.trial_id))
+    if decision.reason:
+        state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+    return in_words(decision.reason)
+
+
+def forget_pause(state: ControllerState, trial: Trial) -> bool:
+    """Forget a paused trial, which is to be ended; False if it isn't paused."""
+    hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
+    adopted = state.adopting.pop(trial.trial_id, None) is not None
+    return state.paused.remove(trial) or hoped or adopted
+
+
+def apply_verdicts(
+    state: ControllerState, verdicts: Sequence[tuple[str, Decision]], time: float
+) -> list[tuple[Trial, str]]:
+    """Do what the scheduler has decided on trials that wait; return those to end, and why."""
+    return list(_applied(state, verdicts, time))
+
+
+def _applied(
+    state: ControllerState, verdicts: Sequence[tuple[str, Decision]], time: float
+) -> Iterator[tuple[Trial, str]]:
+    for trial_id, decision in verdicts:
+        if trial_id not in state.by_id:
+            raise ConfigError(
+                f"{state.scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
+            )
+        require_known_donors(state, trial_id, decision)
+        trial, active = state.by_id[trial_id], state.active.get(trial_id)
+        if trial.status.is_finished or (active is not None and active.is_ending):
+            continue
+        state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        stopped = decision.verdict is Verdict.STOP
+        reason = words_for(decision, state.scheduler.label)
+        if active is not None and stopped:
+            active.outcome = TrialStatus.TERMINATED, reason
+        elif active is not None:
+            active.pause = decision
+        elif stopped and (forget_pause(state, trial) or state.waiting.remove(trial)):
+            yield trial, reason
+        elif state.paused.remove(trial):
+            _exchange(state, trial, decision, time)

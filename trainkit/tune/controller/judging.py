@@ -1,0 +1,155 @@
+"""Judgement of reports and of the experiment: what ends a trial, and what ends all of them early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainkit.errors import MetricError, message_of
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller.rules import BROKEN, TIME_BUDGET, Ending
+from trainkit.tune.controller.state import ControllerState
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.setting_names import setting
+from trainkit.tune.core.stoppers import missing_metric, misspelt
+from trainkit.tune.core.trial import Failure, Trial, TrialStatus
+from trainkit.tune.core.values import lookup
+from trainkit.tune.schedulers.base import Decision, Verdict
+
+T = TypeVar("T")
+
+
+def begin_budget(state: ControllerState, time: float) -> None:
+    """The experiment runs from here on."""
+    budget_s = state.plan.time_budget_s
+    state.began = time
+    state.budget_ends = math.inf if budget_s is None else time + budget_s
+
+
+def end_deadline(state: ControllerState) -> float:
+    """When to ask again at the latest."""
+    if state.ending is not None:
+        return math.inf
+    if state.stop.ends_none:
+        return state.budget_ends
+    return min(state.budget_ends, state.began + state.stop.deadline_s - state.spent_s)
+
+
+def end_if_due(state: ControllerState, time: float) -> None:
+    """End the experiment if it is time to."""
+    if state.ending is not None or (state.stop.ends_none and time < state.budget_ends):
+        return
+    if (ending := guarded(state, time, _due, state, time)) is not None:
+        end_experiment(state, ending, time)
+
+
+def _due(state: ControllerState, time: float) -> Ending | None:
+    if time >= state.budget_ends:
+        return TIME_BUDGET
+    why = state.stop.end(state.spent_s + time - state.began)
+    return Ending(why) if why else None
+
+
+def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: Any) -> T | None:
+    """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
+    try:
+        return ask(*args)
+    except Exception as error:
+        state.error = state.error or error
+        end_experiment(state, BROKEN, time)
+        return None
+
+
+def break_off(state: ControllerState, error: Exception, time: float) -> None:
+    """End the experiment by an error, unless something else has ended it."""
+    if state.ending is None:
+        state.error = error
+        end_experiment(state, BROKEN, time)
+
+
+def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
+    """Stop every trial at its next report, and start no other."""
+    if state.ending is not None:
+        return
+    state.ending = ending
+    state.step.records.append(ev.Noted(time, "ending", ending.why))
+    status = TrialStatus.PENDING if ending.resumable else TrialStatus.TERMINATED
+    for active in state.active.values():
+        active.must_end((status, ending.why), time + state.plan.grace_s)
+
+
+def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
+    """Raise if the experiment's first report has the metric by another spelling.
+
+    Raises:
+        MetricError: it has; the spelling is told.
+    """
+    if state.has_reports:
+        return
+    state.has_reports = True
+    for metric in state.plan.metrics:
+        if lookup(result, metric) is None and misspelt(metric, result) is not None:
+            raise MetricError(
+                f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
+                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+            )
+
+
+def judge_report(
+    state: ControllerState, trial_id: str, result: dict[str, Any], *, done: bool = False
+) -> Decision | Failure:
+    """Return what is decided, or why the trial has failed by this report.
+
+    Args:
+        state: of the controller.
+        trial_id: of the trial that reports.
+        result: the report.
+        done: the report says that the trial is over, though its function has not returned.
+    """
+    # First and whatever the report lacks: a replay tells the scheduler every report too.
+    decision = state.scheduler.on_result(trial_id, result)
+    if decision.reason:
+        state.proposals.on_trial_decision(trial_id, result, decision)
+    try:
+        _check_metric(state, trial_id, result)
+        reached = state.stop.on_report(trial_id, result)
+    except MetricError as error:
+        return Failure("MetricError", str(error), retry=False)
+    except Exception as error:  # of the user's stop function, or stopper
+        message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
+        return Failure.raised(error, message)
+    if reached is None and done:
+        reached = {"stop": "reported done=True"}
+    if reached is not None:
+        return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
+    return decision
+
+
+def _check_metric(state: ControllerState, trial_id: str, result: Mapping[str, Any]) -> None:
+    complete = True
+    for metric in state.plan.metrics:
+        value = lookup(result, metric)
+        if value is None:
+            complete = False
+        elif not is_number(value):
+            raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
+    if complete:
+        state.with_metric.add(trial_id)
+
+
+def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
+    """Say that a trial has ended without ever reporting the metric; None if all is well."""
+    if not state.plan.metrics or trial.trial_id in state.with_metric:
+        return None
+    lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
+    if not lacking:  # an odd end: its last report has what it is said never to have had
+        return None
+    metric = lacking[0]
+    text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
+    return Failure("MetricError", text, retry=False)
+
+
+def _that_holds(decision: Decision) -> Mapping[str, Any]:
+    """The facts of a decision that gives way to a stop: where nothing was taken over, none may say so."""
+    return {"instead_of": decision.reason} if decision.donors else decision.reason
