@@ -100,7 +100,7 @@ def test_a_configuration_tells_texts_from_floats():
 @pytest.mark.external
 def test_a_set_is_spelled_the_same_in_every_process():
     program = (
-        "from trainkit.tune.core.values import encode_config\n"
+        "from trainkit.tune.space.encoding import encode_config\n"
         "class Own: pass\n"
         "sets = {'a': {'b', 'c', 'd', 'e'}, 'f': frozenset({1, 2.5, 'x'}), 'o': {Own, int, 'z'}}\n"
         "print(encode_config(sets))"

@@ -8,7 +8,7 @@ executor --Event--> controller --Record--> store, then callbacks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -345,3 +345,68 @@ class Step:
         taken = Step(self.records, self.actions)
         self.records, self.actions = [], []
         return taken
+
+
+class ActionHandler:
+    """Base class of executors: one method for each kind of action."""
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        """Do what the controller wants done; returns at once."""
+        for action in actions:
+            self.dispatch(action)
+
+    def dispatch(self, action: Action) -> None:
+        """Call the method for this kind of action."""
+        getattr(self, _METHODS[type(action)])(action)
+
+    def start(self, action: Start) -> None:
+        """Start an attempt of a trial."""
+        raise self._unable(action)
+
+    def advance(self, action: Advance) -> None:
+        """Let a trial run to its next report."""
+        raise self._unable(action)
+
+    def save(self, action: Save) -> None:
+        """Let a trial save a checkpoint."""
+        raise self._unable(action)
+
+    def adopt(self, action: Adopt) -> None:
+        """Copy a donor's checkpoint to a trial."""
+        raise self._unable(action)
+
+    def stop(self, action: Stop) -> None:
+        """End a trial at the report where it waits."""
+        raise self._unable(action)
+
+    def release(self, action: Release) -> None:
+        """Let the process of a trial go."""
+        raise self._unable(action)
+
+    def kill(self, action: Kill) -> None:
+        """End the process of a trial now."""
+        raise self._unable(action)
+
+    def renew(self, action: Renew) -> None:
+        """Begin a new session."""
+        raise self._unable(action)
+
+    def delete_checkpoint(self, action: DeleteCheckpoint) -> None:
+        """Remove the folder of a checkpoint."""
+        raise self._unable(action)
+
+    def _unable(self, action: Action) -> TypeError:
+        return TypeError(f"{type(self).__name__} can't carry out {action!r}")
+
+
+_METHODS: Mapping[type[Action], str] = {
+    Start: "start",
+    Advance: "advance",
+    Save: "save",
+    Adopt: "adopt",
+    Stop: "stop",
+    Release: "release",
+    Kill: "kill",
+    Renew: "renew",
+    DeleteCheckpoint: "delete_checkpoint",
+}

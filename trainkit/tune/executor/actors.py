@@ -207,27 +207,21 @@ class ActorExecutor(Executor):
         self._cut_off: list[Trial] = []
         """Trials whose processes went with the session."""
         self._names = map(str, itertools.count())
-        self.errors: dict[tuple[str, int], BaseException] = {}
-        """By trial and attempt, what it raised."""
 
-    def _carry_out(self, action: ev.Action) -> None:
-        match action:
-            case ev.Advance(trial_id):
-                self._call(trial_id, "advance")
-            case ev.Save(trial_id):
-                self._call(trial_id, "save")
-            case ev.Adopt():
-                self._adopt(action)
-            case ev.Stop(trial_id, save):
-                self._call(trial_id, "stop", save)
-            case ev.Start():
-                self._start(action)
-            case ev.Release(trial_id):
-                self._release(trial_id)
-            case ev.Kill(trial_id):
-                self._kill(trial_id)
-            case ev.DeleteCheckpoint(trial, checkpoint):
-                remove_checkpoint(f"{self._folder}/{trial.dirname}", checkpoint.dirname)
+    def advance(self, action: ev.Advance) -> None:
+        self._call(action.trial_id, "advance")
+
+    def save(self, action: ev.Save) -> None:
+        self._call(action.trial_id, "save")
+
+    def stop(self, action: ev.Stop) -> None:
+        self._call(action.trial_id, "stop", action.save)
+
+    def start(self, action: ev.Start) -> None:
+        self._start(action)
+
+    def delete_checkpoint(self, action: ev.DeleteCheckpoint) -> None:
+        remove_checkpoint(f"{self._folder}/{action.trial.dirname}", action.checkpoint.dirname)
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
@@ -245,7 +239,6 @@ class ActorExecutor(Executor):
         api.wait(refs, num_returns=1, timeout=timeout_s)
 
     def collect(self) -> list[ev.Event]:
-        """Return all news that has arrived; doesn't wait."""
         news = self._taken()
         if self._pool is not None:
             for process in self._pool.overdue(self._now()):
@@ -270,26 +263,21 @@ class ActorExecutor(Executor):
 
     @property
     def idle(self) -> bool:
-        """True if no trial runs, and there is no news."""
         return not self._running and not self._at_once
 
     def dismiss(self) -> None:
-        """No further trial comes: let the processes leave that wait for one."""
         for process in [] if self._pool is None else self._pool.take_all():
             self._departures.let_leave(process.actor, process.group)
 
     @property
     def gone(self) -> bool:
-        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
         self._departures.see_off()
         return not self._departures
 
     def wait_gone(self) -> None:
-        """Return when a process that was let go has ended, or is overdue."""
         self._departures.wait()
 
     def close(self) -> None:
-        """End every process at once."""
         processes = [running.process for running in self._running.values()]
         processes += [] if self._pool is None else self._pool.take_all()
         self._running.clear()
@@ -376,8 +364,8 @@ class ActorExecutor(Executor):
         running.ref = getattr(running.process.actor, method).remote(*args)
         running.phase = method
 
-    def _release(self, trial_id: str) -> None:
-        running = self._running.pop(trial_id, None)
+    def release(self, action: ev.Release) -> None:
+        running = self._running.pop(action.trial_id, None)
         if running is None:
             return
         trial = running.start.trial
@@ -388,15 +376,15 @@ class ActorExecutor(Executor):
         if not running.sound:
             self._tidy(trial)
 
-    def _kill(self, trial_id: str) -> None:
-        running = self._running.pop(trial_id, None)
+    def kill(self, action: ev.Kill) -> None:
+        running = self._running.pop(action.trial_id, None)
         if running is not None:
             if self._pool is not None:
                 self._pool.forget(running.process.name)
             end_now(running.process.actor, running.process.group)
             self._tidy(running.start.trial)
 
-    def _adopt(self, action: ev.Adopt) -> None:
+    def adopt(self, action: ev.Adopt) -> None:
         trial, time = action.trial, self._now()
         source = f"{self._folder}/{action.donor.dirname}/{action.checkpoint.dirname}"
         dirname, problem = None, ""

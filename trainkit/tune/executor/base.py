@@ -224,14 +224,18 @@ logger = logging.getLogger("trainkit.tune")
 _AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
 
 
-class Executor(ABC):
-    """Base of what carries the controller's actions out in a session.
+class Executor(ev.ActionHandler, ABC):
+    """Base class of the executors that run trials in a session.
 
     Args:
         now: the time that goes into events.
+
+    Attributes:
+        errors: exceptions that attempts raised, by trial and attempt.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
+        self.errors: dict[tuple[str, int], BaseException] = {}
         self._now = now
         self._at_once: list[ev.Event] = []
         self._session = SessionWatch()
@@ -251,27 +255,52 @@ class Executor(ABC):
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
                 continue  # there is no process to do it to, which the controller is about to hear
             try:
-                if isinstance(action, ev.Renew):
-                    self._lost = False  # if the next one is lost before it is there, that is news
-                    self._session.renew()
-                    self._begin_again()
-                    logger.warning("%s", _lost_words(self._problem, self._ran))
-                else:
-                    self._carry_out(action)
+                self.dispatch(action)
             except NodeDiedError as error:
                 self._lose(error)
 
+    def renew(self, action: ev.Renew) -> None:
+        self._lost = False  # if the next one is lost before it is there, that is news
+        self._session.renew()
+        self._begin_again()
+        logger.warning("%s", _lost_words(self._problem, self._ran))
+
     @abstractmethod
-    def _carry_out(self, action: ev.Action) -> None:
-        """Do one thing that the controller wants done."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when some trial has news, or after `timeout_s`."""
+
+    @abstractmethod
+    def collect(self) -> list[ev.Event]:
+        """Return all news that has arrived, without waiting."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """True if no trial runs, and there is no news."""
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Let the processes leave that wait for a further trial: none comes."""
+
+    @property
+    def gone(self) -> bool:
+        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
+        return True
+
+    def wait_gone(self) -> None:
+        """Return when a process that was let go has ended, or is overdue."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process at once."""
 
     @abstractmethod
     def _forget_processes(self) -> list[Trial]:
-        """Every process is gone with the session; return the trials that ran."""
+        """Forget every process, as all are gone with the session; return the trials that ran."""
 
     @abstractmethod
     def _begin_again(self) -> None:
-        """Another session has taken the place of the one that was lost."""
+        """Take up the session that has taken the place of the one that was lost."""
 
     def _is_lost(self) -> bool:
         """Ask whether the session is gone, as something in it has failed; tell the controller if so."""

@@ -77,24 +77,28 @@ class TaskExecutor(Executor):
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
         self._place = WorkerProcess(NO_PROCESS, socket.gethostname(), "127.0.0.1")
         self._running: dict[str, _RunningTask] = {}
-        self.errors: dict[tuple[str, int], BaseException] = {}
-        """By trial and attempt, what it raised."""
 
-    def _carry_out(self, action: ev.Action) -> None:
-        match action:
-            case ev.Advance(trial_id):
-                self._advance(self._running[trial_id])
-            case ev.Start():
-                self._start(action)
-            case ev.Stop(trial_id):
-                at = self._running[trial_id]
-                self._at_once.append(ev.Finished(trial_id, at.attempt, self._now(), at.spec.iteration))
-            case ev.Release(trial_id):
-                self._running.pop(trial_id, None)
-            case ev.Kill(trial_id):
-                self._kill(self._running.pop(trial_id, None))
-            case _:
-                raise TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
+    def advance(self, action: ev.Advance) -> None:
+        running = self._running[action.trial_id]
+        try:
+            step = self._step_for(running.trial.request)
+            running.ref = step.remote(self._shared, running.spec, running.state)
+        except TrainkitError as error:
+            if not self._is_lost():
+                self._at_once.append(self._failed(running, error))
+
+    def stop(self, action: ev.Stop) -> None:
+        at = self._running[action.trial_id]
+        self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
+
+    def release(self, action: ev.Release) -> None:
+        self._running.pop(action.trial_id, None)
+
+    def kill(self, action: ev.Kill) -> None:
+        self._end(self._running.pop(action.trial_id, None))
+
+    def _unable(self, action: ev.Action) -> TypeError:
+        return TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
 
     def _forget_processes(self) -> list[Trial]:
         ran = [running.trial for running in self._running.values()]
@@ -105,13 +109,11 @@ class TaskExecutor(Executor):
         return  # what all steps share is held by this process
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when some trial has news, or after `timeout_s`."""
         refs = self._out()
         if refs and not self._at_once:
             api.wait(list(refs), num_returns=1, timeout=timeout_s)
 
     def collect(self) -> list[ev.Event]:
-        """Return all news that has arrived; doesn't wait."""
         news = self._taken()
         out = self._out()
         if out:
@@ -125,34 +127,23 @@ class TaskExecutor(Executor):
 
     @property
     def idle(self) -> bool:
-        """True if no trial runs, and there is no news."""
         return not self._running and not self._at_once
 
     def dismiss(self) -> None:
-        """No further trial comes: the processes go."""
         for step in self._steps.values():
             api.end_processes(step)
         self._steps.clear()
 
-    @property
-    def gone(self) -> bool:
-        """True: what is left of them holds nobody up."""
-        return True
-
-    def wait_gone(self) -> None:
-        """There is nothing to wait for."""
-
     def close(self) -> None:
-        """End every step at once."""
         for running in self._running.values():
-            self._kill(running)
+            self._end(running)
         self._running.clear()
         self.dismiss()
 
     def _out(self) -> dict[ObjectRef[Any], _RunningTask]:
         return {running.ref: running for running in self._running.values() if running.ref is not None}
 
-    def _start(self, action: ev.Start) -> None:
+    def start(self, action: ev.Start) -> None:
         trial = action.trial
         running = _RunningTask(trial, action.attempt, self._specs.of(action))
         self._running[trial.trial_id] = running
@@ -163,14 +154,6 @@ class TaskExecutor(Executor):
             self._at_once.append(self._failed(running, error))
             return
         self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), self._place))
-
-    def _advance(self, running: _RunningTask) -> None:
-        try:
-            step = self._step_for(running.trial.request)
-            running.ref = step.remote(self._shared, running.spec, running.state)
-        except TrainkitError as error:
-            if not self._is_lost():
-                self._at_once.append(self._failed(running, error))
 
     def _step_for(self, request: PlacementGroupFactory) -> Any:
         """The task, with what a trial asks for."""
@@ -183,7 +166,7 @@ class TaskExecutor(Executor):
             self._steps[kind] = step.options(name=self._name, max_retries=0, **asked)
         return self._steps[kind]
 
-    def _kill(self, running: _RunningTask | None) -> None:
+    def _end(self, running: _RunningTask | None) -> None:
         if running is not None and running.ref is not None:
             api.cancel(running.ref, force=True)
 

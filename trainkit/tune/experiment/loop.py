@@ -15,8 +15,7 @@ from trainkit.runtime import signals
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
-from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.executor.base import Executor
 from trainkit.tune.store import ownership
 from trainkit.tune.store.memory import MemoryStore
 from trainkit.tune.store.ownership import Inbox
@@ -106,7 +105,7 @@ class ExperimentLoop:
     def __init__(
         self,
         controller: Controller,
-        executor: ActorExecutor | TaskExecutor,
+        executor: Executor,
         store: ExperimentStore | MemoryStore,
         hub: CallbackDispatcher,
         inbox: Inbox,

@@ -30,9 +30,7 @@ from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import TrialStatus, safe_name
 from trainkit.tune.display import say
-from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.base import SpecFactory
-from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.executor.base import Executor, SpecFactory
 from trainkit.tune.experiment import setup
 from trainkit.tune.experiment.description import (
     describe_metric,
@@ -270,7 +268,7 @@ class ExperimentRun:
     def _run_loop(
         self,
         ledger: ResourceLedger,
-        executor: ActorExecutor | TaskExecutor,
+        executor: Executor,
         store: ExperimentStore | MemoryStore,
         reader: ExperimentReader | MemoryReader,
         interrupts: InterruptHandler,

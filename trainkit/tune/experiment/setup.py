@@ -26,7 +26,7 @@ from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import trial_id_of
 from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.base import Executor, SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
@@ -297,7 +297,7 @@ def make_watch(
 
 def make_executor(
     bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
-) -> ActorExecutor | TaskExecutor:
+) -> Executor:
     """Return what runs the trials: each a process of its own, or each step of one a task."""
     if bound.ahead is not None:
         return TaskExecutor(bound, specs, now=now)

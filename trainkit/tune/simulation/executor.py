@@ -227,7 +227,7 @@ class _Run:
     saved_at: int = -1
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(ev.ActionHandler):
     """Runs trials.
 
     Args:
@@ -282,11 +282,6 @@ class SimulatedExecutor:
         """By trial and number of the checkpoint, where there is a state."""
         self.errors: dict[tuple[str, int], BaseException] = {}
 
-    def carry_out(self, actions: Sequence[ev.Action]) -> None:
-        """Do what the controller wants done."""
-        for action in actions:
-            _HANDLERS[type(action)](self, action)
-
     def cut(self) -> None:
         """The experiment is over: every attempt ends here and now, wherever it is."""
         for run in list(self._runs.values()):
@@ -294,7 +289,7 @@ class SimulatedExecutor:
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def _start(self, action: ev.Start) -> None:
+    def start(self, action: ev.Start) -> None:
         trial, now = action.trial, self._agenda.now
         run = _Run(
             trial,
@@ -312,7 +307,7 @@ class SimulatedExecutor:
         started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
         self._agenda.put(now, START, started)
 
-    def _advance(self, action: ev.Advance) -> None:
+    def advance(self, action: ev.Advance) -> None:
         """Run one iteration; its report comes when that ends, if the attempt lives so long."""
         run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
@@ -373,7 +368,7 @@ class SimulatedExecutor:
         run.state = metrics.pop("state", None)
         return plain_metrics(metrics)
 
-    def _stop(self, action: ev.Stop) -> None:
+    def stop(self, action: ev.Stop) -> None:
         run = self._runs[action.trial_id]
         self._finish(run, self._mark(run) if action.save else None)
 
@@ -393,13 +388,13 @@ class SimulatedExecutor:
             self._states.setdefault(run.trial.trial_id, {})[number] = run.state
         return checkpoint_dirname(number)
 
-    def _save(self, action: ev.Save) -> None:
+    def save(self, action: ev.Save) -> None:
         run = self._runs[action.trial_id]
         now, iteration = self._agenda.now, run.iteration if self._resume else 0
         saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
         self._agenda.put(now, FINISH, saved)
 
-    def _adopt(self, action: ev.Adopt) -> None:
+    def adopt(self, action: ev.Adopt) -> None:
         trial, donor, now = action.trial, action.donor, self._agenda.now
         if self._with_state:
             state = self._states.get(donor.trial_id, {}).get(action.checkpoint.number)
@@ -408,26 +403,16 @@ class SimulatedExecutor:
         adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
         self._agenda.put(now, FINISH, adopted)
 
-    def _forget(self, action: ev.DeleteCheckpoint) -> None:
+    def delete_checkpoint(self, action: ev.DeleteCheckpoint) -> None:
         self._states.get(action.trial.trial_id, {}).pop(action.checkpoint.number, None)
 
-    def _let_go(self, action: ev.Release | ev.Kill) -> None:
+    def release(self, action: ev.Release | ev.Kill) -> None:
         run = self._runs.pop(action.trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
 
-
-# Of the class: an object that held its own methods would stay until the collector comes by.
-_HANDLERS: Mapping[type[ev.Action], Callable[[SimulatedExecutor, Any], None]] = {
-    ev.Start: SimulatedExecutor._start,
-    ev.Advance: SimulatedExecutor._advance,
-    ev.Save: SimulatedExecutor._save,
-    ev.Adopt: SimulatedExecutor._adopt,
-    ev.Stop: SimulatedExecutor._stop,
-    ev.Release: SimulatedExecutor._let_go,
-    ev.Kill: SimulatedExecutor._let_go,
-    ev.DeleteCheckpoint: SimulatedExecutor._forget,
-}
+    def kill(self, action: ev.Kill) -> None:
+        self.release(action)
 
 
 def _takes_state(objective: _Objective) -> bool:

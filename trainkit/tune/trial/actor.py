@@ -14,7 +14,7 @@ from trainkit.runtime import api, session
 from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.core.registry import take_environments
-from trainkit.tune.trial.messages import PlainReply, Reply, TrialSpec, WorkerProcess
+from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
 from trainkit.tune.trial.runners import Runner, make_runner
 from trainkit.tune.trial.trainable import Trainable
 
@@ -69,17 +69,17 @@ class TrialActor:
         # No name is looked up: a resolver that hangs would hang every trial.
         return WorkerProcess(os.getpid(), socket.gethostname(), "127.0.0.1")
 
-    def advance(self) -> PlainReply:
+    def advance(self) -> Reply:
         """Run to the next report."""
-        return self._present().advance().plain
+        return self._present().advance()
 
-    def save(self) -> PlainReply:
+    def save(self) -> Reply:
         """Save a checkpoint where the trial waits, if it can."""
-        return self._present().save().plain
+        return self._present().save()
 
-    def stop(self, save: bool) -> PlainReply:
+    def stop(self, save: bool) -> Reply:
         """End the trial where it waits."""
-        return self._present().stop(save).plain
+        return self._present().stop(save)
 
     def leave(self, driver_pid: int) -> None:
         """End the process as a program ends, exit handlers included; nothing where trials have none."""
@@ -148,7 +148,7 @@ _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
 """What this process was given."""
 
 
-def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[PlainReply, Any]:
+def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:
     """Run the next step of a trial here.
 
     Args:
@@ -168,4 +168,4 @@ def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Plai
         metrics = trial.train()
     done = bool(metrics.pop("done", False))
     where = {"pid": os.getpid(), "hostname": socket.gethostname()}
-    return Reply(trial.iteration, metrics | where, None, done).plain, None if done else trial.state
+    return reply(trial.iteration, metrics | where, None, done), None if done else trial.state

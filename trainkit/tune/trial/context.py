@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, TuneError
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
 from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.core.values import is_scalar, plain_metrics
-from trainkit.tune.trial.messages import Reply, ReportMeter, TrialSpec
+from trainkit.tune.trial.messages import Reply, ReportMeter, TrialSpec, reply
 
 
 class TrialStopped(BaseException):
@@ -128,11 +128,11 @@ class TrialContext:
         if dirname is not None:
             plain["checkpoint_dir_name"] = dirname
         filled = self.meter.fill(plain)
-        return Reply(self.meter.iteration, filled, dirname, done)
+        return reply(self.meter.iteration, filled, dirname, done)
 
     def end(self) -> Reply:
         """The function has ended without a further report; what it saved since the last one is kept."""
-        return Reply(self.meter.iteration, None, self._save(None), done=True)
+        return reply(self.meter.iteration, None, self._save(None), done=True)
 
     @contextmanager
     def saving(self) -> Iterator[str]:

@@ -19,7 +19,7 @@ from trainkit.tune.core.registry import take_environments
 from trainkit.tune.core.values import is_scalar
 from trainkit.tune.trial.context import TrialContext, TrialStopped
 from trainkit.tune.trial.environment import TrialEnvironment
-from trainkit.tune.trial.messages import Reply, TrialSpec
+from trainkit.tune.trial.messages import Reply, TrialSpec, reply
 from trainkit.tune.trial.trainable import Trainable
 
 CHECKPOINT_DIR = "checkpoint_dir"
@@ -88,17 +88,17 @@ class FunctionRunner(Runner):
         return progress
 
     def save(self) -> Reply:
-        return Reply(self._session.meter.iteration)  # a function saves by itself, with its reports
+        return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
 
     def stop(self, save: bool) -> Reply:
         del save  # a function saves by itself, with its reports
         self._session.stopping = True
         if not self._greenlet:  # it has not begun, and need not
-            return Reply(self._session.meter.iteration, done=True)
+            return reply(self._session.meter.iteration, done=True)
         try:
             return self.advance()
         except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
-            return Reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
+            return reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
 
     def _hand_over(self, progress: Reply) -> None:
         self._greenlet.parent.switch(progress)
@@ -180,11 +180,11 @@ class ClassRunner(Runner):
         except BaseException as error:
             self._give_up(error)
             raise
-        return Reply(iteration, metrics, dirname, done, self._end() if done else "")
+        return reply(iteration, metrics, dirname, done, self._end() if done else "")
 
     def save(self) -> Reply:
         try:
-            return Reply(self._trainable.iteration, checkpoint=self._save_if_new())
+            return reply(self._trainable.iteration, checkpoint=self._save_if_new())
         except BaseException as error:
             self._give_up(error)
             raise
@@ -195,7 +195,7 @@ class ClassRunner(Runner):
             dirname = self._save_if_new() if save else None
         except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
             problem = traceback.format_exc()
-        return Reply(self._trainable.iteration, None, dirname, True, problem + self._end())
+        return reply(self._trainable.iteration, None, dirname, True, problem + self._end())
 
     def _end(self) -> str:
         if self._keeps:
