@@ -7,11 +7,14 @@ workers, or of 27 where reservations change.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmarks import resource_pictures
 from trainkit import tune
@@ -119,8 +122,15 @@ def draw(name: str, folder: Path) -> Path:
     results.plot(kind, ax=left)
     results.plot("timeline", ax=right)
     path = folder / f"tuning-{name}.png"
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
     return path
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the figure in 64 colours, which take a fifth of the space."""
+    with io.BytesIO() as drawn:
+        figure.savefig(drawn, format="png", dpi=DPI)
+        Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def draw_kinds(folder: Path) -> Path:
@@ -146,7 +156,7 @@ def draw_kinds(folder: Path) -> Path:
     results.plot("rungs", ax=rungs)
     results.plot("parallel", ax=below.subplots())
     path = folder / "tuning-plots.png"
-    figure.savefig(path, dpi=DPI)
+    save(figure, path)
     return path
 
 
