@@ -29,8 +29,8 @@ COUNTS = {
     "imports within tune": Limit(5, 0),
     "imports within train": Limit(0, 0),
     "rooms without a layer": Limit(4, 0),
-    "circles of files": Limit(4, 0),
-    "chains through a part": Limit(104, 0),
+    "circles of files": Limit(3, 0),
+    "chains through a part": Limit(78, 0),
     "crowded folders": Limit(0, 0),
     "files": Limit(334, 319, slack=5),
     "lines of code": Limit(49_398, 40_999, slack=500),
@@ -38,7 +38,7 @@ COUNTS = {
     "small files": Limit(7, 0),
     "classes of one name": Limit(4, 0),
     "constructors of many parts": Limit(1, 0),
-    "docstrings that are riddles": Limit(103, 39, slack=5),
+    "docstrings that are riddles": Limit(97, 39, slack=5),
     "aliases outside compat": Limit(0, 0),
 }
 

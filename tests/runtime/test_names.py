@@ -269,7 +269,7 @@ def test_what_the_node_cannot_read_harms_nobody_else() -> None:
     local = engine()
     assert isinstance(local, LocalEngine)
     with pytest.raises(TrainkitError, match="could not do what was asked"):
-        local.link.demand(Called)
+        local.node.demand(Called)
     with pytest.raises(TrainkitError, match="cannot handle"):
-        local.link.demand("nothing that it knows")
+        local.node.demand("nothing that it knows")
     assert trainkit.get(trainkit.get_actor("bystander").pid.remote()) == pid

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
@@ -14,11 +11,9 @@ from trainkit.errors import (
     AlreadyInitializedError,
     ArgumentTypeError,
     ConfigError,
-    NodeDiedError,
-    NotInitializedError,
 )
 from trainkit.runtime import scheduling as groups
-from trainkit.runtime import session, signals
+from trainkit.runtime import session
 from trainkit.runtime.context import (
     SessionContext,
     available_resources,
@@ -32,14 +27,12 @@ from trainkit.runtime.context import (
     nodes,
     promises,
 )
-from trainkit.runtime.engine import Engine
 from trainkit.runtime.options import method
 from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
 from trainkit.runtime.scheduling import PlacementGroup
-from trainkit.runtime.session import RAY_PRIVATE, engine_name, session_spec, start
-from trainkit.runtime.specs import ObjectRef, SessionSpec
+from trainkit.runtime.session import RAY_PRIVATE, engine_name, linked, renew, session_spec, shutdown
+from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
-from trainkit.settings import ELSEWHERE
 
 __all__ = [
     "available_resources",
@@ -75,11 +68,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-_current: Engine | None = None
-_started: tuple[str, SessionSpec] | None = None
-_links: dict[Path, Path] = {}
-_lock = threading.RLock()
 
 
 def init(
@@ -172,18 +160,17 @@ def init(
         ConfigError: an argument is wrong.
         MissingDependencyError: Ray is asked for and not installed.
     """
-    global _current, _started
     unknown = sorted(set(private) - RAY_PRIVATE)
     if unknown:
         raise TypeError(f"init() got an unexpected keyword argument {unknown[0]!r}")
-    with _lock:
-        if _current is not None and _current.alive:
-            if ignore_reinit_error or _current.is_worker:
-                return SessionContext(_current.address_info(), shutdown)
+    with session.starting:
+        here = session.running()
+        if here is not None and here.alive:
+            if ignore_reinit_error or here.is_worker:
+                return SessionContext(here.address_info(), shutdown)
             raise AlreadyInitializedError(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
-        shutdown()  # of a session whose node died
         chosen = engine_name(engine, address, local_mode)
         spilling = private.pop("_object_spilling_directory", None)
         if object_spilling_directory is not None:
@@ -218,91 +205,12 @@ def init(
                 **private,
             },
         )
-        takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
-        _current, _started = start(chosen, spec), (chosen, spec)
-        if takes_over:
-            signals.take_over()
-        atexit.register(shutdown)
-        return SessionContext(_current.address_info(), shutdown)
-
-
-def renew() -> None:
-    """Start a session like the one whose node has died; without effect if that has been done.
-
-    Raises:
-        NotInitializedError: there is none to go on with: it was shut down, or this is a worker of it.
-        NodeDiedError: the node of the new one has died too; call this again.
-    """
-    global _current
-    with _lock:
-        if _current is None or _current.is_worker or _started is None:
-            raise NotInitializedError("the session has ended, and no other can take its place here")
-        if _current.alive:
-            return
-        _current.close()
-        _current = start(*_started)  # if that fails, the next call tries it again
-        try:
-            for folder in _links:
-                _link(folder)
-        except OSError:
-            _current.require_node()  # its folder goes with it
-            raise
-
-
-@contextlib.contextmanager
-def linked(folder: Path) -> Iterator[None]:
-    """Have `folder` removed with the session if this program is killed before the block has ended."""
-    _link(folder)
-    try:
-        yield
-    finally:
-        _links.pop(folder).unlink(missing_ok=True)  # gone already where the session was killed
-
-
-def _link(folder: Path) -> None:
-    elsewhere = scratch_dir() / ELSEWHERE
-    elsewhere.mkdir(exist_ok=True)
-    _links[folder] = elsewhere / folder.name
-    _links[folder].symlink_to(folder)
-
-
-def adopt(engine: Engine) -> None:
-    """Use `engine`, which exists already: how a worker process gets the verbs."""
-    global _current
-    _current = engine
-
-
-def shutdown() -> None:
-    """End all workers and free all objects; without effect if nothing is running."""
-    global _current
-    with _lock:
-        if _current is not None:
-            engine, _current = _current, None
-            atexit.unregister(shutdown)
-            try:
-                engine.close()
-            finally:
-                signals.give_back()
+        return SessionContext(session.begin(chosen, spec).address_info(), shutdown)
 
 
 def is_initialized() -> bool:
-    """Return True if the runtime is running in this process."""
-    return _current is not None
-
-
-def _engine() -> Engine:
-    engine = _current
-    if engine is None:
-        with _lock:
-            init(ignore_reinit_error=True)
-            engine = _current
-    if engine is None:
-        raise NotInitializedError("the runtime was shut down by another thread while it was being started")
-    engine.require_usable()
-    return engine
-
-
-session.bind(_engine)
+    """Return whether the runtime is running in this process."""
+    return session.running() is not None
 
 
 def put(value: T) -> ObjectRef[T]:
@@ -315,7 +223,7 @@ def put(value: T) -> ObjectRef[T]:
         raise ArgumentTypeError(
             "put() was given a reference: pass the reference itself on, it can be sent anywhere"
         )
-    return _engine().put(value)
+    return session.engine().put(value)
 
 
 @overload
@@ -337,8 +245,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     if timeout is not None and timeout < 0:
         timeout = None
     if isinstance(refs, ObjectRef):
-        return _engine().get([refs], timeout)[0]
-    return _engine().get(_checked(refs, "get"), timeout)
+        return session.engine().get([refs], timeout)[0]
+    return session.engine().get(_checked(refs, "get"), timeout)
 
 
 def wait(
@@ -374,7 +282,7 @@ def wait(
         raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
     if len(set(checked)) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
-    return _engine().wait(checked, num_returns, timeout)
+    return session.engine().wait(checked, num_returns, timeout)
 
 
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
@@ -397,7 +305,7 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
     """
     if not isinstance(actor, ActorHandle):
         raise ArgumentTypeError(f"kill() takes an actor's handle, not {actor!r}")
-    _engine().kill(actor._actor, no_restart)
+    session.engine().kill(actor._actor, no_restart)
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
@@ -418,7 +326,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     """
     if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
         raise ArgumentTypeError(f"cancel() takes a reference, not {ref!r}")
-    _engine().cancel(ref, force, recursive)
+    session.engine().cancel(ref, force, recursive)
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
@@ -434,7 +342,7 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
     Raises:
         ConfigError: there is none of that name.
     """
-    return ActorHandle(*_engine().find_actor(name, namespace))
+    return ActorHandle(*session.engine().find_actor(name, namespace))
 
 
 def end_processes(function: RemoteFunction[..., Any]) -> None:
@@ -443,7 +351,7 @@ def end_processes(function: RemoteFunction[..., Any]) -> None:
     Args:
         function: after it was called; the same object.
     """
-    _engine().end_processes(function._placement)
+    session.engine().end_processes(function._placement)
 
 
 def exit_actor() -> NoReturn:
@@ -452,7 +360,7 @@ def exit_actor() -> NoReturn:
     Raises:
         ConfigError: this is no actor.
     """
-    _engine().exit_actor()
+    session.engine().exit_actor()
 
 
 def placement_group(
@@ -484,12 +392,12 @@ def get_placement_group(name: str) -> PlacementGroup:
 
 def remove_placement_group(group: PlacementGroup) -> None:
     """Give the bundles back; what runs in them is ended."""
-    _engine().release(group.id)
+    session.engine().release(group.id)
 
 
 def get_current_placement_group() -> PlacementGroup | None:
     """The group that this worker was started in; None in the driver and outside any group."""
-    engine = _current
+    engine = session.running()
     found = engine.current_group() if engine is not None else None
     if found is None:
         return None
@@ -499,38 +407,9 @@ def get_current_placement_group() -> PlacementGroup | None:
 
 def scratch_dir() -> Path:
     """A private folder for files that the session's processes share; it goes with the session."""
-    return _engine().scratch_dir()
+    return session.engine().scratch_dir()
 
 
 def ensure_serializable(value: Any, what: str) -> None:
     """Raise SerializationError, naming the part at fault, if `value` can't be sent to a worker."""
-    _engine().ensure_serializable(value, what)
-
-
-class SessionWatch:
-    """The session that some work runs in, and those that take its place when its node dies."""
-
-    def __init__(self) -> None:
-        self._engine = session.engine()
-
-    def is_current(self) -> bool:
-        """Return whether this program's session is still this one, and its node is there."""
-        return is_initialized() and session.engine() is self._engine and self.loss() is None
-
-    def loss(self) -> NodeDiedError | None:
-        """Ask whether the node is there; return what has become of it if it is not."""
-        try:
-            self._engine.require_node()
-        except NodeDiedError as error:
-            return error
-        return None
-
-    def renew(self) -> None:
-        """Go on in a new session, started as the one before.
-
-        Raises:
-            NotInitializedError: the session was shut down, or this is a worker, which ends with its node.
-            NodeDiedError: the node of the new one has died too; call this again.
-        """
-        renew()
-        self._engine = session.engine()
+    session.engine().ensure_serializable(value, what)

@@ -2,39 +2,169 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
 import numbers
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, cast
 
-from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
+from trainkit.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    MissingDependencyError,
+    NodeDiedError,
+    NotInitializedError,
+)
 from trainkit.resources import checked_names, normalize
+from trainkit.runtime import signals
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.placement import checked_labels
 from trainkit.runtime.specs import SessionSpec
-from trainkit.settings import default_namespace
+from trainkit.settings import ELSEWHERE, default_namespace
 
-_provider: Callable[[], Engine] | None = None
+starting = threading.RLock()
+"""Held while an engine is started or closed."""
+
+_current: Engine | None = None
+_is_closing = False
+_started: tuple[str, SessionSpec] | None = None
+_links: dict[Path, Path] = {}
 
 
-def bind(provider: Callable[[], Engine]) -> None:
-    """Say where the running engine is found; it may start one."""
-    global _provider
-    _provider = provider
+def current() -> Engine | None:
+    """Return the engine of this process, also while it is being closed; None if there is none."""
+    return _current
+
+
+def running() -> Engine | None:
+    """Return the engine of this process unless it is being closed; None if there is none."""
+    return None if _is_closing else _current
 
 
 def engine() -> Engine:
-    """The running engine."""
-    if _provider is None:
-        raise RuntimeError("trainkit.runtime.api was not imported, so there is no engine")
-    return _provider()
+    """Return the running engine; start one with the defaults if there is none.
+
+    Raises:
+        ObjectLostError: this process was forked from the engine's own.
+    """
+    found = running()
+    if found is None:
+        with starting:
+            found = running() or begin(engine_name(None, None, False), session_spec())
+    found.require_usable()
+    return found
+
+
+def begin(name: str, spec: SessionSpec) -> Engine:
+    """Start the engine of that name in place of one whose node has died, and make it the current one."""
+    global _current, _started
+    with starting:
+        shutdown()
+        takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
+        _current, _started = start(name, spec), (name, spec)
+        if takes_over:
+            signals.take_over()
+        atexit.register(shutdown)
+        return _current
+
+
+def adopt(engine: Engine) -> None:
+    """Make `engine`, which exists already, the current one: a worker process does so."""
+    global _current
+    _current = engine
+
+
+def shutdown() -> None:
+    """End all workers and free all objects; without effect if nothing is running."""
+    global _current, _is_closing
+    with starting:
+        if _current is None or _is_closing:
+            return
+        _is_closing = True
+        atexit.unregister(shutdown)
+        try:
+            _current.close()
+        finally:
+            _current, _is_closing = None, False
+            signals.give_back()
+
+
+def renew() -> None:
+    """Start a session like the one whose node has died; without effect if that has been done.
+
+    Raises:
+        NotInitializedError: there is none to go on with: it was shut down, or this is a worker of it.
+        NodeDiedError: the node of the new one has died too; call this again.
+    """
+    global _current
+    with starting:
+        if _current is None or _current.is_worker or _started is None:
+            raise NotInitializedError("the session has ended, and no other can take its place here")
+        if _current.alive:
+            return
+        _current.close()
+        _current = start(*_started)  # if that fails, the next call tries it again
+        try:
+            for folder in _links:
+                _link(_current, folder)
+        except OSError:
+            _current.require_node()  # its folder goes with it
+            raise
+
+
+@contextlib.contextmanager
+def linked(folder: Path) -> Iterator[None]:
+    """Have `folder` removed with the session if this program is killed before the block has ended."""
+    _link(engine(), folder)
+    try:
+        yield
+    finally:
+        _links.pop(folder).unlink(missing_ok=True)  # gone already where the session was killed
+
+
+def _link(engine: Engine, folder: Path) -> None:
+    elsewhere = engine.scratch_dir() / ELSEWHERE
+    elsewhere.mkdir(exist_ok=True)
+    _links[folder] = elsewhere / folder.name
+    _links[folder].symlink_to(folder)
+
+
+class SessionWatch:
+    """The session that some work runs in, and those that take its place when its node dies."""
+
+    def __init__(self) -> None:
+        self._engine = engine()
+
+    def is_current(self) -> bool:
+        """Return whether this program's session is still this one, and its node is there."""
+        return running() is self._engine and self.loss() is None
+
+    def loss(self) -> NodeDiedError | None:
+        """Ask whether the node is there; return what has become of it if it is not."""
+        try:
+            self._engine.require_node()
+        except NodeDiedError as error:
+            return error
+        return None
+
+    def renew(self) -> None:
+        """Go on in a new session, started as the one before.
+
+        Raises:
+            NotInitializedError: the session was shut down, or this is a worker, which ends with its node.
+            NodeDiedError: the node of the new one has died too; call this again.
+        """
+        renew()
+        self._engine = engine()
 
 
 _OFFERED = ("env_vars", "working_dir")
@@ -208,19 +338,19 @@ def engine_name(engine: str | None, address: str | None, local_mode: bool) -> st
 
 def session_spec(
     *,
-    address: str | None,
-    num_cpus: float | None,
-    num_gpus: int | None,
-    resources: Mapping[str, float] | None,
-    labels: Mapping[str, str] | None,
-    memory: float | None,
-    object_store_memory: float | None,
-    object_spilling_directory: str | os.PathLike[str] | Literal[False] | None,
-    log_to_driver: bool,
-    namespace: str | None,
-    runtime_env: Mapping[str, Any] | None,
-    preload: Sequence[str],
-    extra: Mapping[str, Any],
+    address: str | None = None,
+    num_cpus: float | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    memory: float | None = None,
+    object_store_memory: float | None = None,
+    object_spilling_directory: str | os.PathLike[str] | Literal[False] | None = None,
+    log_to_driver: bool = True,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    preload: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
 ) -> SessionSpec:
     """The arguments of `init`, checked and with their defaults; see there.
 
@@ -265,7 +395,7 @@ def session_spec(
         object_store_bytes=None if object_store_memory is None else int(object_store_memory),
         object_spilling_directory=_folder(object_spilling_directory),
         address=address,
-        extra={name: value for name, value in {**extra, **given}.items() if value is not None},
+        extra={name: value for name, value in {**(extra or {}), **given}.items() if value is not None},
     )
 
 

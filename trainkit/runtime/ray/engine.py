@@ -27,7 +27,7 @@ from ray.experimental import internal_kv
 
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
-from trainkit.runtime import api
+from trainkit.runtime import session
 from trainkit.runtime.context import address_info
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.options import interface_of
@@ -65,8 +65,8 @@ from trainkit.settings import runtime_dir
 
 def join() -> None:
     """Give the verbs to this process, a worker of Ray's, if it has not got them yet."""
-    if not api.is_initialized():
-        api.adopt(RayEngine(is_worker=True, owned=False))
+    if session.running() is None:
+        session.adopt(RayEngine(is_worker=True, owned=False))
 
 
 class RayEngine:

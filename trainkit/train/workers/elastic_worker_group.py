@@ -33,8 +33,8 @@ from trainkit.errors import (
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import scheduling
-from trainkit.runtime.api import SessionWatch
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
+from trainkit.runtime.session import SessionWatch
 from trainkit.train.checkpoint.state import WorkerState
 from trainkit.train.distributed.tensors import joined, whole
 from trainkit.train.keys import BATCH_SIZE

@@ -22,8 +22,8 @@ from trainkit.errors import (
     message_of,
 )
 from trainkit.runtime import api
-from trainkit.runtime.api import SessionWatch
 from trainkit.runtime.restart_policy import lost_text
+from trainkit.runtime.session import SessionWatch
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.config import RunConfig
 from trainkit.tune.controller import events as ev

@@ -5,23 +5,41 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from trainkit.errors import ConfigError, ObjectLostError, TrainkitError
 from trainkit.runtime.local.client import reconnecting
-from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, shared
-from trainkit.runtime.local.client.refs import CallConnection, LocalRef
+from trainkit.runtime.local.client.actors import (
+    ActorConnection,
+    ActorEndpoint,
+    ConnectionParts,
+    HeldCall,
+    HeldCalls,
+    shared,
+)
+from trainkit.runtime.local.client.calls import CallCodec
+from trainkit.runtime.local.client.futures import Results
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
+from trainkit.runtime.local.client.waiting import pending
 from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire.batching import lasting
 from trainkit.runtime.local.wire.channel import Descriptor, explain
-from trainkit.runtime.local.wire.messages import FindActor, Found, Kill, NotFound, Shutdown, StartActor
+from trainkit.runtime.local.wire.frames import INIT
+from trainkit.runtime.local.wire.messages import (
+    ActorConduct,
+    ArgumentsThere,
+    FindActor,
+    Found,
+    Kill,
+    NotFound,
+    StartActor,
+    WorkerEnvironment,
+)
 from trainkit.runtime.local.wire.names import nearest, taken_message
 from trainkit.runtime.serialize import Handle
-from trainkit.runtime.specs import Interface, Registration
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, Placement, Registration
 
 making = threading.RLock()
 """Held while an actor is made that may be there already.
@@ -32,7 +50,6 @@ Always taken before the turn of `doors.in_turn`, and that before `_meeting`.
 _meeting = threading.RLock()
 """Held while a connection to an actor is made that other threads may be about to make too."""
 
-_FAREWELL_S = 5.0
 _SEARCH_S = 2.0
 _ROOM_BYTES = 1 << 20
 _Answer = Found | NotFound
@@ -52,189 +69,302 @@ class _Nobody(NamedTuple):
     known: Sequence[str]
 
 
-def find_actor(engine: LocalEngine, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
-    """The actor of that name; see `Engine.find_actor`."""
-    try:
-        found = _find(engine, name, namespace)
-    except OSError as error:
-        explain(error)
-        raise
-    if isinstance(found, _Nobody):
-        raise ConfigError(_not_found(name, found))
-    return found
-
-
-def existing(engine: LocalEngine, wanted: Registration | None) -> ActorEndpoint | None:
-    """Return the actor that is good enough for who wants to register one; None if there is none."""
-    if wanted is None or wanted.name is None or not wanted.get_if_exists:
-        return None
-    found = _find(engine, wanted.name, wanted.namespace)
-    return None if isinstance(found, _Nobody) else found[0]
-
-
-def register(
-    engine: LocalEngine,
-    request: StartActor,
-    peer: CallConnection,
-    handles: Sequence[Handle],
-    buffers: Sequence[Any],
-) -> tuple[ActorEndpoint, Interface] | NotFound | None:
-    """Ask for the actor of `request`, which has a registration.
+class ActorLookup:
+    """Actors by name, in this process's session or in another of the user's.
 
     Args:
-        engine: this process's.
-        request: for the node.
-        peer: this process's end of the actor's first connection.
-        handles: the other end, and what else goes with the request.
-        buffers: what goes with it too.
-
-    Returns:
-        The actor that there is already, if that is good enough; NotFound if it has ended since; else None.
-
-    Raises:
-        ConfigError: its name is taken.
+        parts: of this process's engine.
+        namespace: of this process, in which names are looked up unless another one is given.
     """
-    wanted = request.registration
-    if wanted is None or wanted.name is None:
-        raise ConfigError("only an actor with a name can be registered")
-    with sessions.in_turn(_home(engine)) if wanted.detached else contextlib.nullcontext():
-        if wanted.detached:
-            found = _find(engine, wanted.name, wanted.namespace)
-            if not isinstance(found, _Nobody) and wanted.get_if_exists:
-                return found
-            if not isinstance(found, _Nobody) and is_abroad(engine, found[0]):
-                session = sessions.session_at(Path(found[0].peer.home or ""))
-                holder = f"a detached actor of {session or 'another session'}"
-                raise ConfigError(
-                    taken_message(wanted.name, wanted.namespace or engine.place.namespace, holder)
-                )
+
+    def __init__(self, parts: ConnectionParts, namespace: str) -> None:
+        self._parts = parts
+        self._node = parts.node
+        self._waiter = parts.waiter
+        self._namespace = namespace
+        self._sessions = Path(parts.mark).parent
+
+    def is_abroad(self, actor: ActorEndpoint) -> bool:
+        """Return whether an actor belongs to another session than this process."""
+        return actor.peer.home not in (None, self._parts.mark)
+
+    def _answer(self, ref: LocalRef) -> Any:
+        return self._waiter.get([ref], None)[0]
+
+    def find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
+        """The actor of that name; see `Engine.find_actor`."""
         try:
-            answer: Found | None = _answer(engine, engine.link.ask(request, handles, buffers))
-        except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
-            engine.link.tell(Kill(request.worker_id, "who asked for it was interrupted"))
+            found = self._find(name, namespace)
+        except OSError as error:
+            explain(error)
             raise
-    if answer is None:
-        if wanted.detached:
-            # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
-            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
-        return None
-    return _find_own(engine, wanted.name, wanted.namespace)
+        if isinstance(found, _Nobody):
+            raise ConfigError(_not_found(name, found))
+        return found
+
+    def existing(self, wanted: Registration | None) -> ActorEndpoint | None:
+        """Return the actor that is good enough for who wants to register one; None if there is none."""
+        if wanted is None or wanted.name is None or not wanted.get_if_exists:
+            return None
+        found = self._find(wanted.name, wanted.namespace)
+        return None if isinstance(found, _Nobody) else found[0]
+
+    def register(
+        self,
+        request: StartActor,
+        peer: CallConnection,
+        handles: Sequence[Handle],
+        buffers: Sequence[Any],
+    ) -> tuple[ActorEndpoint, Interface] | NotFound | None:
+        """Ask for the actor of `request`, which has a registration.
+
+        Args:
+            request: for the node.
+            peer: this process's end of the actor's first connection.
+            handles: the other end, and what else goes with the request.
+            buffers: what goes with it too.
+
+        Returns:
+            The actor that there is already, if that is good enough; NotFound if it has ended since.
+
+        Raises:
+            ConfigError: its name is taken.
+        """
+        wanted = request.registration
+        if wanted is None or wanted.name is None:
+            raise ConfigError("only an actor with a name can be registered")
+        with sessions.in_turn(self._sessions) if wanted.detached else contextlib.nullcontext():
+            if wanted.detached:
+                found = self._find(wanted.name, wanted.namespace)
+                if not isinstance(found, _Nobody) and wanted.get_if_exists:
+                    return found
+                if not isinstance(found, _Nobody) and self.is_abroad(found[0]):
+                    session = sessions.session_at(Path(found[0].peer.home or ""))
+                    holder = f"a detached actor of {session or 'another session'}"
+                    raise ConfigError(taken_message(wanted.name, wanted.namespace or self._namespace, holder))
+            try:
+                answer: Found | None = self._answer(self._node.ask(request, handles, buffers))
+            except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
+                self._node.tell(Kill(request.worker_id, "who asked for it was interrupted"))
+                raise
+        if answer is None:
+            if wanted.detached:
+                # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
+                peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
+            return None
+        return self._find_own(wanted.name, wanted.namespace)
+
+    def _find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface] | _Nobody:
+        """The actor of that name in this process's session, or a detached one in another."""
+        own = self._find_own(name, namespace)
+        if not isinstance(own, NotFound):
+            return own
+        met, looked_at, known = self._find_abroad(name, own.namespace)
+        return _Nobody(own, looked_at, known) if met is None else met
+
+    def _find_own(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface] | NotFound:
+        """The actor of that name in this process's session."""
+        message = FindActor(name, namespace, False)
+        return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
+
+    def _ask_for(
+        self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]
+    ) -> tuple[ActorEndpoint, Interface] | NotFound:
+        """Meet the actor that `ask` finds in the session with the mark `home`.
+
+        It is handed a new connection only if this process has none: one that is busy takes none up, and
+        those which wait for it take descriptors of the node.
+        """
+        answer = ask(())
+        if isinstance(answer, NotFound):
+            return answer
+        with _meeting:
+            known = reconnecting.known_endpoint(home, answer.worker_id)
+            if known is not None:
+                return known, answer.interface
+            ours, theirs = socket.socketpair()
+            with ours:
+                answer = ask([Descriptor(theirs.detach())])
+                if isinstance(answer, NotFound):
+                    return answer
+                sock = socket.socket(fileno=ours.detach())
+            return self._met(home, answer, sock)
+
+    def _met(self, home: str, answer: Found, sock: socket.socket) -> tuple[ActorEndpoint, Interface]:
+        if answer.life is not None:
+            line = reconnecting.ReconnectingConnection(sock, answer.label, answer.worker_id)
+            line.home, line.in_order = home, answer.in_order
+            endpoint = shared(reconnecting.ReconnectingEndpoint(line))
+            if endpoint.peer is line:
+                line.follow(self._parts, home, answer.max_task_retries, answer.life)
+            return endpoint, answer.interface
+        peer = ActorConnection(sock, answer.label, answer.worker_id)
+        peer.home, peer.in_order, peer.max_task_retries = home, answer.in_order, answer.max_task_retries
+        return shared(ActorEndpoint(peer)), answer.interface
+
+    def _find_abroad(
+        self, name: str, namespace: str
+    ) -> tuple[tuple[ActorEndpoint, Interface] | None, list[str], list[str]]:
+        """A detached actor of that name in another of the user's sessions.
+
+        Returns:
+            The actor; the sessions looked at, and the names that they have.
+        """
+        looked_at: list[str] = []
+        known: list[str] = []
+        for session in sessions.sessions(self._sessions):
+            home = str(session.folder)
+            if home == self._parts.mark:
+                continue
+            looked_at.append(str(session))
+            message = FindActor(name, namespace, True)
+            try:
+                with sessions.connect(session.folder) as node:
+                    found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
+            except ObjectLostError:  # for want of a descriptor, so that it may have that name
+                raise
+            except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
+                looked_at[-1] += f", which could not be asked: {error}"
+                continue
+            if not isinstance(found, NotFound):
+                return found, looked_at, known
+            if name in found.names:
+                looked_at[-1] += ", whose actor of that name is its own, not detached"
+            known.extend(found.names)
+        return None, looked_at, known
 
 
-def farewell(engine: LocalEngine) -> bool:
-    """Tell the node that the program ends; returns, once all of it is dead, whether detached actors stay."""
-    try:
-        return bool(engine.get([engine.link.ask(Shutdown())], _FAREWELL_S)[0])
-    except TrainkitError:  # it has ended, or will be made to
-        return False
+class ActorClient:
+    """The actors that this process makes, finds and calls.
 
-
-def is_abroad(engine: LocalEngine, actor: ActorEndpoint) -> bool:
-    """Whether an actor belongs to another session than this process."""
-    return actor.peer.home not in (None, engine.mark)
-
-
-def kill_abroad(actor: ActorEndpoint, reason: str, restart: bool) -> None:
-    """End an actor of another session; with `restart` it may be made anew."""
-    peer = actor.peer
-    if peer.home is not None and peer.worker_id is not None:
-        sessions.kill(peer.home, peer.worker_id, reason, restart)
-
-
-def _home(engine: LocalEngine) -> Path:
-    return Path(engine.mark).parent
-
-
-def _answer(engine: LocalEngine, ref: LocalRef) -> Any:
-    return engine.get([ref], None)[0]
-
-
-def _find(engine: LocalEngine, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface] | _Nobody:
-    """The actor of that name in this process's session, or a detached one in another."""
-    own = _find_own(engine, name, namespace)
-    if not isinstance(own, NotFound):
-        return own
-    met, looked_at, known = _find_abroad(engine, name, own.namespace)
-    return _Nobody(own, looked_at, known) if met is None else met
-
-
-def _find_own(
-    engine: LocalEngine, name: str, namespace: str | None
-) -> tuple[ActorEndpoint, Interface] | NotFound:
-    """The actor of that name in this process's session."""
-    message = FindActor(name, namespace, False)
-    return _ask_for(engine, engine.mark, lambda conn: _answer(engine, engine.link.ask(message, conn)))
-
-
-def _ask_for(
-    engine: LocalEngine, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]
-) -> tuple[ActorEndpoint, Interface] | NotFound:
-    """Meet the actor that `ask` finds in the session with the mark `home`.
-
-    It is handed a new connection only if this process has none: one that is busy takes none up, and
-    those which wait for it take descriptors of the node.
+    Args:
+        parts: of this process's engine.
+        lookup: finds actors by name.
+        codec: packs calls.
+        results: makes references to results.
+        placed: checks a placement; returns it in this process's own group if that captures what starts here.
+        environment: returns what a worker started now inherits.
     """
-    answer = ask(())
-    if isinstance(answer, NotFound):
-        return answer
-    with _meeting:
-        known = reconnecting.known_endpoint(home, answer.worker_id)
-        if known is not None:
-            return known, answer.interface
-        ours, theirs = socket.socketpair()
-        with ours:
-            answer = ask([Descriptor(theirs.detach())])
-            if isinstance(answer, NotFound):
-                return answer
-            sock = socket.socket(fileno=ours.detach())
-        return _met(engine, home, answer, sock)
 
+    def __init__(
+        self,
+        parts: ConnectionParts,
+        lookup: ActorLookup,
+        codec: CallCodec,
+        results: Results,
+        *,
+        placed: Callable[[Placement, str], Placement],
+        environment: Callable[[], WorkerEnvironment],
+    ) -> None:
+        self._parts = parts
+        self._node = parts.node
+        self._lookup = lookup
+        self._codec = codec
+        self._results = results
+        self._placed = placed
+        self._environment = environment
+        self._held = HeldCalls(parts.background, parts.waiter)
 
-def _met(
-    engine: LocalEngine, home: str, answer: Found, sock: socket.socket
-) -> tuple[ActorEndpoint, Interface]:
-    if answer.life is not None:
-        line = reconnecting.ReconnectingConnection(sock, answer.label, answer.worker_id)
-        line.home, line.in_order = home, answer.in_order
-        endpoint = shared(reconnecting.ReconnectingEndpoint(line))
-        if endpoint.peer is line:
-            line.follow(engine, home, answer.max_task_retries, answer.life)
-        return endpoint, answer.interface
-    peer = ActorConnection(sock, answer.label, answer.worker_id)
-    peer.home, peer.in_order, peer.max_task_retries = home, answer.in_order, answer.max_task_retries
-    return shared(ActorEndpoint(peer)), answer.interface
+    def find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
+        """Return the actor of that name; see `Engine.find_actor`."""
+        return self._lookup.find(name, namespace)
 
-
-def _find_abroad(
-    engine: LocalEngine, name: str, namespace: str
-) -> tuple[tuple[ActorEndpoint, Interface] | None, list[str], list[str]]:
-    """A detached actor of that name in another of the user's sessions.
-
-    Returns:
-        The actor; the sessions looked at, and the names that they have.
-    """
-    looked_at: list[str] = []
-    known: list[str] = []
-    for session in sessions.sessions(_home(engine)):
-        home = str(session.folder)
-        if home == engine.mark:
-            continue
-        looked_at.append(str(session))
-        message = FindActor(name, namespace, True)
+    def start(self, spec: ActorSpec) -> ActorEndpoint:
+        """Ask for an actor; see `Engine.start_actor`."""
+        wanted = spec.registration
         try:
-            with sessions.connect(session.folder) as node:
-                found = _ask_for(engine, home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-        except ObjectLostError:  # for want of a descriptor, so that it may have that name
+            if wanted is None or not wanted.get_if_exists:
+                return self._start(spec)
+            with making:  # so that a crowd of threads makes one, and one connection to it
+                return self._lookup.existing(wanted) or self._start(spec)
+        except OSError as error:
+            explain(error)
             raise
-        except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
-            looked_at[-1] += f", which could not be asked: {error}"
-            continue
-        if not isinstance(found, NotFound):
-            return found, looked_at, known
-        if name in found.names:
-            looked_at[-1] += ", whose actor of that name is its own, not detached"
-        known.extend(found.names)
-    return None, looked_at, known
+
+    def _start(self, spec: ActorSpec) -> ActorEndpoint:
+        placement = self._placed(spec.placement, spec.name)
+        definition = self._codec.definition(spec.cls, spec.name)
+        waits_for = pending(spec.args, spec.kwargs)
+        body = self._codec.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
+        endpoint, first = reconnecting.endpoint_of(self._parts, spec)
+        peer = endpoint.peer
+        peer.tells_failures = not is_own(spec.cls)
+        memo, kept = reconnecting.memo_of(spec, body)
+        request = StartActor(
+            peer.worker_id or 0,
+            spec.name,
+            placement,
+            self._environment(),
+            conduct=ActorConduct(
+                spec.concurrency,
+                spec.interface.is_async,
+                is_registered=spec.registration is not None,
+                max_task_retries=spec.max_task_retries,
+            ),
+            memo=memo,
+            registration=spec.registration,
+            class_name=spec.cls.__name__,
+            interface=None if spec.registration is None else spec.interface,
+            ready=not waits_for,
+        )
+        try:
+            if spec.registration is not None:
+                existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
+                if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
+                    return self._start(spec)
+                if existing is not None:
+                    return existing[0]
+            # The class and the constructor's arguments go straight to the process, which is yet to start.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
+                peer.send(INIT, 0, body)
+            if spec.registration is None:
+                self._node.tell(request, [first, *kept.handles], kept.buffers)
+        finally:  # also if Ctrl-C came in between: it would keep its name, and never start
+            if waits_for:
+                told = ArgumentsThere(request.worker_id)
+                self._held.when_there(waits_for, lambda: self._held.run_soon(lambda: self._node.tell(told)))
+        return endpoint
+
+    def call(
+        self,
+        actor: ActorEndpoint,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        spec: MethodSpec,
+    ) -> list[ObjectRef[Any]]:
+        """Send one method call; see `Engine.call`."""
+        peer = actor.peer
+        if peer.takes_small_calls and spec.is_plain:
+            arguments = lasting(args, kwargs)
+            if arguments is not None:
+                return [self._results.of_small_call(peer, method, arguments)]
+        waits_for = pending(args, kwargs)
+        body = self._codec.of_call(
+            None, method, spec.num_returns, args, kwargs, spec.concurrency_group, spec.name
+        )
+        if waits_for or peer.keeps_back:
+            refs = self._results.new(spec.num_returns, None)
+            held = HeldCall(self._held, actor, peer, method, body.owned(), refs, spec, ready=not waits_for)
+            peer.hold(held, waits_for)
+        else:
+            refs = self._results.new(spec.num_returns, peer)
+            peer.call(actor, body, refs, spec)
+        return self._results.handed_out(refs, spec.num_returns)
+
+    def kill(self, actor: ActorEndpoint, no_restart: bool) -> None:
+        """End an actor; see `Engine.kill`."""
+        peer, reason = actor.peer, "it was killed by trainkit.kill()"
+        if peer.worker_id is None:
+            return
+        if self._lookup.is_abroad(actor):
+            sessions.kill(peer.home or "", peer.worker_id, reason, not no_restart)
+        elif not self._node.closed:
+            self._node.demand(Kill(peer.worker_id, reason, not no_restart))
+
+    def fail_held(self, why: Callable[[], Exception]) -> None:
+        """Fail the calls that wait for their arguments."""
+        self._held.fail(why)
 
 
 def _not_found(name: str, nobody: _Nobody) -> str:

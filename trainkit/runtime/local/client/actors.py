@@ -9,21 +9,77 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
 from trainkit.runtime import serialize
-from trainkit.runtime.local.client.background import END
+from trainkit.runtime.local.client.background import END, BackgroundThread
 from trainkit.runtime.local.client.calls import decide
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_engine
+from trainkit.runtime.local.client.node_client import NodeClient
+from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client
+from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, HANDLE_KINDS
 from trainkit.runtime.local.wire.frames import CALL, FAILURE, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import MethodSpec
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.client.engine import LocalEngine
+
+@dataclass(frozen=True, slots=True)
+class ConnectionParts:
+    """The parts of this process's engine that connections to actors need, also those that arrive in a value.
+
+    Attributes:
+        mark: of this process's session.
+    """
+
+    mark: str
+    node: NodeClient
+    background: BackgroundThread
+    waiter: Waiter
+
+
+class HeldCalls:
+    """The connections of this process that hold calls back, and what those need.
+
+    Args:
+        background: runs what follows when arguments have arrived.
+        waiter: sees to it that they arrive.
+    """
+
+    def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
+        self._background = background
+        self._waiter = waiter
+        self._connections: set[ActorConnection] = set()
+
+    def begin(self, conn: ActorConnection) -> None:
+        """Note that `conn` holds calls; its end is noticed from here on."""
+        self._connections.add(conn)
+        if not conn.is_watched:
+            self._background.watch(conn, END)
+
+    def end(self, conn: ActorConnection) -> None:
+        """Note that `conn` holds no calls any more."""
+        self._connections.discard(conn)
+        if not conn.is_watched:
+            self._background.unwatch(conn, END)
+
+    def when_there(self, arguments: Sequence[LocalRef], then: Callable[[], None]) -> None:
+        """Run `then` when all of `arguments` are done, in the thread that finds the last."""
+        self._waiter.when_all(arguments, then)
+
+    def run_soon(self, job: Callable[[], None]) -> None:
+        """Run `job` in the background thread."""
+        self._background.run(job)
+
+    def watch(self, ref: LocalRef) -> None:
+        """See to it that the answer of `ref` is read: a thread may wait that has no connection to read."""
+        self._waiter.watch(ref)
+
+    def fail(self, why: Callable[[], Exception]) -> None:
+        """Fail all held calls."""
+        for conn in list(self._connections):
+            conn.fail_held(why)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,14 +87,14 @@ class HeldCall:
     """A call of an actor's method that has not been sent.
 
     Attributes:
-        engine: of this process.
+        held: of this process.
         actor: the actor's endpoint, which keeps the actor alive.
         peer: the connection that the call will go over.
         name: of the method, for errors.
         ready: its arguments are there.
     """
 
-    engine: LocalEngine
+    held: HeldCalls
     actor: Any
     peer: ActorConnection
     name: str
@@ -104,7 +160,7 @@ class ActorConnection(CallConnection):
 
     tells_failures = True
     is_watched = False
-    """The pump looks for the connection's end all the time."""
+    """The background thread looks for the connection's end all the time."""
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
@@ -130,10 +186,10 @@ class ActorConnection(CallConnection):
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             self._send_retriable(call, call.body)
-            engine = current_engine()
+            parts: ConnectionParts = current_client().parts
             for ref in refs:  # maybe nobody waits for it, or somebody who has no connection to read
                 if not ref.done():
-                    engine.watch(ref)
+                    parts.waiter.watch(ref)
         else:
             self._send_call(call, refs, body)
 
@@ -200,15 +256,12 @@ class ActorConnection(CallConnection):
 
     def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
-        engine = call.engine
         for ref in call.refs:
             ref.body = call
         with InterruptGuard() as guard:  # Ctrl-C must not leave one behind that is never sent
             with self._order:
                 if not self._lanes:
-                    engine.holding.add(self)
-                    if not self.is_watched:
-                        engine.pump.watch(self, END)
+                    call.held.begin(self)
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False
@@ -217,14 +270,14 @@ class ActorConnection(CallConnection):
             elif call.ready:
                 self._advance(call.lane)
             else:
-                engine.when_all(waits_for, functools.partial(self._arguments_arrived, call))
+                call.held.when_there(waits_for, functools.partial(self._arguments_arrived, call))
         if guard.noted:
             guard.act()
 
     def _arguments_arrived(self, call: HeldCall) -> None:
         call.ready = True
-        # In the pump's thread: whoever found the last of them may be in the middle of anything.
-        call.engine.pump.run(functools.partial(self._advance, call.lane))
+        # In the background thread: whoever found the last of them may be in the middle of anything.
+        call.held.run_soon(functools.partial(self._advance, call.lane))
 
     def _advance(self, lane: Hashable) -> None:
         """Send the calls of a lane up to the first that is not ready."""
@@ -243,13 +296,11 @@ class ActorConnection(CallConnection):
         if not calls:
             del self._lanes[lane]
         if not self._lanes:
-            self._nothing_held(call.engine)
+            self._nothing_held(call.held)
 
-    def _nothing_held(self, engine: LocalEngine) -> None:
+    def _nothing_held(self, held: HeldCalls) -> None:
         self.takes_small_calls = type(self).takes_small_calls
-        engine.holding.discard(self)
-        if not self.is_watched:
-            engine.pump.unwatch(self, END)
+        held.end(self)
 
     def _send_held(self, call: HeldCall) -> None:
         for ref in call.refs:
@@ -263,7 +314,7 @@ class ActorConnection(CallConnection):
                 ref.complete(LOST, functools.partial(ObjectLostError, reason))
         for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
             if not ref.done():
-                call.engine.watch(ref)
+                call.held.watch(ref)
 
     def withdraw(self, call: HeldCall) -> bool:
         """Cancel a held call; False if it has been sent."""
@@ -284,7 +335,7 @@ class ActorConnection(CallConnection):
             calls = [call for lane in self._lanes.values() for call in lane]
             self._lanes.clear()
             if calls:
-                self._nothing_held(calls[0].engine)
+                self._nothing_held(calls[0].held)
         for call in calls:
             for ref in call.refs:
                 ref.complete(LOST, why)
@@ -397,7 +448,7 @@ HANDLE_KINDS[ACTOR] = lambda fd: ActorEndpoint(ActorConnection(socket.socket(fil
 
 def _reduce_endpoint(pickler: Any, endpoint: ActorEndpoint) -> Any:
     peer = endpoint.peer
-    home = peer.home or current_engine().mark
+    home = peer.home or current_client().mark
     details = (peer.name, peer.worker_id, home, peer.in_order, peer.max_task_retries)
     return _load_endpoint, (pickler.attach(endpoint), *details)
 

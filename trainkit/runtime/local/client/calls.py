@@ -1,4 +1,4 @@
-"""Packing of calls, and the decision about a call that raised: made again, or failed."""
+"""Calls: the context that one runs in, its packing, and the decision to make it again when it raised."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ObjectLostError, SerializationError, TaskError
@@ -15,12 +18,71 @@ from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
 from trainkit.runtime.local.memory.segments import SegmentPool, opened
 from trainkit.runtime.local.wire.frames import FAILURE, VALUE, Frame
 from trainkit.runtime.serialize import Packed, pack
+from trainkit.runtime.specs import WhereAmI
+
+calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
+"""The number and the name of the call that runs in this thread or coroutine, and perhaps more; 0 for none."""
+
+
+class GivenName(str):
+    """The name that a call of a method was given, which stands without the class's."""
+
+    __slots__ = ()
+
+
+class ActorExit(BaseException):
+    """Ends the actor; no `except Exception` of the user's stops it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessContext:
+    """A process's place in its session.
+
+    Attributes:
+        actor_id: None outside an actor.
+        actor_name: of an actor that has one, else "".
+        class_name: of an actor.
+        resources: what it was given.
+        restarts: how often the actor has been made anew before.
+    """
+
+    namespace: str = ""
+    actor_id: int | None = None
+    actor_name: str = ""
+    class_name: str = ""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    restarts: int = 0
+
+    def seen_by(self, serial: int, mark: str) -> WhereAmI:
+        """The same in public words.
+
+        Args:
+            serial: the process's number in the session.
+            mark: of the session.
+        """
+        call, name = calling.get()[:2]
+        session = Path(mark).name.rpartition("-")[2]
+        is_actor = self.actor_id is not None
+        has_class = is_actor and not isinstance(name, GivenName)
+        return WhereAmI(
+            node_id=session,
+            worker_id=f"{serial:x}",
+            namespace=self.namespace,
+            job_id=session,
+            actor_id=f"{self.actor_id:016x}" if is_actor else None,
+            actor_name=self.actor_name if is_actor else None,
+            task_id=f"{call:016x}" if call else None,
+            task_name=(f"{self.class_name}.{name}" if has_class else str(name)) if call else None,
+            was_restarted=self.restarts > 0,
+            resources=dict(self.resources),
+        )
+
 
 COUNT_BYTES = 2
 
 
 class CallCodec:
-    """Packs calls; a function or a class is packed once, and travels with them as a finished reference.
+    """Packs calls and values; a function or a class is packed once, and travels as a finished reference.
 
     Args:
         segments: where large ones go.
@@ -31,6 +93,20 @@ class CallCodec:
         self._segments = segments
         self._ids = ids
         self._definitions: dict[int, tuple[weakref.ref[Any], LocalRef]] = {}
+
+    def store(self, value: Packed) -> Packed:
+        """Return `value`, moved to shared memory if it is large."""
+        return self._segments.write(value)
+
+    def put(self, value: Any) -> LocalRef:
+        """Return a reference to `value`, as it is now."""
+        return self.put_packed(VALUE, pack(value))
+
+    def put_packed(self, kind: int, value: Packed) -> LocalRef:
+        """Return a done reference to what is packed already."""
+        ref = LocalRef(self._ids.next(), None)
+        ref.complete(kind, self._segments.write(value).owned())
+        return ref
 
     def definition(self, target: Any, name: str) -> LocalRef:
         """`target` pickled once: a function or class is sent as it was when it was first used."""

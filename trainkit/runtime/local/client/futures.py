@@ -1,76 +1,250 @@
-"""Control of calls on their way: cancellation, and futures of their results."""
+"""Control of calls on their way: futures of their results, streams, and cancellation.
+
+    worker ──ITEM──ITEM──VALUE──▶ StreamRef ──▶ items: done, done, pending ──▶ LocalStream ──▶ user
+
+The reference of a streaming call stands for the end of the stream. The values are references of their own;
+the last of them is always pending, so whoever reads faster than values come waits for it as for any other.
+Nothing slows the remote generator down when its reader is slower: what has come waits in this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
-from trainkit.runtime.context import address_info
-from trainkit.runtime.local.client.actors import ActorConnection, HeldCall, SentCall
+from trainkit.runtime import serialize
+from trainkit.runtime.local.client.actors import HeldCall, SentCall
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.context import ActorExit, ProcessContext
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import Ids, NodeClient
-from trainkit.runtime.local.client.refs import LocalRef, PromiseReceiver
-from trainkit.runtime.local.client.streams import LocalStream, StreamRef
+from trainkit.runtime.local.client.promises import OwedResults, PromiseReceiver, reduce_ref
+from trainkit.runtime.local.client.refs import PENDING, CallConnection, LocalRef
+from trainkit.runtime.local.client.waiting import Waiter, value_of
 from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire.frames import VALUE
 from trainkit.runtime.local.wire.messages import Cancel, CancelOwed
+from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import Interface, ObjectRef, WhereAmI
-from trainkit.runtime.streams import Callbacks, ref_future
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
+from trainkit.runtime.streams import Callbacks, ObjectRefGenerator, ref_future
 
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
 
-class CallControl:
-    """A part of `LocalEngine`.
+class Futures:
+    """Futures of results, settled in the background thread.
 
-    Attributes:
-        place: this process's in the session.
-        started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
-        holding: connections to actors that hold calls back, which wait for their arguments.
-        own_handle: makes what a handle of this process's actor holds; None in other processes.
+    Args:
+        background: runs what is to be done once a result is there.
+        waiter: sees to it that the answers are read.
     """
 
-    link: NodeClient
-    pump: BackgroundThread
-    place: ProcessContext
-    mark: str
-    started: weakref.WeakSet[LocalRef] | None = None
-    own_handle: Callable[[], tuple[Any, Interface]] | None = None
-    _ids: Ids
-    _serial: int
-
-    def __init__(self) -> None:
+    def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
+        self._background = background
+        self._waiter = waiter
         self._unsettled: set[Future[Any]] = set()
         self._callbacks = Callbacks()
-        self.holding: set[ActorConnection] = set()
-        self._promised: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
 
-    if TYPE_CHECKING:
+    def future(self, ref: LocalRef) -> Future[Any]:
+        """Return a future of the value. It can't be cancelled: others may wait for the same reference."""
+        return self._when_done(ref, value_of, ref_future(self._background, self._callbacks))
 
-        def wait(
-            self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-        ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]: ...
-        def _value(self, ref: LocalRef) -> Any: ...
+    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
+        """Return an awaitable of the value."""
+        import asyncio
 
-    def _started(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
-        """What the maker of a call is given for its results."""
+        return asyncio.wrap_future(self._when_done(ref, value_of))
+
+    def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
+        """Return an awaitable that ends when `ref` is done."""
+        import asyncio
+
+        return asyncio.wrap_future(self._when_done(ref, lambda _: None))
+
+    def _when_done(
+        self, ref: LocalRef, result: Callable[[LocalRef], Any], future: Future[Any] | None = None
+    ) -> Future[Any]:
+        """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
+
+        Whoever finds an answer may hold what rebuilding it needs, and the node is asked why one is lost.
+        """
+        from concurrent.futures import Future
+
+        future = future or Future()
+        future.set_running_or_notify_cancel()
+        self._unsettled.add(future)
+
+        def settle() -> None:
+            try:
+                value = result(ref)
+            except BaseException as error:
+                self._settle(future, functools.partial(future.set_exception, error))
+            else:
+                self._settle(future, functools.partial(future.set_result, value))
+
+        ref.when_done(lambda: self._background.run(settle))
+        self._waiter.watch(ref)
+        return future
+
+    def _settle(self, future: Future[Any], by: Callable[[], None]) -> None:
+        if future in self._unsettled:
+            self._unsettled.discard(future)
+            by()
+
+    def fail(self, error: Exception) -> None:
+        """Fail all that are not settled: the session is over."""
+        for future in list(self._unsettled):
+            self._settle(future, functools.partial(future.set_exception, error))
+
+
+ENDED = -3
+"""In place of a further value: there is none."""
+
+
+class StreamRef(LocalRef):
+    """Done when the remote generator has ended; until then, where its values arrive.
+
+    Attributes:
+        items: references to the values that nobody has taken, and behind them to the one to come.
+    """
+
+    __slots__ = ("_new_id", "begun", "items")
+
+    def __init__(self, ref_id: int, new_id: Callable[[], int]) -> None:
+        self._new_id = new_id
+        self.begun = False
+        self.items: deque[LocalRef] = deque([LocalRef(new_id(), None)])
+        super().__init__(ref_id, None)
+
+    def attach(self, peer: CallConnection | None) -> None:
+        super().attach(peer)
+        self.items[-1].peer = peer
+
+    def item(self, body: Packed) -> None:
+        self.begun = True
+        arrived = self.items[-1]
+        self.items.append(LocalRef(self._new_id(), self.peer))
+        arrived.complete(VALUE, body)
+
+    def take_first(self) -> None:
+        """Drop the first of the items: somebody has taken it."""
+        self.items.popleft()
+
+    def complete(self, kind: int, body: Any) -> None:
+        # A failure takes the place of the value to come; an end only says that none will.
+        self.items[-1].complete(ENDED if kind == VALUE else kind, body)
+        super().complete(kind, body)
+
+
+class LocalStream(ObjectRefGenerator[Any]):
+    """Stream of the results of one call. When nobody has it any more, the remote generator is stopped.
+
+    Args:
+        call: the call's own reference.
+        waiter: waits for the next value.
+        futures: awaits it.
+        abandon: stops the call.
+    """
+
+    def __init__(
+        self, call: StreamRef, waiter: Waiter, futures: Futures, abandon: Callable[[LocalRef], None]
+    ) -> None:
+        self.call = call
+        self._waiter = waiter
+        self._futures = futures
+        self._abandon = abandon
+        self._taking = threading.Lock()
+        self._runs_to_its_end = False
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a generator of references stays in its process: send the references it hands out")
+
+    def __next__(self) -> ObjectRef[Any]:
+        while True:
+            front = self._front()
+            if front is None:
+                raise StopIteration
+            if front.kind == PENDING:
+                self._waiter.wait([front], 1, None)
+            elif self._take(front):
+                return front
+
+    async def __anext__(self) -> ObjectRef[Any]:
+        while True:
+            front = self._front()
+            if front is None:
+                raise StopAsyncIteration
+            if front.kind == PENDING:
+                await self._futures.arrival(front)
+            elif self._take(front):
+                return front
+
+    def _front(self) -> LocalRef | None:
+        """The next value's reference; None behind the last."""
+        try:
+            front = self.call.items[0]
+        except IndexError:  # the failure that ended it was taken
+            return None
+        return None if front.kind == ENDED else front
+
+    def _take(self, front: LocalRef) -> bool:
+        """Take `front`; False if another thread did."""
+        with self._taking:
+            if not self.call.items or self.call.items[0] is not front:
+                return False
+            self.call.take_first()
+            return True
+
+    def completed(self) -> ObjectRef[None]:
+        """Return a reference to the end; once it is asked for, the remote generator runs to its end."""
+        self._runs_to_its_end = True
+        return self.call
+
+    def hex(self) -> str:
+        return self.call.hex()
+
+    def __del__(self) -> None:
+        if not self._runs_to_its_end and not self.call.done():
+            self._abandon(self.call)
+
+
+class CallControl:
+    """Cancellation of calls that are on their way.
+
+    Args:
+        node: hands requests on to the processes that run the calls.
+        background: runs what must not be done where it is asked for.
+        owed: the results that other processes were promised.
+        ids: of this process.
+        mark: of its session.
+
+    Attributes:
+        started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
+    """
+
+    def __init__(
+        self, node: NodeClient, background: BackgroundThread, owed: OwedResults, ids: Ids, mark: str
+    ) -> None:
+        self._node = node
+        self._background = background
+        self._owed = owed
+        self._ids = ids
+        self._mark = mark
+        self.started: weakref.WeakSet[LocalRef] | None = None
+
+    def note(self, call: LocalRef) -> None:
+        """Note a call that was made just now."""
         if self.started is not None:
-            self.started.add(refs[0])
-        if isinstance(refs[0], StreamRef):
-            return [LocalStream(self, refs[0])]
-        return list(refs) if num_returns else []
-
-    # stopping calls
+            self.started.add(call)
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref.call if isinstance(ref, LocalStream) else ref
@@ -102,7 +276,7 @@ class CallControl:
             self._cancel_abroad(peer.home, CancelOwed(self._ids.maker_of(call.id), call.id, force, recursive))
         elif peer is not None and peer.worker_id is not None:
             self._refuse_force(force)
-            self.link.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
+            self._node.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
         elif not call.done() and not isinstance(owed_by, SentCall):
             raise ConfigError(f"{ref!r} is not the result of a call, so there is nothing to cancel")
 
@@ -115,8 +289,8 @@ class CallControl:
 
     def _cancel_abroad(self, home: str | None, message: CancelOwed) -> None:
         """Have the process stop a call that made it, in this session or in the one with the mark `home`."""
-        if home in (None, self.mark):
-            self.link.tell(message)
+        if home in (None, self._mark):
+            self._node.tell(message)
         else:
             with (
                 contextlib.suppress(NodeDiedError),
@@ -124,18 +298,9 @@ class CallControl:
             ):  # else it has ended
                 node.tell(message)
 
-    def is_task(self, ref: LocalRef) -> bool:
-        """Return whether a task of this process owes `ref`."""
-        return isinstance(ref.body, Task)
-
-    def promise(self, ref: LocalRef) -> None:
-        """Let another process cancel the call that owes `ref`."""
-        self._promised[ref.id] = ref
-        self.pump.watch(self.link, "promises")
-
     def cancel_owed(self, message: CancelOwed) -> None:
         """Stop a call as another process asks, if its result is not there yet."""
-        ref = self._promised.get(message.ref_id)
+        ref = self._owed.promised(message.ref_id)
         if ref is not None:
             self.cancel(ref, message.force, message.recursive)
 
@@ -146,85 +311,51 @@ class CallControl:
 
     def abandon(self, call: LocalRef) -> None:
         """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
-        if not self.link.closing and not self.link.closed:
-            self.pump.run(lambda: self.cancel(call, False, True))
+        if not self._node.closing and not self._node.closed:
+            self._background.run(lambda: self.cancel(call, False, True))
 
-    def exit_actor(self) -> NoReturn:
-        if self.place.actor_id is None:
-            raise ConfigError("exit_actor() was called outside an actor; a task ends by returning")
-        raise ActorExit
 
-    def where_am_i(self) -> WhereAmI:
-        return self.place.seen_by(self._serial, self.mark)
+class Results:
+    """References to the results of the calls that this process makes.
 
-    def current_actor(self) -> tuple[Any, Interface] | None:
-        return None if self.own_handle is None else self.own_handle()
+    Args:
+        ids: of this process.
+        waiter: waits for results.
+        futures: awaits them.
+        control: cancels calls, and knows those that the running task has made.
+    """
 
-    def address_info(self) -> dict[str, Any]:
-        return address_info(self.where_am_i().node_id, self.mark)
+    def __init__(self, ids: Ids, waiter: Waiter, futures: Futures, control: CallControl) -> None:
+        self._ids = ids
+        self._waiter = waiter
+        self._futures = futures
+        self._control = control
 
-    # being told of their end
+    def of_small_call(self, conn: CallConnection, method: str, arguments: Any) -> LocalRef:
+        """Send a small call over `conn`; see `CallConnection.request_soon`."""
+        ref = LocalRef(self._ids.next(), conn)
+        conn.request_soon(ref, method, arguments)
+        started = self._control.started
+        if started is not None:
+            started.add(ref)
+        return ref
 
-    def future(self, ref: LocalRef) -> Future[Any]:
-        """A future of the value, which can't be cancelled: others may wait for the same reference."""
-        return self._when_done(ref, self._value, ref_future(self.pump, self._callbacks))
+    def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
+        """Return the references of a call with `num_returns=count`, sent over `conn` if that is known yet."""
+        if count == STREAMING:
+            stream: LocalRef = StreamRef(self._ids.next(), self._ids.next)
+            stream.attach(conn)
+            return [stream]
+        if count in (0, 1, DYNAMIC):
+            return [LocalRef(self._ids.next(), conn)]
+        return [LocalRef(number, conn) for number in self._ids.block(count)]
 
-    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
-        """Awaitable of the value."""
-        import asyncio
+    def handed_out(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
+        """Return what the maker of a call is given for its references."""
+        self._control.note(refs[0])
+        if isinstance(refs[0], StreamRef):
+            return [LocalStream(refs[0], self._waiter, self._futures, self._control.abandon)]
+        return list(refs) if num_returns else []
 
-        return asyncio.wrap_future(self._when_done(ref, self._value))
 
-    def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
-        """Awaitable until `ref` is done."""
-        import asyncio
-
-        return asyncio.wrap_future(self._when_done(ref, lambda _: None))
-
-    def _when_done(
-        self, ref: LocalRef, result: Callable[[LocalRef], Any], future: Future[Any] | None = None
-    ) -> Future[Any]:
-        """A future of `result(ref)`, called in the pump's thread once `ref` is done: whoever finds an
-        answer may hold what rebuilding it needs, and to say why one is lost the node is asked.
-        """
-        from concurrent.futures import Future
-
-        future = future or Future()
-        future.set_running_or_notify_cancel()
-        self._unsettled.add(future)
-
-        def settle() -> None:
-            try:
-                value = result(ref)
-            except BaseException as error:
-                self._settle(future, functools.partial(future.set_exception, error))
-            else:
-                self._settle(future, functools.partial(future.set_result, value))
-
-        ref.when_done(lambda: self.pump.run(settle))
-        self.watch(ref)
-        return future
-
-    def watch(self, ref: LocalRef) -> None:
-        """See to it that `ref`'s answer is read although no thread may be waiting for it."""
-        peer = ref.peer
-        if peer is not None:
-            self.pump.watch(peer, ref)  # which also keeps it, if nobody else does
-            ref.when_done(functools.partial(self.pump.unwatch, peer, ref))
-
-    def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        """Run `then` when all of `refs`, at least one, are done, in the thread that finds the last."""
-        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
-        for ref in refs:
-            ref.when_done(lambda: then() if next(left) == 0 else None)
-            self.watch(ref)
-
-    def _settle(self, future: Future[Any], by: Callable[[], None]) -> None:
-        if future in self._unsettled:
-            self._unsettled.discard(future)
-            by()
-
-    def _fail_futures(self) -> None:
-        """The session is over: what has not come will not."""
-        for future in list(self._unsettled):
-            self._settle(future, functools.partial(future.set_exception, self.link.gone()))
+serialize.register(StreamRef, reduce_ref)

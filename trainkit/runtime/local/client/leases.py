@@ -10,23 +10,50 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from trainkit.errors import TaskCancelledError
+from trainkit.errors import TaskCancelledError, TaskError
 from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
 from trainkit.runtime.local.wire.frames import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
-from trainkit.runtime.local.wire.messages import Cancel
 from trainkit.runtime.serialize import Packed
-
-if TYPE_CHECKING:
-    from trainkit.runtime.local.client.tasks import TaskPool
 
 AHEAD_S = 0.002
 """Work that a process is given ahead: enough to hide the way there and back, and little to wait behind."""
 
 _KNOWN = 64
 """Functions that a lease's process is taken to remember."""
+
+
+class LeaseOwner(Protocol):
+    """The pool that a leased worker runs the tasks of."""
+
+    def body_of(self, task: Task) -> Packed:
+        """Return the whole call."""
+
+    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+        """Complete a task that has not begun; have its process stop it otherwise."""
+
+    def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
+        """Have the process of `lease` stop `task`, or end the process."""
+
+    def expect(self, task: Task) -> None:
+        """Note a task that is not in the queue, and may be submitted later."""
+
+    def again(self, tasks: Sequence[Task]) -> None:
+        """Run tasks, which were given to a process in vain, before the others."""
+
+    def made_again(self, task: Task, error: TaskError) -> bool:
+        """Run a task that raised `error` again if that is asked for; return whether it was."""
+
+    def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
+        """Note how long runs of `function` took."""
+
+    def progressed(self, lease: WorkerLease) -> None:
+        """Give a lease that owes less than before more to do, keep it, or return it."""
+
+    def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
+        """Deal with the tasks of a lease whose process is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +76,7 @@ class Task:
     """
 
     name: str
-    pool: TaskPool
+    pool: LeaseOwner
     definition: LocalRef
     arguments: Any
     body: Packed | None
@@ -89,7 +116,7 @@ class WorkerLease(CallConnection):
 
     tells_failures = True
 
-    def __init__(self, sock: socket.socket, pool: TaskPool, worker_id: int) -> None:
+    def __init__(self, sock: socket.socket, pool: LeaseOwner, worker_id: int) -> None:
         super().__init__(sock, "task", worker_id)
         self.pool = pool
         self.owing: dict[int, Task] = {}
@@ -159,10 +186,6 @@ class WorkerLease(CallConnection):
             tasks = self.outstanding()
             self.owing.clear()
         self.pool.lost(self, tasks)
-
-    def interrupt(self, task: Task, recursive: bool) -> None:
-        """Have the process stop `task`."""
-        self.pool.engine.link.tell(Cancel(self.worker_id or 0, task.refs[0].id, recursive))
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == RETURNED:

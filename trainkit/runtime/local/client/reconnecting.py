@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.errors import ActorDiedError, ActorUnavailableError, ObjectLostError, TrainkitError
 from trainkit.runtime import restart_policy, serialize
@@ -26,6 +26,7 @@ from trainkit.runtime.local.client import refs as references
 from trainkit.runtime.local.client.actors import (
     ActorConnection,
     ActorEndpoint,
+    ConnectionParts,
     SentCall,
     living_peer,
     shared,
@@ -42,10 +43,6 @@ from trainkit.runtime.local.wire.messages import ConstructorCall, Reconnect, Rec
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.client.engine import LocalEngine
-
-
 _AGAIN_S = 0.5
 """So long after the node had no descriptor left for a new connection it is sent another."""
 
@@ -56,7 +53,7 @@ class ReconnectingConnection(ActorConnection):
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
         self._calls: dict[int, SentCall] = {}  # in the order made, by the last of their references
-        self._engine: LocalEngine | None = None
+        self._parts: ConnectionParts | None = None
         self._owner = False
         self._let_go = False
         self._other_end: socket.socket | None = None  # of a connection that the node has yet to hand on
@@ -65,7 +62,7 @@ class ReconnectingConnection(ActorConnection):
 
     @property
     def is_watched(self) -> bool:  # type: ignore[override]
-        return self._engine is not None
+        return self._parts is not None
 
     @property
     def life(self) -> int:
@@ -73,22 +70,22 @@ class ReconnectingConnection(ActorConnection):
         return self._life + (self._other_end is not None)
 
     def follow(
-        self, engine: LocalEngine, home: str, max_task_retries: int, life: int = 0, *, owner: bool = False
+        self, parts: ConnectionParts, home: str, max_task_retries: int, life: int = 0, *, owner: bool = False
     ) -> None:
         """Stay connected from here on, whichever process the actor lives in; without effect twice.
 
         Args:
-            engine: this process's.
+            parts: of this process's engine.
             home: the mark of the session that the actor is in.
             max_task_retries: see `Options`.
             life: how often the actor has been made anew.
             owner: this process asked for the actor.
         """
-        if self._engine is None:
+        if self._parts is None:
             self._life, self._owner, self.home = life, owner, home
             self.max_task_retries = max_task_retries
-            self._engine = engine
-            engine.pump.watch(self, END)
+            self._parts = parts
+            parts.background.watch(self, END)
 
     # calls
 
@@ -180,8 +177,8 @@ class ReconnectingConnection(ActorConnection):
     # ends
 
     def on_end(self) -> None:
-        engine = self._engine
-        if engine is None or self._gone is not None or engine.link.closing or not engine.alive:
+        parts = self._parts
+        if parts is None or self._gone is not None or parts.node.closing or parts.node.closed:
             super().on_end()
         elif self._let_go and not any(ref() is not None for ref in list(self.pending.values())):
             super().on_end()  # what was asked of it is done
@@ -194,10 +191,10 @@ class ReconnectingConnection(ActorConnection):
                 self._gone = lambda: ObjectLostError(reason)
                 super().on_end()
                 return
-            self._sever(engine, ours, theirs, end)
+            self._sever(parts, ours, theirs, end)
 
     def _sever(
-        self, engine: LocalEngine, ours: socket.socket, theirs: socket.socket, end: Descriptor
+        self, parts: ConnectionParts, ours: socket.socket, theirs: socket.socket, end: Descriptor
     ) -> None:
         with self._order, self._send_lock:
             self._other_end = theirs
@@ -208,17 +205,17 @@ class ReconnectingConnection(ActorConnection):
             ours.close()
             self._half_closed = self.ended = False
             self.forget_received()
-        self._reconnect(engine, end)
+        self._reconnect(parts, end)
 
-    def _reconnect(self, engine: LocalEngine, end: Descriptor) -> None:
+    def _reconnect(self, parts: ConnectionParts, end: Descriptor) -> None:
         message = Reconnect(self.worker_id or 0, self._life)
-        if self.home != engine.mark:
+        if self.home != parts.mark:
             ask = functools.partial(self._ask_abroad, message, end)
             threading.Thread(target=ask, name="trainkit-reconnect", daemon=True).start()
             return
-        answer = engine.link.ask(message, [end])
+        answer = parts.node.ask(message, [end])
         answer.when_done(functools.partial(self._answered, answer))
-        engine.watch(answer)
+        parts.waiter.watch(answer)
 
     def _ask_abroad(self, message: Reconnect, end: Descriptor) -> None:
         """Ask the node of another session, which answers when it has made the actor anew."""
@@ -252,11 +249,11 @@ class ReconnectingConnection(ActorConnection):
             self._end(functools.partial(death, ActorDiedError, reply, self.name))
 
     def _reconnect_again(self) -> None:
-        engine, other_end = self._engine, self._other_end
-        if engine is None or other_end is None:
+        parts, other_end = self._parts, self._other_end
+        if parts is None or other_end is None:
             return
         try:
-            self._reconnect(engine, Descriptor(os.dup(other_end.fileno())))
+            self._reconnect(parts, Descriptor(os.dup(other_end.fileno())))
         except OSError as error:
             reason = f"the connection to {self.name} closed, and no other can be made: {error}"
             self._end(lambda: ObjectLostError(reason))
@@ -325,36 +322,38 @@ class ReconnectingConnection(ActorConnection):
         return super().lost()
 
     def finish_sending(self) -> None:
-        """The last handle is gone. Called by the collector, maybe: so all else is for the pump's thread."""
+        """Let go of the actor: the last handle is gone."""
+        # The collector may have come here, so all else is for the background thread.
         if self._pid != os.getpid():
             return
-        if self._engine is None:
+        parts = self._parts
+        if parts is None:
             super().finish_sending()
         else:
-            self._engine.pump.run(self._release)
+            parts.background.run(self._release)
 
     def _release(self) -> None:
-        engine = self._engine
-        if engine is None:
+        parts = self._parts
+        if parts is None:
             return
         again = [call for call in list(self._calls.values()) if call.retries_left]
         if again:  # the actor stays for these, and so does this connection
             actor = ReconnectingEndpoint(self)
             for call in again:
                 call.actor = actor
-            engine.pump.watch(self, ReconnectingConnection)  # maybe nobody else reads the answers
+            parts.background.watch(self, ReconnectingConnection)  # maybe nobody else reads the answers
             return
-        engine.pump.unwatch(self, ReconnectingConnection)
-        engine.pump.unwatch(self, END)
+        parts.background.unwatch(self, ReconnectingConnection)
+        parts.background.unwatch(self, END)
         with self._order:
             self._let_go = True
             if self._other_end is None:
                 super().finish_sending()
 
     def __del__(self) -> None:
-        engine = self._engine
-        if self._owner and engine is not None and self._pid == os.getpid():
-            engine.pump.run(functools.partial(engine.link.tell, ReleaseActor(self.worker_id or 0)))
+        parts = self._parts
+        if self._owner and parts is not None and self._pid == os.getpid():
+            parts.background.run(functools.partial(parts.node.tell, ReleaseActor(self.worker_id or 0)))
         super().__del__()
 
 
@@ -389,17 +388,17 @@ def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
         return ReconnectingEndpoint(peer) if isinstance(peer, ReconnectingConnection) else ActorEndpoint(peer)
 
 
-def endpoint_of(engine: LocalEngine, spec: ActorSpec) -> tuple[ActorEndpoint, Descriptor]:
+def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, Descriptor]:
     """What the first handle of the actor of `spec` is to hold, and the other end of its connection."""
     ours, theirs = socket.socketpair()
-    worker_id = engine.new_id()
+    worker_id = parts.node.new_id()
     if spec.max_restarts:
         line = ReconnectingConnection(ours, spec.name, worker_id)
-        line.follow(engine, engine.mark, spec.max_task_retries, owner=True)
+        line.follow(parts, parts.mark, spec.max_task_retries, owner=True)
         endpoint: ActorEndpoint = ReconnectingEndpoint(line)
     else:
         endpoint = ActorEndpoint(ActorConnection(ours, spec.name, worker_id))
-        endpoint.peer.home, endpoint.peer.max_task_retries = engine.mark, spec.max_task_retries
+        endpoint.peer.home, endpoint.peer.max_task_retries = parts.mark, spec.max_task_retries
     endpoint.peer.in_order = spec.concurrency.in_order and not spec.interface.is_async
     return shared(endpoint), Descriptor(theirs.detach())
 
@@ -419,7 +418,7 @@ HANDLE_KINDS[RECONNECTING_ACTOR] = lambda fd: ReconnectingEndpoint(
 
 def _reduce_enduring(pickler: Any, endpoint: ReconnectingEndpoint) -> Any:
     line = endpoint.peer
-    home = line.home or references.current_engine().mark
+    home = line.home or references.current_client().mark
     details = (line.name, line.worker_id, home, line.in_order, line.max_task_retries, line.life)
     return _load_enduring, (pickler.attach(endpoint), *details)
 
@@ -437,7 +436,7 @@ def _load_enduring(
     line: ReconnectingConnection = endpoint.peer
     line.name, line.worker_id, line.home, line.in_order = name, worker_id, home, in_order
     if shared(endpoint).peer is line:
-        line.follow(references.current_engine(), home, max_task_retries, life)
+        line.follow(references.current_client().parts, home, max_task_retries, life)
     return endpoint  # type: ignore[no-any-return]
 
 

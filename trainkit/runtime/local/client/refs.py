@@ -11,16 +11,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit import settings
 from trainkit.clock import SYSTEM
-from trainkit.errors import ActorDiedError, ObjectLostError, OwnerDiedError, TaskCancelledError
-from trainkit.runtime import serialize
-from trainkit.runtime.failures import pack_failure, unpack_failure
+from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError
+from trainkit.runtime import serialize, session
+from trainkit.runtime.failures import unpack_failure
+from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS, PROMISE, Descriptor, send_answer
+from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
@@ -28,8 +29,6 @@ from trainkit.runtime.specs import ObjectRef
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
-
-    from trainkit.runtime.local.client.engine import LocalEngine
 
 
 logger = logging.getLogger("trainkit")
@@ -155,21 +154,40 @@ ATOM = -2  # the body is the value itself, which can't be changed
 _MOST_CHUNKS = 64
 """As many are read from a connection at the end of the session, each of what one look finds."""
 
-_engine: LocalEngine | None = None
+
+class Client(Protocol):
+    """The parts of this process's engine that references and connections find by themselves."""
+
+    mark: str
+    background: BackgroundThread
+    unread: UnreadFailures
+
+    def death_of(self, conn: CallConnection) -> Exception:
+        """Return the error for calls to an actor whose connection closed."""
+
+    def future(self, ref: LocalRef) -> Future[Any]:
+        """Return a future of the value."""
+
+    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
+        """Return an awaitable of the value."""
 
 
-def set_engine(engine: LocalEngine | None) -> None:
-    """Say which engine the handles that arrive in this process belong to."""
-    global _engine
-    _engine = engine
+def current_client() -> Any:
+    """Return the local engine that the handles which arrive in this process belong to.
 
-
-def current_engine() -> LocalEngine:
-    """The engine that the handles which arrive in this process belong to."""
-    if _engine is None:
+    Raises:
+        ObjectLostError: it was shut down, or this process was forked from its own.
+    """
+    engine = session.current()
+    if engine is None or engine.name != "local":
         raise ObjectLostError("an actor or a reference was used after the session was shut down")
-    _engine.require_usable()
-    return _engine
+    engine.require_usable()
+    return engine
+
+
+def _client() -> Client:
+    client: Client = current_client()
+    return client
 
 
 class LocalRef(ObjectRef[Any]):
@@ -216,10 +234,10 @@ class LocalRef(ObjectRef[Any]):
         raise TypeError(f"{self!r} stands for one value, but several were sent")
 
     def future(self) -> Future[Any]:
-        return current_engine().future(self)
+        return _client().future(self)
 
     def as_future(self) -> asyncio.Future[Any]:
-        return current_engine().awaited(self)
+        return _client().awaited(self)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
@@ -314,7 +332,7 @@ class CallConnection(BatchingConnection):
         return CALLS, pickle.dumps(entries, serialize.PROTOCOL)
 
     def tick(self) -> None:
-        current_engine().pump.tick(self)
+        _client().background.tick(self)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == ANSWERS:
@@ -336,9 +354,9 @@ class CallConnection(BatchingConnection):
 
     def failure(self, frame: Frame) -> Packed:
         """Return the failure in `frame`, so that it is told of if nobody asks for it."""
-        if not self.tells_failures or _engine is None:
+        if not self.tells_failures or session.current() is None:
             return frame.body
-        return Unread(frame.body, _engine.unread.dropped)
+        return Unread(frame.body, _client().unread.dropped)
 
     def asked_for(self, ref: LocalRef) -> None:
         """Note that a failure of `ref`, which is pending, is no news to anybody."""
@@ -377,7 +395,7 @@ class CallConnection(BatchingConnection):
         self._fail_pending()
 
     def on_backlog(self) -> None:
-        current_engine().pump.flush(self)
+        _client().background.flush(self)
 
     def _fail_pending(self) -> None:
         while self.pending:
@@ -390,7 +408,7 @@ class CallConnection(BatchingConnection):
 
     def lost(self) -> Exception:
         """The error for an answer that will never come."""
-        return current_engine().link.death_of(self)
+        return _client().death_of(self)
 
     def open_fd(self) -> int:
         """A further connection to the same process, for somebody else."""
@@ -404,162 +422,3 @@ class CallConnection(BatchingConnection):
     def __del__(self) -> None:
         # Nobody is left to call, or to read an answer: a pending reference would have kept this alive.
         self.close_when_sent()
-
-
-class OwedResult(CallConnection):
-    """A connection that this process owes a result over.
-
-    Args:
-        sock: connected; owned from here on.
-        ref: stands for the result.
-        engine: of this process.
-    """
-
-    def __init__(self, sock: socket.socket, ref: LocalRef, engine: LocalEngine) -> None:
-        super().__init__(sock, "whoever waits for a result")
-        self._ref = ref
-        self._engine = engine
-        engine.owe(self)
-
-    def promise(self) -> None:
-        """Pay as soon as the result is there."""
-        self._engine.promise(self._ref)
-        self._ref.when_done(self._is_due)
-        self._engine.watch(self._ref)
-
-    def _is_due(self) -> None:
-        # In the pump's thread: to say why a result is lost, the node is asked, and whoever finds the
-        # answer may be in the middle of reading the node's connection.
-        self._engine.pump.run(self.pay)
-
-    def pay(self) -> None:
-        """Send the result."""
-        try:
-            send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
-        except OSError:  # whoever wanted it is gone
-            self.close()
-        else:
-            self.close_when_sent()
-
-    def close(self) -> None:
-        super().close()
-        self._ref.forget(self._is_due)
-        self._engine.settled(self)
-
-
-class Promise:
-    """A pending reference as a handle: opens a connection that its answer will be sent over."""
-
-    kind = PROMISE
-
-    def __init__(self, ref: LocalRef) -> None:
-        self._ref = ref
-
-    @property
-    def answer(self) -> LocalRef:
-        """The reference itself, for the process that made the promise."""
-        return self._ref
-
-    def open_fd(self) -> int:
-        ours, theirs = socket.socketpair()
-        debt = OwedResult(ours, self._ref, current_engine())
-        if self._ref.done() and self._ref.kind != LOST:
-            debt.pay()
-        else:
-            debt.promise()
-        return theirs.detach()
-
-
-def outcome(ref: LocalRef) -> tuple[int, Packed]:
-    """The answer of a done reference in a form that can be sent."""
-    if ref.kind == LOST:
-        return FAILURE, pack_failure(ref.body(), "trainkit")
-    if ref.kind == ATOM:
-        return VALUE, serialize.pack(ref.body)
-    mark_read(ref.body)  # whoever receives it has it now
-    return ref.kind, ref.body
-
-
-class PromiseReceiver(CallConnection):
-    """The receiving end of a promise: one answer arrives, and the connection closes.
-
-    Attributes:
-        owed_by_task: a task owes the answer, not an actor's call.
-    """
-
-    kind = PROMISE
-    owed_by_task = False
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock, name="a reference")
-        # A pending reference holds its peer, so that must not hold it: both would stay, and the descriptor.
-        self._pending: Callable[[], LocalRef | None] = lambda: None
-        self._done: LocalRef | None = None
-
-    @property
-    def answer(self) -> LocalRef:
-        """The reference that the answer completes."""
-        with self._send_lock:
-            ref = self._done or self._pending()
-            if ref is None:
-                ref = LocalRef(0, self)
-                self._pending = weakref.ref(ref)
-            return ref
-
-    def on_frame(self, frame: Frame) -> None:
-        self._done = self.answer
-        self._done.complete(frame.kind, frame.body)
-
-    def _fail_pending(self) -> None:
-        if self._done is None:
-            self._done = self.answer
-            self._done.complete(LOST, self.lost)
-
-    def lost(self) -> Exception:
-        return OwnerDiedError(
-            "the process that owed this result ended before it had it; hold such references in the "
-            "process that made the calls, or return the values"
-        )
-
-    def open_fd(self) -> int:
-        return Promise(self.answer).open_fd()
-
-
-HANDLE_KINDS[PROMISE] = lambda fd: PromiseReceiver(socket.socket(fileno=fd))
-
-
-def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
-    """How a reference is pickled: with its answer, or as a promise."""
-    if not ref.done():
-        peer = ref.peer
-        if isinstance(peer, PromiseReceiver):
-            home, by_task = peer.home, peer.owed_by_task
-        else:
-            engine = current_engine()
-            home, by_task = engine.mark, engine.is_task(ref)
-        return _load_promise, (ref.id, pickler.attach(Promise(ref)), home, by_task)
-    kind, body = outcome(ref)
-    positions = [pickler.attach(handle) for handle in body.handles]
-    buffers = [pickle.PickleBuffer(buffer) for buffer in body.buffers]
-    return _load_ref, (ref.id, kind, pickle.PickleBuffer(body.payload), buffers, positions, body.stored)
-
-
-def _load_ref(
-    ref_id: int, kind: int, payload: Any, buffers: list[Any], positions: list[int], stored: bool
-) -> LocalRef:
-    ref = LocalRef(ref_id, None)
-    handles = [serialize.claim(position) for position in positions]
-    ref.complete(kind, Packed(bytes(payload), [memoryview(buffer) for buffer in buffers], handles, stored))
-    return ref
-
-
-def _load_promise(ref_id: int, position: int, home: str | None, owed_by_task: bool) -> LocalRef:
-    peer: Any = serialize.claim(position)
-    peer.home, peer.owed_by_task = home, owed_by_task
-    ref: LocalRef = peer.answer
-    if ref.id == 0:
-        ref.id = ref_id
-    return ref
-
-
-serialize.register(LocalRef, reduce_ref)

@@ -1,505 +1,187 @@
-"""Task pools: queues of tasks of one shape, and the workers leased to run them.
-
-A lease holds its tasks' resources from the node's grant until it is returned. It is kept while there
-are tasks to run, and afterwards until somebody else wants what it holds, so that the next task of the
-same shape starts at once.
-"""
+"""Tasks of a process: from a call of a remote function to a pool of leased workers."""
 
 from __future__ import annotations
 
-import errno
 import functools
-import pickle
-import socket
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
-from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
-from trainkit.runtime import restart_policy
-from trainkit.runtime.local.client.background import END
-from trainkit.runtime.local.client.leases import AHEAD_S, Task, WorkerLease
-from trainkit.runtime.local.client.node_client import death
-from trainkit.runtime.local.client.refs import LOST, LocalRef
-from trainkit.runtime.local.wire.batching import MOST
-from trainkit.runtime.local.wire.channel import Descriptor, explain, no_descriptor_left
-from trainkit.runtime.local.wire.frames import VALUE
-from trainkit.runtime.local.wire.messages import Kill, ReturnLease
-from trainkit.runtime.local.wire.messages import RequestLease as LeaseRequest
-from trainkit.runtime.serialize import Packed, unpack
-from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import Placement
+from trainkit.resources import QUANTUM, Bundle
+from trainkit.runtime.local.client.background import BackgroundThread
+from trainkit.runtime.local.client.calls import CallCodec
+from trainkit.runtime.local.client.futures import Results
+from trainkit.runtime.local.client.leases import Task
+from trainkit.runtime.local.client.node_client import NodeClient
+from trainkit.runtime.local.client.refs import LocalRef
+from trainkit.runtime.local.client.task_pool import TaskPool
+from trainkit.runtime.local.client.waiting import Waiter, pending
+from trainkit.runtime.local.wire.batching import lasting
+from trainkit.runtime.local.wire.messages import WorkerEnvironment
+from trainkit.runtime.specs import ObjectRef, Placement, TaskSpec
 
-if TYPE_CHECKING:
-    from trainkit.runtime.local.client.engine import LocalEngine
+_PLACEMENTS_KNOWN = 256
 
 
-_FUNCTIONS = 256
-"""Functions whose duration is remembered."""
+class TaskPools:
+    """The tasks of this process: a pool for each placement.
 
-
-class TaskPool:
-    """Runs tasks that need the same placement.
-
-    A process gets one task at a time until it is known that they are short; then some milliseconds'
-    worth at once. All state is guarded by one lock; tasks are sent without holding it. While tasks are
-    queued, some lease is asked for or busy, or the whole queue is failed: nothing is left to wait for ever.
+    Args:
+        node: grants leases.
+        background: submits tasks whose arguments have arrived.
+        waiter: waits for those arguments.
+        codec: packs calls.
+        results: makes references to results.
+        totals: all resources of the session.
+        placed: checks a placement; returns it in this process's own group if that captures what starts here.
+        environment: returns what a worker started now inherits.
     """
 
-    def __init__(self, engine: LocalEngine, placement: Placement) -> None:
-        self.engine = engine
-        self._placement = placement
-        self._lock = threading.RLock()
-        self._queue: deque[Task] = deque()
-        self._idle: list[WorkerLease] = []
-        self._busy: set[WorkerLease] = set()
-        self._asked: set[LocalRef] = set()
-        self._expected: set[Task] = set()
-        self._each_s: dict[int, float] = {}
-        self._retired = False
-        self._reclaims = 0
+    def __init__(
+        self,
+        node: NodeClient,
+        background: BackgroundThread,
+        waiter: Waiter,
+        codec: CallCodec,
+        results: Results,
+        *,
+        totals: Bundle,
+        placed: Callable[[Placement, str], Placement],
+        environment: Callable[[], WorkerEnvironment],
+    ) -> None:
+        self._node = node
+        self._background = background
+        self._waiter = waiter
+        self._codec = codec
+        self._results = results
+        self._totals = totals
+        self._placed = placed
+        self._environment = environment
+        self._pools: dict[Hashable, TaskPool] = {}
+        self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
+        self._lock = threading.RLock()  # a collection under it may make a call
 
-    def expect(self, task: Task) -> None:
-        """Note a task that is not in the queue, and may be submitted later."""
-        task.waits = True
-        self._expected.add(task)
-
-    def _no_longer_expect(self, task: Task) -> None:
-        task.waits = False
-        self._expected.discard(task)
-
-    def made_again(self, task: Task, error: TaskError) -> bool:
-        """Run a task that raised `error` again if that is asked for; return whether it was."""
-        kinds = task.retry_exceptions
-        if not isinstance(error.cause, Exception if isinstance(kinds, bool) else kinds):
-            with self._lock:
-                self._no_longer_expect(task)
-            return False
-        task.retries_left -= task.retries_left > 0
-        self.again([task])
-        return True
-
-    def unfinished(self) -> list[Task]:
-        """Return the tasks that are not finished, in any order."""
-        with self._lock:
-            given = [task for lease in self._busy for task in lease.outstanding()]
-            return [*given, *self._queue, *(task for task in self._expected if not task.refs[-1].done())]
-
-    def submit(self, task: Task, watch: bool = False) -> None:
-        """Run `task` as soon as there is a process for it.
-
-        Args:
-            task: its references have no peer yet.
-            watch: somebody may be waiting for it already, without a connection to read.
-        """
-        if self._idle:
-            with InterruptGuard() as guard:  # Ctrl-C must not lose a process that was just chosen
-                self._submit(task, watch)
-            if guard.noted:
-                guard.act()
+    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+        """Start a task; see `Engine.submit`."""
+        pool = self._pool(spec.placement, spec.name)
+        definition = self._codec.definition(spec.function, spec.name)
+        refs = self._results.new(spec.num_returns, None)
+        # A small call doesn't carry its name, so it is that of the function.
+        is_small = spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name)
+        arguments = lasting(spec.args, spec.kwargs) if is_small else None
+        task = Task(
+            spec.name,
+            pool,
+            definition,
+            arguments,
+            None,
+            refs,
+            spec.max_retries,
+            spec.retry_exceptions,
+            spec.max_calls,
+        )
+        for ref in refs:
+            ref.body = task
+        waits_for: list[LocalRef] = []
+        if arguments is None:
+            # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
+            body = self._codec.of_call(definition, spec.name, spec.num_returns, spec.args, spec.kwargs)
+            task.body = body.owned()
+            waits_for = pending(spec.args, spec.kwargs)
+        if waits_for:  # a leased process that waited for other tasks would keep them from running
+            pool.expect(task)
+            submit = functools.partial(pool.submit, task, watch=True)
+            self._waiter.when_all(waits_for, lambda: self._background.run(submit))
         else:
-            self._submit(task, watch)
+            pool.submit(task)
+        return self._results.handed_out(refs, spec.num_returns)
 
-    def _submit(self, task: Task, watch: bool) -> None:
+    def _pool(self, placement: Placement, name: str) -> TaskPool:
+        known = self._pool_of.get(id(placement))
+        if known is not None and known[0] is placement:
+            return known[1]
+        asked, placement = placement, self._placed(placement, name)
+        key = (
+            tuple(sorted(placement.resources.items())),
+            placement.group,
+            tuple(sorted(placement.env.items())),
+            placement.cwd,
+        )
         with self._lock:
-            self._no_longer_expect(task)
-            if task.cancelled:
+            pool = self._pools.get(key)
+            if pool is None:
+                pool = self._pools[key] = TaskPool(
+                    placement,
+                    self._most(placement),
+                    self._node,
+                    self._background,
+                    self._waiter,
+                    self._codec,
+                    self._environment,
+                )
+                self._background.watch(self._node, "leases")  # for the node's wish to have them back
+            if len(self._pool_of) > _PLACEMENTS_KNOWN:
+                self._pool_of.clear()
+            self._pool_of[id(asked)] = asked, pool
+            return pool
+
+    def _most(self, placement: Placement) -> int:
+        """Return how many tasks with this placement could run at once if everything were free."""
+        fits = [
+            self._totals.get(name, 0) * QUANTUM // round(amount * QUANTUM)
+            for name, amount in placement.resources.items()
+        ]
+        return int(min(fits)) if fits else 4 * max(1, int(self._totals.get("CPU", 1)))
+
+    def end_processes(self, placement: Placement) -> None:
+        """End the processes that are kept for tasks with this placement; see `Engine.end_processes`."""
+        # Before the lock is taken: who has a pool's own lock may ask for this one, never the other way round.
+        over = [pool for pool in self.pools() if pool.is_over]
+        with self._lock:
+            _, pool = self._pool_of.pop(id(placement), (None, None))
+            if pool is None:
                 return
-            lease = self._idle_for(task)
-            if lease is None:
-                self._queue.append(task)
-                self._watch_busy()
-            else:
-                self._busy.add(lease)
-        if lease is None and watch:
-            self._ask_or_fail()
-            return
-        if lease is None:
-            try:
-                self._ask()
-            except Exception as error:
-                with self._lock:  # the caller is told, so it must not run all the same
-                    if task in self._queue:
-                        self._queue.remove(task)
-                if isinstance(error, OSError):
-                    explain(error)
-                raise
-            return
-        # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
-        # given until it is read.
-        if watch or task.retry_exceptions or (task.body is not None and task.body.handles):
-            self.engine.pump.watch(lease, self)
-        try:
-            lease.run([task])
-        except Exception as error:
-            _not_sent([task], error)
-            self.progressed(lease)
-            if not watch:
-                raise
+            self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
+            self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
+            self._pools[pool] = pool  # where no further task finds it
+        pool.retire()
 
-    def _idle_for(self, task: Task) -> WorkerLease | None:
-        while self._idle:
-            lease = self._idle.pop()
-            if not task.retries_left:
-                lease.try_read()  # nobody reads an idle one; its end is no reason to fail this task
-            if not lease.closed:
-                return lease
-        return None
+    def pools(self) -> list[TaskPool]:
+        """Return the pools that there are now."""
+        return list(self._pools.values())
 
-    def again(self, tasks: Sequence[Task]) -> None:
-        """Run `tasks`, which were given to a process in vain, before the others."""
-        with self._lock:
-            for task in tasks:
-                self._no_longer_expect(task)
-            wanted = [task for task in tasks if not task.cancelled]
-            self._queue.extendleft(reversed(wanted))
-            self._watch_busy()
-        for task in tasks:
-            if task.cancelled:
-                task.fail_cancelled("before it began")
-        self._ask_or_fail()
-
-    def _watch_busy(self) -> None:
-        """See to it that the queue moves on although nobody may be reading."""
-        for busy in self._busy:
-            self.engine.pump.watch(busy, self)
-
-    def body_of(self, task: Task) -> Packed:
-        """The whole call."""
-        if task.body is None:
-            arguments = task.arguments
-            args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
-            task.body = self.engine.body_of(task.definition, task.name, 1, args, kwargs)
-        return task.body
-
-    @property
-    def is_over(self) -> bool:
-        """True if it is retired, and has done what it had."""
-        return self._retired and not (self._asked or self._busy or self.unfinished())
-
-    @property
     def asks(self) -> bool:
-        """True if a lease is asked for that is not there yet."""
-        return bool(self._asked)
-
-    def _ask(self) -> None:
-        """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
-        most = self.engine.most_tasks(self._placement)
-        if self._lacks_leases(most):
-            with InterruptGuard() as guard:  # Ctrl-C must not lose one that was just asked for
-                self._ask_for(most)
-            if guard.noted:
-                guard.act()
-
-    def _ask_or_fail(self) -> None:
-        """Ask where no caller can be told that it takes a descriptor: else who waits for the tasks is."""
-        try:
-            self._ask()
-        except Exception as error:
-            reason = f"a process to run it in could not be asked for: {error}"
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                reason = str(no_descriptor_left())
-            self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
-
-    def _fail_if_none_comes(self, kind: int, body: Any) -> None:
-        """Fail every queued task unless a process will be free to run it."""
-        with self._lock:
-            comes = bool(self._asked) or not all(lease.blocked for lease in self._busy)
-        if not comes:
-            self.fail(kind, body)
-
-    def _lacks_leases(self, most: int) -> bool:
-        with self._lock:
-            running = sum(not lease.blocked for lease in self._busy)
-            return len(self._asked) < len(self._queue) and len(self._asked) + running < most
-
-    def _ask_for(self, most: int) -> None:
-        asked: list[tuple[WorkerLease, LocalRef]] = []
-        reclaims = self._reclaims
-        try:
-            with self._lock:
-                reclaims = self._reclaims
-                while self._lacks_leases(most):
-                    surroundings = self.engine.surroundings()
-                    ours, theirs = socket.socketpair()
-                    lease = WorkerLease(ours, self, self.engine.new_id())
-                    request = LeaseRequest(
-                        lease.worker_id or 0, self._queue[0].name, self._placement, surroundings
-                    )
-                    answer = self.engine.link.ask(request, [Descriptor(theirs.detach())])
-                    self._asked.add(answer)
-                    asked.append((lease, answer))
-        finally:  # those that were asked for come, also if there is no descriptor left for the next
-            for lease, answer in asked:
-                answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
-
-    def _granted(self, lease: WorkerLease, answer: LocalRef, reclaims: int) -> None:
-        with self._lock:
-            self._asked.discard(answer)
-            if answer.kind == VALUE:
-                self._busy.add(lease)
-                self.engine.pump.watch(lease, END)  # its tasks are run again, though nobody waits for them
-        if answer.kind == VALUE:
-            self.progressed(lease)
-            if unpack(answer.body) or self._reclaims != reclaims:
-                lease.wanted_back = True  # from now on: what it was granted for comes first
-                if not lease.owing:
-                    self.progressed(lease)
-        else:  # the node is gone, or the placement group, or the node has no descriptor left
-            self._fail_if_none_comes(answer.kind, answer.body)
-
-    def fail(self, kind: int, body: Any) -> None:
-        """Fail every queued task with an answer that stands for all."""
-        with self._lock:
-            tasks, self._queue = self._queue, deque()
-        for task in tasks:
-            for ref in task.refs:
-                ref.complete(kind, body)
-
-    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete `task` if it has not begun, else have its process stop it, or end that."""
-        with self._lock:
-            task.cancelled, task.forced = True, task.forced or force
-            waits = task.waits or task in self._queue
-            self._expected.discard(task)
-            if waits and not task.waits:
-                self._queue.remove(task)
-            # One that is between the queue and its lease is stopped by that, as it is sent.
-            lease = next((lease for lease in self._busy if task.refs[0].id in lease.owing), None)
-        if waits:
-            task.fail_cancelled("before it began")
-        elif lease is not None:
-            self.stop(lease, task, force, recursive)
-
-    def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
-        """Have the process of `lease` stop `task`, or end the process."""
-        if force:
-            with self._lock:
-                lease.condemned = True
-            self.engine.link.ask(Kill(lease.worker_id or 0, "a task of its was cancelled with force=True"))
-            self.engine.pump.watch(lease, self)
-        else:
-            lease.interrupt(task, recursive)
-
-    # the work of a lease
-
-    def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Runs of `function` took `each_s` seconds each, just now; or one takes at least so long."""
-        with self._lock:
-            known = self._each_s.pop(function, each_s)
-            self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
-            if len(self._each_s) > _FUNCTIONS:
-                del self._each_s[next(iter(self._each_s))]
-
-    def progressed(self, lease: WorkerLease) -> None:
-        """`lease` owes less than before: give it more, keep it, or return it."""
-        while True:
-            tasks: list[Task] = []
-            with self._lock:
-                over = lease.wanted_back or lease.retiring or lease.closed or lease.condemned
-                over |= self._retired and not self._queue
-                if not over:
-                    tasks = self._next_for(lease)
-                if tasks:
-                    self.engine.pump.watch(lease, self)
-                elif not over and not lease.owing:
-                    self._busy.discard(lease)
-                    self._idle.append(lease)
-                    self.engine.pump.unwatch(lease, self)
-            if not tasks:
-                if over and not lease.owing:
-                    self._give_back(lease)
-                return
-            try:
-                lease.run(tasks)
-            except Exception as error:  # the process is there for those behind them
-                _not_sent(tasks, error)
-            else:
-                return
-
-    def _next_for(self, lease: WorkerLease) -> list[Task]:
-        queue = self._queue
-        if not queue or lease.blocked:  # what the process waits for may be in the queue
-            return []
-        if queue[0].is_solitary or not lease.knows(queue[0]):
-            return [] if lease.owing else [queue.popleft()]
-        room = self._room(lease, queue[0])
-        tasks: list[Task] = []
-        while queue and len(tasks) < room and not queue[0].is_solitary and lease.knows(queue[0]):
-            tasks.append(queue.popleft())
-        return tasks
-
-    def _room(self, lease: WorkerLease, task: Task) -> int:
-        """How many tasks like `task` may be given to `lease` now."""
-        if lease.owing and next(iter(lease.owing.values())).is_solitary:
-            return 0
-        each_s = self._each_s.get(task.definition.id)
-        depth = 1 if each_s is None else max(1, min(MOST, int(AHEAD_S / max(each_s, 1e-6))))
-        room = depth - len(lease.owing)
-        if lease.owing and 2 * room < depth:
-            return 0  # more at once is cheaper
-        fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
-        room = min(room, fair)
-        # The process looks for what could wait behind a long task where several came together.
-        return room if room > 1 or not lease.owing else 0
-
-    def _give_back(self, lease: WorkerLease) -> None:
-        with self._lock:
-            if lease.returned:
-                return
-            lease.returned = True
-            self._forget(lease)
-        lease.close_when_sent()
-        self.engine.lend_no_longer()  # before another gets what this lease held
-        self.engine.link.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask_or_fail()  # behind those who wanted it
-
-    def _forget(self, lease: WorkerLease) -> None:
-        self._busy.discard(lease)
-        if lease in self._idle:
-            self._idle.remove(lease)
-        for why in (self, END):
-            self.engine.pump.unwatch(lease, why)
+        """Return whether a lease is asked for that is not there yet."""
+        return any(pool.asks for pool in self.pools())
 
     def reclaim(self) -> None:
-        """Return what is idle now, and the rest as it becomes idle."""
-        with InterruptGuard() as guard:  # Ctrl-C must not lose one
-            self._reclaim_all()
-        if guard.noted:
-            guard.act()
-
-    def _reclaim_all(self) -> None:
+        """Return the leases that are idle."""
         with self._lock:
-            self._reclaims += 1
-            # Taken here, as another thread may be looking for an idle one for its task.
-            busy, idle, self._idle = list(self._busy), self._idle, []
-            for lease in busy:
-                lease.wanted_back = True
-                self.engine.pump.watch(lease, self)
-        for lease in busy:
-            lease.try_read()
-        for lease in idle:
-            self._give_back(lease)
-
-    def retire(self) -> None:
-        """Have the processes end as soon as what is there is done; no further task comes."""
-        with InterruptGuard() as guard:  # Ctrl-C must not leave one behind
-            self._retired = True
-            self._reclaim_all()
-        if guard.noted:
-            guard.act()
+            pools = self.pools()
+        for pool in pools:
+            pool.reclaim()
 
     def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """The tasks of this pool as `list_tasks` shows them.
+        """Return the tasks of this process as `list_tasks` shows them.
 
         Args:
             pids: of the leased processes, by their ids as the node lists them.
         """
         with self._lock:
-            given = [(lease.worker_id or 0, lease.outstanding()) for lease in self._busy]
-            queued = list(self._queue)
-        common = {"resources": dict(self._placement.resources), "owner_pid": self.engine.pid}
-        rows: list[dict[str, Any]] = []
-        for worker_id, tasks in given:
-            key = f"{worker_id:016x}"
-            pid = pids.get(key)
-            for place, task in enumerate(tasks):
-                # Its process may not be there yet; and those behind the first wait in it.
-                state = "PENDING" if pid is None or place else "RUNNING"
-                rows.append({"worker_id": key, "state": state, "pid": pid, **_names(task), **common})
-        rows += [
-            {"worker_id": None, "state": "PENDING", "pid": None, **_names(task), **common} for task in queued
-        ]
-        return rows
+            pools = self.pools()
+        return [row for pool in pools for row in pool.listed(pids)]
+
+    def unfinished(self) -> list[LocalRef]:
+        """Return a reference of each task that is not finished."""
+        return [task.refs[-1] for pool in self.pools() for task in pool.unfinished()]
 
     def read_out(self) -> None:
         """Read the answers that nobody has."""
-        with self._lock:
-            leases = [*self._busy, *self._idle]
-        for lease in leases:
-            lease.read_out()
+        for pool in self.pools():
+            pool.read_out()
 
     def close(self) -> None:
-        """Drop all leases and fail what is queued; the session is over."""
-        with self._lock:
-            leases = [*self._busy, *self._idle]
-            self._busy.clear()
-            self._idle.clear()
-        owed = [task for lease in leases for task in lease.outstanding()]
-        for lease in leases:
-            lease.close()
-        with self._lock:
-            owed += self._expected  # such as those whose process died just now
-            self._queue.extend(task for task in owed if not task.refs[-1].done())
-            self._expected.clear()
-        self.fail(LOST, self.engine.link.gone)
-
-    # deaths
-
-    def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        """The process of `lease` is gone: run its tasks again if that is allowed, else fail them."""
-        with self._lock:
-            self._forget(lease)
-            self._expected.update(tasks)  # until they are in the queue again, or done
-        self.engine.pump.run(lambda: self._settle(lease, tasks))
-
-    def _settle(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        owed = [task for task in tasks if not all(ref.done() for ref in task.refs)]
-        if owed:
-            self._retry_or_fail(lease, owed)
-        with self._lock:
-            self._expected.difference_update([task for task in tasks if task.refs[-1].done()])
-        self._ask_or_fail()
-
-    def _retry_or_fail(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        try:
-            exit_ = self.engine.link.inquest(lease)
-        except TrainkitError as error:
-            if isinstance(error, ObjectLostError) and not self.engine.link.closing:
-                # Its process lives, and had no descriptor left: nothing has begun, and nothing ever would.
-                for task in tasks:
-                    for ref in task.refs:
-                        ref.attach(None)
-                lease.retiring = True
-                self._give_back(lease)
-                self.again(tasks)
-                return
-            why = error  # the node is gone, and every process with it
-            for task in tasks:
-                for ref in task.refs:
-                    ref.complete(LOST, lambda: why)
-            self.fail(LOST, lambda: why)
-            return
-        # They were answered in order, so it is the first that ran; the others run again at no charge, but
-        # alone, as one of them may have done it and its predecessors' answers been lost.
-        first = tasks[0]
-        again = []
-        for task in tasks:
-            begun = any(ref.begun for ref in task.refs)
-            if task.cancelled:
-                task.fail_cancelled("while it ran, and its process ended")
-            elif not begun and (lease.condemned or restart_policy.should_retry(exit_, task.retries_left)):
-                if task is first and not lease.condemned:  # another task's end is not this one's failure
-                    task.retries_left -= task.retries_left > 0
-                task.alone = True
-                for ref in task.refs:
-                    ref.attach(None)
-                again.append(task)
-            else:
-                for ref in task.refs:
-                    ref.complete(LOST, functools.partial(death, WorkerDiedError, exit_, task.name))
-        lease.pending.clear()
-        self.again(again)
-
-
-def _not_sent(tasks: Sequence[Task], error: Exception) -> None:
-    """Fail tasks that there is no descriptor left for, or no memory."""
-    for task in tasks:
-        reason = f"{task.name} could not be sent to its process: {error!r}"
-        for ref in task.refs:
-            ref.complete(LOST, functools.partial(ObjectLostError, reason))
-
-
-def _names(task: Task) -> dict[str, Any]:
-    return {"task_id": task.refs[0].hex(), "name": task.name}
+        """Drop all leases and fail what is queued: the session is over."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()

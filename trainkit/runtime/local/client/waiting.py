@@ -6,22 +6,21 @@ import functools
 import itertools
 import os
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.context import calling
+from trainkit.runtime.local.client.calls import calling
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, LocalRef, mark_read
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.channel import Connection, explain
 from trainkit.runtime.local.wire.frames import FAILURE, VALUE
-from trainkit.runtime.local.wire.messages import AwaitGroup, Blocked
+from trainkit.runtime.local.wire.messages import Blocked
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import ObjectRef
@@ -95,7 +94,7 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 def are_many(refs: Sequence[LocalRef]) -> bool:
     """Return whether there are so many references that to look at all of them for each answer takes too long.
 
-    They have to come over few connections, as the pump's thread looks at each of those.
+    They have to come over few connections, as the background thread looks at each of those.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
 
@@ -105,16 +104,14 @@ def await_many(
     count: int,
     timeout_s: float | None,
     guard: InterruptGuard,
-    pump: BackgroundThread,
+    background: BackgroundThread,
 ) -> None:
     """Return when `count` of `refs` are done, `timeout_s` has passed, or Ctrl-C came; each is looked at once.
 
-    The pump's thread reads meanwhile, also what is given to further processes.
+    The background thread reads meanwhile, also what is given to further processes.
     """
     waker = _Waker()
-    left = itertools.count(
-        count - 1, -1
-    )  # next() is atomic, so exactly one answer is the last that is needed
+    left = itertools.count(count - 1, -1)  # next() is atomic: exactly one answer is the last that is needed
 
     def arrived() -> None:
         if next(left) == 0:
@@ -124,7 +121,7 @@ def await_many(
     try:
         for peer in peers:
             peer.flush_if_open()
-            pump.watch(peer, waker)
+            background.watch(peer, waker)
         for ref in refs:
             ref.when_done(arrived)
         guard.poll([waker.fd], timeout_s)
@@ -133,7 +130,7 @@ def await_many(
             if ref.kind == PENDING:
                 ref.forget(arrived)
         for peer in peers:
-            pump.unwatch(peer, waker)
+            background.unwatch(peer, waker)
         waker.close()
 
 
@@ -143,35 +140,39 @@ _BRIEF_WAITS = 4
 
 
 class Waiter:
-    """Part of `client.LocalEngine`; see `trainkit.runtime.engine.Engine`.
+    """Waits for results in the threads of this process.
 
     Args:
+        node: is told while this process waits, so that others have its CPUs.
+        background: reads what no waiting thread reads.
+        is_worker: this process runs calls, and may keep others from running while it waits.
         lends: this process holds CPUs, which others may have while it waits.
+        asks_for_processes: returns whether tasks of this process wait for one that it has asked for.
 
     Attributes:
         on_blocked: called with True before the main thread of a worker waits for what is not there, and
             with False afterwards.
     """
 
-    link: NodeClient
-    pump: BackgroundThread
-
-    def __init__(self, *, lends: bool) -> None:
+    def __init__(
+        self,
+        node: NodeClient,
+        background: BackgroundThread,
+        *,
+        is_worker: bool,
+        lends: bool,
+        asks_for_processes: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._background = background
+        self._is_worker = is_worker
         self._lends = lends
+        self._asks_for_processes = asks_for_processes
         self.on_blocked: Callable[[bool], None] = lambda _: None
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
         """The references that the lender waits for, by `id`: only that wait takes the CPUs back."""
-
-    @abstractmethod
-    def asks_for_processes(self) -> bool:
-        """Return whether tasks of this process wait for one that it has asked for."""
-
-    @property
-    @abstractmethod
-    def is_worker(self) -> bool:
-        """See `Engine`."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -182,22 +183,12 @@ class Waiter:
             if ref.kind == PENDING and not self._await([ref], 1, deadline):
                 raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
             try:
-                values.append(self._value(ref))
+                values.append(value_of(ref))
             except BaseException:
                 if len(refs) > 1:
                     _asked_for(refs)
                 raise
         return values
-
-    def _value(self, ref: LocalRef) -> Any:
-        if ref.kind == ATOM:
-            return ref.body
-        if ref.kind == VALUE:
-            return unpack(opened(ref.body))
-        if ref.kind == FAILURE:
-            mark_read(ref.body)
-            raise raisable(unpack_failure(opened(ref.body)))
-        raise ref.body()
 
     def get_without_lending(self, ref: LocalRef) -> Any:
         """Return the value of `ref`, and lend no CPU meanwhile, as no call has to run for it."""
@@ -222,7 +213,7 @@ class Waiter:
 
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
         """Wait until `count` of `refs` are done; False if the deadline came first."""
-        tells = self.is_worker and threading.current_thread() is threading.main_thread()
+        tells = self._is_worker and threading.current_thread() is threading.main_thread()
         blocked = False
         try:
             while True:
@@ -253,7 +244,7 @@ class Waiter:
             self._brief_call, self._brief_left = call, _BRIEF_WAITS
         is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend, too
         self._brief_left -= 1
-        if not is_brief or self.asks_for_processes():
+        if not is_brief or self._asks_for_processes():
             if self._await_guarded(refs, count, now, guard):
                 return True
             if not is_brief:
@@ -264,7 +255,7 @@ class Waiter:
     def _lend(self, refs: Sequence[LocalRef]) -> None:
         if self._lends and not self._lent_for:
             self._lent_for[id(refs)] = refs
-            self.link.tell(Blocked(True))
+            self._node.tell(Blocked(True))
 
     def lend_no_longer(self) -> None:
         """Take the CPUs back that are lent, if what the main thread waits for is there.
@@ -278,7 +269,7 @@ class Waiter:
 
     def _take_back_cpus(self, refs: Sequence[LocalRef]) -> None:
         if self._lent_for.pop(id(refs), None) is not None:
-            self.link.tell(Blocked(False))
+            self._node.tell(Blocked(False))
 
     def _await_guarded(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
@@ -294,22 +285,44 @@ class Waiter:
             if len(pending) == 1 and peer is not None and not peer.closed:
                 peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
             elif are_many(pending):
-                await_many(pending, count - len(refs) + len(pending), left, guard, self.pump)
+                await_many(pending, count - len(refs) + len(pending), left, guard, self._background)
             else:
                 await_any(pending, left, guard)
             if deadline is not None and SYSTEM.monotonic() >= deadline:
                 break
         return sum(ref.kind != PENDING for ref in refs) >= count
 
-    def group_ref(self, group: int) -> ObjectRef[Any]:
-        return self.link.ask(AwaitGroup(group))
+    def watch(self, ref: LocalRef) -> None:
+        """See to it that the answer of `ref` is read although no thread may be waiting for it."""
+        peer = ref.peer
+        if peer is not None:
+            self._background.watch(peer, ref)  # which also keeps it, if nobody else does
+            ref.when_done(functools.partial(self._background.unwatch, peer, ref))
 
-    def await_group(self, group: int, timeout_s: float | None) -> bool:
-        try:
-            self.get([self.group_ref(group)], timeout_s)
-        except GetTimeoutError:
-            return False
-        return True
+    def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
+        """Run `then` when all of `refs`, at least one, are done, in the thread that finds the last."""
+        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
+        for ref in refs:
+            ref.when_done(lambda: then() if next(left) == 0 else None)
+            self.watch(ref)
+
+
+def pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
+    """Return the arguments of a call that are references not done; those inside of values don't count."""
+    given = (*args, *kwargs.values())
+    return [value for value in given if isinstance(value, LocalRef) and not value.done()]
+
+
+def value_of(ref: LocalRef) -> Any:
+    """Return the value of a done reference, or raise its failure."""
+    if ref.kind == ATOM:
+        return ref.body
+    if ref.kind == VALUE:
+        return unpack(opened(ref.body))
+    if ref.kind == FAILURE:
+        mark_read(ref.body)
+        raise raisable(unpack_failure(opened(ref.body)))
+    raise ref.body()
 
 
 def _asked_for(refs: Sequence[ObjectRef[Any]]) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import TaskCancelledError
-from trainkit.runtime.local.client.context import GivenName, calling
-from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.client.calls import GivenName, calling
+from trainkit.runtime.local.client.futures import Futures
 from trainkit.runtime.local.client.refs import LocalRef
 from trainkit.runtime.local.wire.frames import CALL, FAILURE, INIT, Frame
 from trainkit.runtime.local.worker.calls import (
@@ -68,20 +68,18 @@ class AsyncioExecutor:
     Args:
         host: the worker.
         calls: its calls.
-        engine: this process's.
+        futures: of this process.
         concurrency: how many calls run at once.
     """
 
-    def __init__(
-        self, host: ExecutorHost, calls: Calls, engine: LocalEngine, concurrency: Concurrency
-    ) -> None:
+    def __init__(self, host: ExecutorHost, calls: Calls, futures: Futures, concurrency: Concurrency) -> None:
         # Imported by the workers that need it alone: a tenth of a second, and megabytes.
         import asyncio
 
         self._asyncio = asyncio
         self._host = host
         self._calls = calls
-        self._engine = engine
+        self._futures = futures
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._has_threads = bool(concurrency.groups)
@@ -214,13 +212,13 @@ class AsyncioExecutor:
         if not call.begun:  # its task was cancelled before its first step
             self._fail(call, self._asyncio.CancelledError())
         group.tasks.pop(call.frame.call_id, None)
-        self._calls.cancelled.pop(call.frame.call_id, None)
+        self._calls.forget_cancelled(call.frame.call_id)
         group.free.release()
         self._end()
 
     async def _resolved(self, value: Any) -> Any:
         if isinstance(value, LocalRef) and not value.done():
-            await self._engine.arrival(value)
+            await self._futures.arrival(value)
         return self._calls.resolved(value)
 
     async def _run(self, call: _Call, args: list[Any], kwargs: dict[str, Any], group: _Group) -> None:

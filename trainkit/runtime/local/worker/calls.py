@@ -21,10 +21,10 @@ from trainkit.errors import (
     TaskError,
 )
 from trainkit.runtime.failures import formatted, pack_failure
-from trainkit.runtime.local.client.calls import COUNT_BYTES
-from trainkit.runtime.local.client.context import ActorExit, GivenName, calling
-from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.client.calls import COUNT_BYTES, ActorExit, CallCodec, GivenName, calling
+from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import LocalRef
+from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.channel import send_answer
@@ -154,7 +154,9 @@ class Calls:
 
     Args:
         spec: of the worker.
-        engine: of this process.
+        codec: packs results.
+        waiter: waits for arguments.
+        node: is told how the actor shows itself.
         parted: told of each connection that an answer went over though its other end sends no more.
 
     Attributes:
@@ -169,10 +171,17 @@ class Calls:
     """
 
     def __init__(
-        self, spec: WorkerSpec, engine: LocalEngine, parted: Callable[[CallerConnection], None]
+        self,
+        spec: WorkerSpec,
+        codec: CallCodec,
+        waiter: Waiter,
+        node: NodeClient,
+        parted: Callable[[CallerConnection], None],
     ) -> None:
         self._spec = spec
-        self._engine = engine
+        self._codec = codec
+        self._waiter = waiter
+        self._node = node
         self._parted = parted
         self._failed: Packed | None = None
         self._functions: dict[int, Any] = {}
@@ -305,7 +314,7 @@ class Calls:
         except Exception:  # the actor is fine without
             traceback.print_exc()
             return
-        self._engine.link.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
+        self._node.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
 
     def stream(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
         """Send what a generator yields, as it does."""
@@ -322,6 +331,10 @@ class Calls:
                 close()
 
     # the steps
+
+    def forget_cancelled(self, call_id: int) -> bool:
+        """Forget that a call was cancelled, which has ended; return whether what it started is to be too."""
+        return self.cancelled.pop(call_id, False)
 
     def require_wanted(self, call_id: int, method: str) -> None:
         """Raise TaskCancelledError if a call was cancelled."""
@@ -340,16 +353,14 @@ class Calls:
         if count == DYNAMIC:
             require_iterator(result, method, "dynamic")
             result = DynamicObjectRefGenerator.of(
-                result, self._engine.put, functools.partial(self._failed_item, method)
+                result, self._codec.put, functools.partial(self._failed_item, method)
             )
             count = 1
         for item in split_results(result, count, method):
-            yield VALUE, self._engine.store(pack(item, f"the result of {method}"))
+            yield VALUE, self._codec.store(pack(item, f"the result of {method}"))
 
     def _failed_item(self, method: str, error: Exception) -> LocalRef:
-        ref = LocalRef(self._engine.new_id(), None)
-        ref.complete(FAILURE, self._engine.store(pack_failure(error, self.where(CALL, method))))
-        return ref
+        return self._codec.put_packed(FAILURE, pack_failure(error, self.where(CALL, method)))
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
         """The answers of a call that raised; a failed constructor is kept, for every call to come."""
@@ -359,7 +370,7 @@ class Calls:
             error.__cause__ = cause
         failure = pack_failure(error, self.where(kind, method), of_constructor=kind == INIT)
         with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
-            failure = self._engine.store(failure)
+            failure = self._codec.store(failure)
         if kind == INIT:
             self._failed = failure
             if not isinstance(error, TaskError):  # nobody may ever call it, and be told
@@ -374,7 +385,7 @@ class Calls:
 
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
         """Send one value of a streaming call; raises an OSError if its caller is gone."""
-        conn.send(ITEM, call_id, self._engine.store(pack(item, f"what {method} yielded")))
+        conn.send(ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
         if conn.ended:
             self._parted(conn)
 
@@ -408,7 +419,7 @@ class Calls:
             return self.bound(method)
         function = self._functions.pop(definition.id, None)
         if function is None:
-            function = interruptible(self._engine.get([definition], None)[0])
+            function = interruptible(self._waiter.get([definition], None)[0])
         self._functions[definition.id] = function  # the last used is the last to be forgotten
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]
@@ -420,7 +431,7 @@ class Calls:
             return value
         self.resolving = True
         try:
-            return self._engine.get([value], None)[0]
+            return self._waiter.get([value], None)[0]
         finally:
             self.resolving = False
 

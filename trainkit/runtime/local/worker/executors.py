@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.client.futures import CallControl
 from trainkit.runtime.local.wire.channel import Connection
 from trainkit.runtime.local.wire.frames import INIT, Frame
 from trainkit.runtime.local.worker.calls import CallerConnection, Calls, Cancelled, SmallCall, parts_of
@@ -146,13 +146,13 @@ class SerialExecutor:
 
     unfinished = 0
 
-    def __init__(self, calls: Calls, engine: LocalEngine, control: Connection) -> None:
+    def __init__(self, calls: Calls, control: CallControl, node: Connection, can_raise: bool) -> None:
         self._calls = calls
-        self._engine = engine
-        self._interruption = Interruption(calls, control, can_raise=engine.place.actor_id is None)
+        self._control = control
+        self._interruption = Interruption(calls, node, can_raise)
 
     def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
-        calls, started = self._calls, self._engine.started
+        calls, started = self._calls, self._control.started
         if started:
             started.clear()
         calls.running = frame.call_id
@@ -168,9 +168,9 @@ class SerialExecutor:
 
     def _clear(self, call_id: int) -> None:
         """Forget that a call was cancelled, which has ended; cancel what it has started if it was stopped."""
-        recursive = self._calls.cancelled.pop(call_id, False)
+        recursive = self._calls.forget_cancelled(call_id)
         if recursive and self._calls.interrupted == call_id:
-            self._engine.cancel_started()
+            self._control.cancel_started()
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
         self._calls.cancel(call_id, recursive)

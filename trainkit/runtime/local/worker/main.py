@@ -21,10 +21,11 @@ from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
-from trainkit.runtime import api, session
+from trainkit.runtime import session
 from trainkit.runtime.local.client import reconnecting
 from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, shared
-from trainkit.runtime.local.client.context import ActorExit, ProcessContext
+from trainkit.runtime.local.client.background import BackgroundThread
+from trainkit.runtime.local.client.calls import ActorExit, ProcessContext
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
@@ -76,7 +77,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         gpus=spec.visible_gpus,
         group=group,
         own_variables=own_variables,
-        place=ProcessContext(
+        context=ProcessContext(
             namespace=spec.namespace,
             actor_id=spec.worker_id if spec.is_actor else None,
             actor_name=spec.actor_name,
@@ -85,10 +86,10 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
             restarts=spec.restarts,
         ),
     )
-    api.adopt(engine)
-    session.watch(lambda package: engine.link.tell(Imports(package)))
+    session.adopt(engine)
+    session.watch(lambda package: engine.node.tell(Imports(package)))
     if not spec.is_actor:
-        engine.started = weakref.WeakSet()
+        engine.control.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
     worker.connect(socket.socket(fileno=os.dup(first)))
     for fd in fds:
@@ -117,9 +118,10 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
 class _Connection(CallerConnection):
     """A caller's connection, read by the worker's loop."""
 
-    def __init__(self, sock: socket.socket, worker: _Worker) -> None:
+    def __init__(self, sock: socket.socket, worker: _Worker, background: BackgroundThread) -> None:
         super().__init__(sock)
         self._worker = worker
+        self._background = background
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == CALLS:
@@ -131,12 +133,12 @@ class _Connection(CallerConnection):
         return  # the caller makes no more calls, but may read the answers to those it made
 
     def on_backlog(self) -> None:
-        self._worker.engine.pump.flush(self)
+        self._background.flush(self)
         if self.ended:
             self._worker.keep_writing(self)
 
     def tick(self) -> None:
-        self._worker.engine.pump.tick(self)
+        self._background.tick(self)
 
     def on_tick(self) -> bool:
         return self._worker.return_slow()
@@ -145,7 +147,9 @@ class _Connection(CallerConnection):
 class _Worker:
     def __init__(self, spec: WorkerSpec, engine: LocalEngine) -> None:
         self._spec = spec
-        self.engine = engine
+        self._engine = engine
+        self._background = engine.background
+        self._waiter = engine.waiter
         self._poll = select.epoll()
         self._conns: dict[int, CallerConnection] = {}
         self._parted: list[CallerConnection] = []
@@ -163,27 +167,29 @@ class _Worker:
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll.register(self._wake_fd, select.EPOLLIN)
-        self._control = engine.link
-        self._poll.register(self._control, select.EPOLLIN)
-        self._calls = Calls(spec, engine, self.keep_writing)
+        self._node = engine.node
+        self._poll.register(self._node, select.EPOLLIN)
+        self._calls = Calls(spec, engine.codec, engine.waiter, engine.node, self.keep_writing)
         self._runner = self._way_of_running()
-        engine.link.on_notice = self._noticed
+        engine.node.on_notice = self._noticed
         if spec.is_actor:
             engine.own_handle = self._own_handle
         else:
-            engine.on_blocked = self._blocked
+            engine.waiter.on_blocked = self._blocked
 
     def _way_of_running(self) -> Executor:
         conduct = self._spec.conduct
         if conduct.is_async:
-            return AsyncioExecutor(self, self._calls, self.engine, conduct.concurrency)
+            return AsyncioExecutor(self, self._calls, self._engine.futures, conduct.concurrency)
         if (conduct.concurrency.max_concurrency or 1) > 1 or conduct.concurrency.groups:
             return Threads(self, self._calls, conduct.concurrency)
-        return SerialExecutor(self._calls, self.engine, self._control)
+        return SerialExecutor(
+            self._calls, self._engine.control, self._node, can_raise=not self._spec.is_actor
+        )
 
     def connect(self, sock: socket.socket) -> _Connection:
         """Serve one more connection, which is returned."""
-        conn = _Connection(sock, self)
+        conn = _Connection(sock, self, self._background)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
         return conn
@@ -197,7 +203,7 @@ class _Worker:
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
         """Make what one more handle of the actor holds, connected to this very process."""
         interface = interface_of(self._calls.made_of, self._spec.name)
-        known = reconnecting.known_endpoint(self.engine.mark, self._spec.worker_id)
+        known = reconnecting.known_endpoint(self._engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
         own = self._own_conn
@@ -212,7 +218,7 @@ class _Worker:
         self._own_conn = self.connect(theirs)
         peer = ActorConnection(ours, self._spec.name, self._spec.worker_id)
         conduct = self._spec.conduct
-        peer.home, peer.in_order = self.engine.mark, conduct.in_order
+        peer.home, peer.in_order = self._engine.mark, conduct.in_order
         peer.max_task_retries = conduct.max_task_retries
         return shared(ActorEndpoint(peer)), interface
 
@@ -227,7 +233,7 @@ class _Worker:
             if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
                 self._calls.begun_at = SYSTEM.monotonic()
                 conn.tick()
-        if threading.get_ident() != self._main:  # it was the pump's thread that read
+        if threading.get_ident() != self._main:  # it was the background thread that read
             if self._waiting:
                 self._return_unbegun(BLOCKED)
             elif self._returns_slow and self._takes_long():
@@ -251,7 +257,7 @@ class _Worker:
             return True
         self._returns_slow = True
         for conn in list(self._conns.values()):
-            self.engine.pump.watch(conn, SLOW)  # the owner may not know yet, and send more
+            self._background.watch(conn, SLOW)  # the owner may not know yet, and send more
             conn.try_read()
         self._return_unbegun(SLOW)
         return False
@@ -264,12 +270,12 @@ class _Worker:
         """Keep what comes from here on, as the call that took long has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
-            self.engine.pump.unwatch(conn, SLOW)
+            self._background.unwatch(conn, SLOW)
 
     def _blocked(self, waiting: bool) -> None:
         """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
         self._waiting = waiting
-        note = self.engine.pump.watch if waiting else self.engine.pump.unwatch
+        note = self._background.watch if waiting else self._background.unwatch
         for conn in list(self._conns.values()):
             note(conn, BLOCKED)
             conn.try_read()
@@ -321,10 +327,10 @@ class _Worker:
 
     def settle_debts(self) -> None:
         """Stay until others have the results that they wait for, and the tasks started here have ended."""
-        engine = self.engine
-        engine.on_settled = self.wake
+        engine = self._engine
+        engine.owed.on_settled = self.wake
         stays = engine.owes()
-        engine.link.tell(Departing(stays))
+        self._node.tell(Departing(stays))
         if not stays:
             return
         self._calls.forget()
@@ -343,7 +349,7 @@ class _Worker:
         while queue and self._fatal is None:
             try:
                 conn, call = queue.popleft()
-            except IndexError:  # the pump's thread has just returned it
+            except IndexError:  # the background thread has just returned it
                 break
             begin(conn, call)
             if self._returns_slow:
@@ -360,7 +366,7 @@ class _Worker:
         if not self._spec.conduct.is_registered:
             return True
         try:
-            may_end: bool = self.engine.link.demand(Abandoned(self._introduced))
+            may_end: bool = self._node.demand(Abandoned(self._introduced))
         except NodeDiedError:
             return True
         return may_end
@@ -378,8 +384,8 @@ class _Worker:
             self._runner, SerialExecutor
         )  # others have work of their own meanwhile
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
-            if fd == self._control.fileno():
-                if self._control.try_read() and self._control.closed:
+            if fd == self._node.fileno():
+                if self._node.try_read() and self._node.closed:
                     return False
             elif fd == self._wake_fd:
                 os.eventfd_read(fd)
@@ -426,12 +432,12 @@ class _Worker:
             case Cancel(_, call_id, recursive):
                 self._runner.cancelled(call_id, recursive)
             case _:
-                self.engine.notified(message, body)
+                self._engine.notified(message, body)
 
     def take_leave(self, reason: str) -> None:
         """Have the node know that the actor ends of its own will, and is not to be made anew."""
         with contextlib.suppress(NodeDiedError):  # then nobody makes it anew
-            self.engine.get_without_lending(self._control.ask(Leaving(reason)))
+            self._waiter.get_without_lending(self._node.ask(Leaving(reason)))
 
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
@@ -444,7 +450,7 @@ class _Worker:
         for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:
             conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
-        self.engine.pump.finish(_FLUSH_S)
+        self._background.finish(_FLUSH_S)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
