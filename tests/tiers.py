@@ -11,7 +11,7 @@ TIERS = {
     "unit": "starts no process",
     "process": "starts the local engine: a node and its workers",
     "gang": "trains with the workers of a trainer",
-    "external": "starts Ray, Python programs, type checkers, the examples of the docs, recipes or benchmarks",
+    "external": "starts Ray, programs, type checkers, docs, recipes, benchmarks; needs Lightning, MLflow",
 }
 """Each tier by what it may start; the first two are `make test`."""
 
@@ -34,37 +34,41 @@ OTHERS = {
         test_packaging.py test_registry.py test_tiers.py
         cli/test_added_commands.py cli/test_experiments.py cli/test_why_decisions.py
         runtime/node/test_listing.py runtime/node/test_loop.py runtime/node/test_scheduler.py
-        runtime/node/test_supervisor.py
-        runtime/test_inline.py runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
+        runtime/node/test_supervisor.py runtime/test_inline.py runtime/test_placement.py
+        runtime/test_restart_rules.py runtime/test_turns.py
         scikit/test_copy_files.py scikit/test_estimator_checks.py scikit/test_fold_order.py
         scikit/test_from_tune_sklearn.py scikit/test_own_words.py scikit/test_passes.py
         scikit/test_piecewise.py scikit/test_search_candidates.py scikit/test_search_cv.py
         scikit/test_settings.py scikit/test_spaces.py
         train/test_checkpoint.py train/test_cutting.py train/test_data.py train/test_inline.py
-        train/test_lightning_operator.py train/test_metrics.py train/test_operator.py train/test_optimizers.py
-        train/test_recovery_rules.py train/test_stepping.py train/test_symptoms.py train/test_tensor_plan.py
-        train/test_tensors.py
+        train/test_metrics.py train/test_operator.py train/test_optimizers.py
+        train/test_recovery_rules.py train/test_stepping.py train/test_symptoms.py
+        train/test_tensor_plan.py train/test_tensors.py
     """,
     "process": """
-        train/test_delivery.py train/test_overruling.py train/test_resume.py
-        tune/test_by_hand.py tune/test_commands.py tune/test_end_to_end.py tune/test_failed_trials.py
-        tune/test_faults.py tune/test_forms.py tune/test_hyperband_killed.py tune/test_leaving.py
-        tune/test_log_to_file.py tune/test_parameters.py tune/test_registry.py tune/test_reuse.py
-        tune/test_search_order.py tune/test_task_executor.py tune/test_timeouts.py tune/test_trial_errors.py
+        train/test_delivery.py train/test_resume.py
+        tune/test_by_hand.py tune/test_commands.py tune/test_end_to_end.py
+        tune/test_failed_trials.py tune/test_faults.py tune/test_forms.py
+        tune/test_hyperband_killed.py tune/test_leaving.py tune/test_log_to_file.py
+        tune/test_parameters.py tune/test_registry.py tune/test_reuse.py tune/test_search_order.py
+        tune/test_task_executor.py tune/test_timeouts.py tune/test_trial_errors.py
         tune/test_trial_memory.py tune/test_trial_resources.py
     """,
     "gang": """
         test_node_losses.py test_notebook.py
     """,
     "external": """
+        cli/test_stop.py
         contract/test_loading.py
-        runtime/test_patterns.py runtime/test_ray.py runtime/test_ray_cluster.py runtime/test_types.py
+        runtime/test_detached.py runtime/test_neighbours.py runtime/test_patterns.py
+        runtime/test_ray.py runtime/test_ray_cluster.py runtime/test_types.py
         scikit/test_optional.py scikit/test_ray_searches.py scikit/test_search_kept.py
         scikit/test_searches_benchmark.py
-        train/test_benchmarks.py train/test_compiling.py train/test_meeting.py train/test_parity.py
-        train/test_ray_trainer.py
-        tune/test_kills.py tune/test_old_scripts.py tune/test_ray_tuner.py tune/test_search_benchmarks.py
-        tune/test_speed.py
+        train/test_benchmarks.py train/test_compiling.py train/test_lightning_operator.py
+        train/test_meeting.py train/test_parity.py train/test_ray_trainer.py
+        tune/test_kills.py tune/test_lightning_callbacks.py tune/test_mlflow.py
+        tune/test_old_scripts.py tune/test_ray_tuner.py tune/test_search_benchmarks.py
+        tune/test_speed.py tune/test_wandb.py
     """,
 }
 """The files that need something else than their folder does."""

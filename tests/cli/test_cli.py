@@ -62,6 +62,7 @@ def ended(pids: list[int]) -> bool:
     return eventually(lambda: not any(map(process.exists, pids)))
 
 
+@pytest.mark.external
 def test_nothing_runs(programs: Programs) -> None:
     assert programs.command("status") == "no session is running\n"
     assert programs.command("status", "--json") == "[]\n"
@@ -70,6 +71,7 @@ def test_nothing_runs(programs: Programs) -> None:
     assert "no session of yours" in programs.command("stop", "--session", "x", code=1)
 
 
+@pytest.mark.external
 def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
     program, pids = begin(programs)
     assert eventually(lambda: "waits: patient" in programs.command("status"))
@@ -92,6 +94,7 @@ def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+@pytest.mark.external
 def test_why_tells_what_lacks_and_who_holds_it(programs: Programs) -> None:
     program, pids = begin(programs)
     assert eventually(lambda: "waits: patient" in programs.command("status"))
@@ -107,6 +110,7 @@ def test_why_tells_what_lacks_and_who_holds_it(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+@pytest.mark.external
 def test_a_program_that_has_gone_is_shown_so(programs: Programs) -> None:
     program, pids = begin(programs, "'detached'")
     finish(program)
@@ -120,6 +124,7 @@ def test_a_program_that_has_gone_is_shown_so(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+@pytest.mark.external
 def test_stop_ends_one_session_of_several(programs: Programs) -> None:
     first, first_pids = begin(programs, "'detached'")
     (session,) = json.loads(programs.command("status", "--json"))
@@ -135,6 +140,7 @@ def test_stop_ends_one_session_of_several(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("flag", [[], ["--force"]])
 def test_stop_ends_a_node_that_does_not_answer(programs: Programs, flag: list[str]) -> None:
     program, pids = begin(programs)
@@ -146,6 +152,7 @@ def test_stop_ends_a_node_that_does_not_answer(programs: Programs, flag: list[st
     assert programs.nothing_is_left()
 
 
+@pytest.mark.external
 def test_stop_cleans_up_behind_a_killed_node(programs: Programs) -> None:
     script = """
     import os, subprocess, sys, trainkit

@@ -168,6 +168,7 @@ for attempt in range(10):
 """
 
 
+@pytest.mark.external
 def test_what_a_program_sends_before_it_knows_that_a_task_takes_long_does_not_wait(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STOPPED, str(tmp_path / "flag")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -133,6 +133,7 @@ trainkit.shutdown()
 """
 
 
+@pytest.mark.external
 def test_a_driver_that_is_stopped_and_continued_misses_nothing(tmp_path: Path) -> None:
     count = 3000  # lines of 1 KB: far more than the pipes and sockets between can hold
     driver = subprocess.Popen(

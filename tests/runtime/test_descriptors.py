@@ -286,6 +286,7 @@ def test_who_has_no_descriptor_left_to_reach_a_session_is_not_told_that_it_has_e
     sessions.connect(Path(engine().mark)).close()
 
 
+@pytest.mark.external
 def test_a_session_whose_node_has_no_descriptors_ends_in_order() -> None:
     script = (
         "import os, resource, trainkit; from tests.runtime.crowded import Crowded, exhaust, limit_for; "

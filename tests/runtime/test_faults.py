@@ -324,6 +324,7 @@ def test_tasks_that_cannot_be_asked_for_any_more_fail(
         trainkit.get(dies, timeout=60)
 
 
+@pytest.mark.external
 def test_an_interrupted_end_leaves_nothing() -> None:
     script = (
         "import os, signal, threading, trainkit\n"
@@ -375,6 +376,7 @@ def test_a_forked_child_can_neither_call_nor_put_nor_end_what_its_parent_has() -
     assert trainkit.get([actor.same.remote(i) for i in range(5)], timeout=60) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.external
 def test_a_closed_stdout_stops_the_echo_and_nothing_else() -> None:
     script = (
         "import os, sys, time, trainkit; trainkit.init(num_cpus=1); "
@@ -386,6 +388,7 @@ def test_a_closed_stdout_stops_the_echo_and_nothing_else() -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
+@pytest.mark.external
 def test_running_out_of_descriptors_is_an_error_of_the_call_alone() -> None:
     script = (
         "import resource, trainkit, numpy as np; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); "
@@ -427,6 +430,7 @@ def start_driver(ending: str) -> tuple[subprocess.Popen[str], list[int]]:
     return driver, sorted({*family, *tree})
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("ending", ["time.sleep(600)", "os.fork() and time.sleep(600); time.sleep(3)"])
 def test_a_killed_driver_leaves_nothing(ending: str) -> None:
     driver, pids = start_driver(ending)
@@ -438,12 +442,14 @@ def test_a_killed_driver_leaves_nothing(ending: str) -> None:
     assert eventually(lambda: gone(ours))
 
 
+@pytest.mark.external
 def test_an_interpreter_that_exits_without_shutdown_leaves_nothing() -> None:
     driver, pids = start_driver("")
     assert driver.wait(timeout=60) == 0
     assert eventually(lambda: gone(pids))
 
 
+@pytest.mark.external
 def test_a_stopped_driver_goes_on_where_it_was() -> None:
     driver, pids = start_driver(
         """

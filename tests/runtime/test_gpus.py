@@ -93,6 +93,7 @@ def test_the_drivers_list_is_read_as_cuda_reads_it(
     assert devices.visible_gpus() == names
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("preload", [[], ["torch"]], ids=["imported there", "forked with it"])
 def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: list[str]) -> None:
     # A program of its own: this one may have imported torch, and then its workers are forked with it.

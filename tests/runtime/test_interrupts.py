@@ -83,6 +83,7 @@ print(step > 50)
 """
 
 
+@pytest.mark.external
 def test_other_processes_go_on_though_a_put_is_interrupted() -> None:
     """In a program of its own: what is interrupted in a `__del__` keeps its memory until the program ends."""
     done = subprocess.run([sys.executable, "-c", PUTS], capture_output=True, text=True, timeout=120)

@@ -12,6 +12,7 @@ import pytest
 import trainkit
 
 
+@pytest.mark.external
 def test_modules_can_be_imported_beforehand() -> None:
     script = (
         "import trainkit; trainkit.init(num_cpus=1, preload=['colorsys']);"
@@ -26,6 +27,7 @@ def test_a_module_that_there_is_not_is_refused() -> None:
         trainkit.init(preload=["no_such_module"])
 
 
+@pytest.mark.external
 def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -47,6 +49,7 @@ def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> Non
     assert "started a thread" in done.stderr
 
 
+@pytest.mark.external
 def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
     """It has a second thread since its first fork."""
     (tmp_path / "late_thread.py").write_text(
@@ -70,6 +73,7 @@ def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
     assert done.stdout == "7\n", done.stderr
 
 
+@pytest.mark.external
 def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -> None:
     """The program has not imported it, and can't know."""
     script = (

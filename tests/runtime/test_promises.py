@@ -59,6 +59,7 @@ def test_1_3_descendants_end_with_their_worker() -> None:
     assert eventually(lambda: not alive(family))
 
 
+@pytest.mark.external
 def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
     source = """
 import os, signal, time, trainkit
@@ -154,11 +155,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("module", [False, True])
 def test_1_19_a_script_and_a_module_run_as_a_program(module: bool, tmp_path: Path) -> None:
     assert run_script(MAIN, folder=tmp_path, module=module) == "4"
 
 
+@pytest.mark.external
 def test_1_19_a_cell_without_a_file(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable], input=MAIN, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
@@ -213,6 +216,7 @@ def test_1_25_data_is_written_once_and_mapped_by_all() -> None:
     assert after - before < 1.3 * array.nbytes
 
 
+@pytest.mark.external
 def test_1_26_no_daemon_and_no_port(tmp_path: Path) -> None:
     source = """
 import psutil, trainkit
@@ -243,6 +247,7 @@ def test_1_43_a_call_on_a_dying_worker_always_ends() -> None:
                 trainkit.get(ref, timeout=60)
 
 
+@pytest.mark.external
 def test_1_43_a_program_that_ends_in_the_middle_of_a_call_ends(tmp_path: Path) -> None:
     source = """
 import time, trainkit

@@ -56,6 +56,7 @@ def store() -> dict[str, int]:
     return dict(node["object_store"])
 
 
+@pytest.mark.external
 def test_as_many_as_there_are(disk: Path) -> None:
     refs = [trainkit.put(block(10, fill)) for fill in range(12)]
     total = trainkit.remote(lambda *values: [int(value[-1]) for value in values])
@@ -256,6 +257,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("whom", ["driver", "node", "both"])
 def test_nothing_stays_behind_whoever_is_killed(whom: str, tmp_path: Path) -> None:
     driver = subprocess.Popen(
@@ -306,6 +308,7 @@ def test_a_folder_that_will_not_do(folder: Any) -> None:
     assert not trainkit.is_initialized()
 
 
+@pytest.mark.external
 def test_the_session_says_once_where_values_go(tmp_path: Path) -> None:
     script = (
         "import trainkit\nfrom tests.runtime.hoarders import MIB, block\n"

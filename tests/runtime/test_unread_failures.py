@@ -73,6 +73,7 @@ def shown(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "Unhandled" in message]
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("variable", ["", "TRAINKIT_IGNORE_UNHANDLED_ERRORS", "RAY_IGNORE_UNHANDLED_ERRORS"])
 def test_they_are_printed_unless_a_variable_turns_it_off(tmp_path: Path, variable: str) -> None:
     path = tmp_path / "program.py"

@@ -334,6 +334,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.external
 def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path) -> None:
     """Row 2.10, where candidates pause between folds: none is complete, and no fold is done again."""
     programs = Programs(tmp_path)

@@ -134,6 +134,7 @@ def test_boosters_come_first() -> None:
     assert incremental_method(Passes()).kind is MethodKind.XGBOOST
 
 
+@pytest.mark.external
 def test_detection_loads_no_booster() -> None:
     script = (
         "import sys; from sklearn.linear_model import SGDClassifier;"

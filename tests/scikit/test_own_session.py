@@ -58,6 +58,7 @@ def test_two_threads_share_it_and_the_last_one_ends_it() -> None:
     assert not trainkit.is_initialized()
 
 
+@pytest.mark.external
 def test_importing_the_door_starts_nothing() -> None:
     code = "import trainkit.sklearn, psutil; print(len(psutil.Process().children()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

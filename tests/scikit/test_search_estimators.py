@@ -273,6 +273,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.external
 def test_a_class_and_a_scorer_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -72,6 +72,7 @@ def begin_and_wait(programs: Programs, script: str, **arguments: str) -> subproc
     return program
 
 
+@pytest.mark.external
 def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(programs: Programs) -> None:
     """Row 2.10: SIGINT in `fit`; a second `fit` runs only the missing folds, counted."""
     program = begin_and_wait(programs, SEARCH)
@@ -93,6 +94,7 @@ def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(programs: 
     assert not programs.processes()
 
 
+@pytest.mark.external
 def test_ctrl_c_twice_ends_at_once(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "3600")  # that long it would wait for the fold after one
     program = begin_and_wait(programs, SEARCH.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
@@ -107,6 +109,7 @@ def test_ctrl_c_twice_ends_at_once(programs: Programs, monkeypatch: pytest.Monke
     assert eventually(lambda: not programs.processes())
 
 
+@pytest.mark.external
 def test_a_driver_that_is_killed_leaves_no_process_and_no_file(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_driver_that_is_killed_leaves_no_process_and_no_file(
     assert eventually(lambda: not list(scratch.iterdir())), list(scratch.iterdir())
 
 
+@pytest.mark.external
 def test_a_search_with_a_name_goes_on_after_its_driver_was_killed(programs: Programs) -> None:
     kept = {"name": "odd", "local_dir": str(programs.folder / "kept")}
     program = begin_and_wait(programs, SEARCH, **kept)
@@ -235,6 +239,7 @@ print(digest({"estimator": Slow(max_depth=3)}, "it"))
 """
 
 
+@pytest.mark.external
 def test_a_class_of_the_program_itself_is_known_again() -> None:
     def told(program: str) -> str:
         return subprocess.run(

@@ -77,6 +77,7 @@ def reports(folder: Path) -> int:
         return min((trial.iteration for trial in reader.trials()), default=0)
 
 
+@pytest.mark.external
 def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, capsys):  # rows 1.32 and 2.11
     process = driver(0, 1, 2, 3)
     folder = tmp_path / "e"
@@ -100,6 +101,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     assert "nobody runs" in capsys.readouterr().err
 
 
+@pytest.mark.external
 def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     process = driver(1)
     folder = tmp_path / "e"
@@ -114,6 +116,7 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     assert owner_of(folder) is None
 
 
+@pytest.mark.external
 def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     start = time.time()
     old = ask_to_stop(tmp_path, "old", "somebody")  # left for an owner that has ended
@@ -133,6 +136,7 @@ def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     assert asker().endswith(f"(pid {os.getpid()})")
 
 
+@pytest.mark.external
 def test_a_wish_that_leaves_the_date_of_its_folder_as_it_was_is_found(tmp_path):
     """The clock of file systems ticks every few milliseconds: enough for a look and a wish."""
     start = time.time()

@@ -69,6 +69,7 @@ def test_what_runs_beside_the_last_failure_is_gone_on_with_by_a_restore():
     assert play.statuses() == ["ERROR", "PENDING"]
 
 
+@pytest.mark.external
 def test_a_script_ends_with_an_exit_code(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

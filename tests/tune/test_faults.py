@@ -162,6 +162,7 @@ def check_nothing_lost_nothing_twice(driver: Driver) -> None:
             assert len((folder / "progress.csv").read_text().splitlines()) == len(history) + 1
 
 
+@pytest.mark.external
 def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
     killed = driver(steps=9, samples=6)
     killed.limit(7)
@@ -180,6 +181,7 @@ def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
     assert killed.finish() == ended  # nothing is left to do
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
     """One trial at a time: the same suggestions, decisions and reasons, whenever it was killed."""
@@ -203,6 +205,7 @@ def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
     check_nothing_lost_nothing_twice(disturbed)
 
 
+@pytest.mark.external
 def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
     interrupted = driver(steps=2000, samples=4, pause=0.02)  # nothing ends before
     process = interrupted.start()
@@ -220,6 +223,7 @@ def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
     check_nothing_lost_nothing_twice(interrupted)
 
 
+@pytest.mark.external
 def test_an_interrupted_experiment_is_gone_on_with(driver):
     interrupted = driver(steps=9, samples=6)
     interrupted.limit(4)
@@ -234,6 +238,7 @@ def test_an_interrupted_experiment_is_gone_on_with(driver):
     check_nothing_lost_nothing_twice(interrupted)
 
 
+@pytest.mark.external
 def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "600")
     interrupted = driver(steps=200, samples=4, pause=600)
@@ -252,6 +257,7 @@ def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
     assert eventually(lambda: not any(child.is_running() for child in family)), family
 
 
+@pytest.mark.external
 def test_a_second_process_is_refused_while_the_first_runs(driver):
     running = driver(steps=2000, samples=2, pause=0.05)
     process = running.start()

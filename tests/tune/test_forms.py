@@ -224,6 +224,7 @@ def run(arguments, folder):
     )
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("how", ["script", "module", "cell"])
 def test_definitions_in_main_run(tmp_path, how):  # row 1.19
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -82,6 +82,7 @@ def test_what_a_crash_said_is_in_the_error_all_the_same(fit):
     assert "last words" in text(result, "stderr")
 
 
+@pytest.mark.external
 def test_trials_that_take_turns_in_one_process_each_have_their_own(tmp_path):
     program = """
 import sys

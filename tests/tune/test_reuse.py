@@ -325,6 +325,7 @@ def test_placement_groups_are_taken_over_with_the_process(fit):
     assert len({result.metrics["group"] for result in grid}) == 1
 
 
+@pytest.mark.external
 def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
     script = textwrap.dedent(
         """

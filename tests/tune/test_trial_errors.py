@@ -91,6 +91,7 @@ print("result:", tune.Tuner(trainable, param_space={"x": 7}, run_config=run).fit
 """
 
 
+@pytest.mark.external
 def test_a_breakpoint_in_a_trial_takes_commands(tmp_path):  # row 1.39
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     done = subprocess.run(
