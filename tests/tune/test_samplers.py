@@ -209,13 +209,12 @@ def test_evaluated_points_are_the_first_generation_of_a_genetic_sampler(name):
             {"points_to_evaluate": [{"x": 1.0}]},
             "GridSampler tries its own grid",
         ),
-        (MAKES["cma-margin"], {"space": MIXED}, "CmaEsSampler.*with_margin.*same parameters"),
     ],
 )
 def test_what_a_sampler_would_not_heed_is_refused(sampler, arguments, words):
     row = Row("s", lambda **given: OptunaSearch(sampler=sampler(), **given))
     with pytest.raises(ConfigError, match=words):
-        Search(row, {} if "space" in arguments else PLANE, arguments=arguments)
+        Search(row, PLANE, arguments=arguments)
 
 
 @pytest.mark.parametrize("name", ["cma", "nsga2", "qmc", "gp", "random"])

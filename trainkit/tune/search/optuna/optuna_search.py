@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import logging
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
     from optuna.trial import TrialState
-
-logger = logging.getLogger("trainkit.tune")
 
 
 class OptunaSearch(ModelledSearcher[OptunaForm]):
@@ -102,7 +99,6 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
         self._storage = storage
         self._cut_short: set[str] = set()
         """Trials that the scheduler has stopped before their time, or has paused."""
-        self._rehearses = False
         self._said: set[str] = set()
         """Warnings of the sampler's."""
 
@@ -120,7 +116,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
 
     def rehearsal(self) -> Searcher:
         twin = copy.deepcopy(self)
-        twin._storage, twin._rehearses = None, True
+        twin._storage = None
         return twin
 
     # --- what is searched -------------------------------------------------------------------------
@@ -144,9 +140,8 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             len(self._aims) == 1 or not evaluated,
             "evaluated points have one value each, and there are several objectives: leave them out",
         )
-        self._warning = samplers.check(
+        samplers.require_takes(
             self._suggester,
-            form.space,
             objectives=len(self._aims),
             points=bool(self._points_to_run()),
             evaluated=evaluated,
@@ -169,9 +164,6 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     def _suggested(self, trial_id: str, fixed: Mapping[str, Any] | None) -> dict[str, Any] | str:
         if self._study.exhausted:
             return self.FINISHED
-        if self._warning is not None and not self._rehearses:
-            logger.warning(self._warning)
-            self._warning = None
         place = self._base, self._number, self._redraws
         one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
         with saying_once(self._said):
@@ -236,7 +228,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None
     ) -> tuple[TrialState, list[float] | None]:
-        """What the study is told of a trial with this last report; None: it failed."""
+        """Return what the study is told of a trial with this last report; None: it failed."""
         from optuna.trial import TrialState
 
         values = [lookup(result or {}, each.metric) for each in self._aims]

@@ -13,12 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.space.domains import Categorical, Domain
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
-
-    from trainkit.tune.space.search_space import Space
 
 
 @contextmanager
@@ -177,23 +174,17 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
     return {name: param_of(name, value) for name, value in values.items()}
 
 
-def check(
-    sampler: BaseSampler, space: Space | None, *, objectives: int, points: bool, evaluated: bool
-) -> str | None:
-    """Refuse what the sampler would stumble over later, or not heed.
+def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evaluated: bool) -> None:
+    """Refuse what the sampler would fail at later, or leave out.
 
     Args:
         sampler: of the user's.
-        space: of our domains; None: it is another's, and is not looked at.
         objectives: how many there are.
         points: there are points to try first.
         evaluated: there are points that were evaluated elsewhere.
 
-    Returns:
-        What to warn of, once; the sampler is told that this was done.
-
     Raises:
-        ConfigError: it can't do that.
+        ConfigError: the sampler can't do that.
     """
     from optuna.samplers import CmaEsSampler, GridSampler
 
@@ -209,49 +200,12 @@ def check(
             f"{name} learns nothing from points evaluated elsewhere: hand them to it as source_trials, or "
             "take another sampler"
         )
-    parameters = () if space is None else space.parameters
-    conditional = [each.name for each in parameters if each.is_conditional]
-    if isinstance(sampler, CmaEsSampler) and sampler._with_margin and conditional:
-        raise ConfigError(
-            f"{name}(with_margin=True) needs the same parameters in every trial, and this space has "
-            "conditions: leave with_margin out, or take TPESampler"
-        )
     if isinstance(sampler, GridSampler) and points:
         raise ConfigError(f"{name} tries its own grid, and no points_to_evaluate: put them into the grid")
-    left = [each.name for each in parameters if each.name in conditional or not _takes(sampler, each.domain)]
-    if not left or not _draws_silently(sampler):
-        return None
-    what = "numbers" if isinstance(sampler, CmaEsSampler) else "parameters"
-    words = (
-        f"{name} models {what} that every trial has, and none of {', '.join(left)}, which would be drawn at "
-        "random: take TPESampler, which OptunaSearch has by default and which models all, or say that you "
-        f"know, by {name}(warn_independent_sampling=False)"
-    )
-    if len(left) == len(parameters):
-        raise ConfigError(words)
-    sampler._warn_independent_sampling = False  # type: ignore[attr-defined]
-    return words
-
-
-def _draws_silently(sampler: BaseSampler) -> bool:
-    """True if it leaves what it does not model to chance, and the user has neither said otherwise nor ok."""
-    from optuna.samplers import CmaEsSampler, GPSampler, RandomSampler
-
-    return (
-        isinstance(sampler, (CmaEsSampler, GPSampler))
-        and sampler._warn_independent_sampling
-        and type(sampler._independent_sampler) is RandomSampler
-    )
-
-
-def _takes(sampler: BaseSampler, domain: Domain) -> bool:
-    from optuna.samplers import CmaEsSampler
-
-    return not (isinstance(sampler, CmaEsSampler) and isinstance(domain, Categorical))
 
 
 def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
-    """What a study says of trials from elsewhere, so that the sampler takes them: the first generation."""
+    """Return the attributes by which a sampler takes trials from elsewhere: the first generation."""
     from optuna.samplers import NSGAIIISampler, NSGAIISampler
 
     inner = _inner(sampler)
