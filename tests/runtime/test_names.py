@@ -17,8 +17,9 @@ from tests.conftest import eventually
 from tests.runtime.victims import Victim
 from trainkit.errors import ActorDiedError, ConfigError, TrainkitError
 from trainkit.runtime.local.client.engine import LocalEngine
-from trainkit.runtime.local.wire.names import NameTable, nearest
+from trainkit.runtime.local.node.named_actors import NameTable
 from trainkit.runtime.session import engine
+from trainkit.runtime.specs import nearest
 
 WORDS = st.sampled_from(["a", "b", "c"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.runtime.local.node.templates import choose
+from trainkit.runtime.local.node.workers import choose
 from trainkit.runtime.placement import Demand, Ledger, blocked_by, order
 
 amounts = st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 3.0])

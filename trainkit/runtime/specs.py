@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -282,6 +282,23 @@ class Registration:
     namespace: str | None
     detached: bool
     get_if_exists: bool
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the one of `known` that `name` was probably meant to be; None if none is like it."""
+    import difflib  # only for an error's message
+
+    found = difflib.get_close_matches(name, known, n=1)
+    return found[0] if found else None
+
+
+def taken_message(name: str, namespace: str, holder: str) -> str:
+    """Return the message for a request for a name that `holder` has."""
+    return (
+        f"the name {name!r} is taken in the namespace {namespace!r} by {holder}; choose another name or "
+        "namespace, end that actor with trainkit.kill(trainkit.get_actor(...)), or pass get_if_exists=True "
+        "to get its handle"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

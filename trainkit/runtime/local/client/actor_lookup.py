@@ -37,9 +37,17 @@ from trainkit.runtime.local.wire.messages import (
     StartActor,
     WorkerEnvironment,
 )
-from trainkit.runtime.local.wire.names import nearest, taken_message
 from trainkit.runtime.serialize import Handle
-from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, ObjectRef, Placement, Registration
+from trainkit.runtime.specs import (
+    ActorSpec,
+    Interface,
+    MethodSpec,
+    ObjectRef,
+    Placement,
+    Registration,
+    nearest,
+    taken_message,
+)
 
 making = threading.RLock()
 """Held while an actor is made that may be there already.

@@ -23,7 +23,41 @@ from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.workers import introduce
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import FindActor, Found, NotFound, StartActor
-from trainkit.runtime.local.wire.names import NameTable, taken_message
+from trainkit.runtime.specs import taken_message
+
+
+class NameTable:
+    """Table of names and their bearers; a bearer has one name at most."""
+
+    def __init__(self) -> None:
+        self._bearers: dict[tuple[str, str], int] = {}
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def give(self, namespace: str, name: str, bearer: int) -> None:
+        """Call `bearer` by `name`.
+
+        Raises:
+            ValueError: the name is taken, or `bearer` has one already.
+        """
+        key = (namespace, name)
+        if key in self._bearers or bearer in self._names:
+            raise ValueError(f"{name!r} in {namespace!r} is taken, or {bearer} has a name already")
+        self._bearers[key] = bearer
+        self._names[bearer] = key
+
+    def bearer(self, namespace: str, name: str) -> int | None:
+        """Return the holder of a name, or None."""
+        return self._bearers.get((namespace, name))
+
+    def release(self, bearer: int) -> None:
+        """Let the name of `bearer` go, if it has one."""
+        key = self._names.pop(bearer, None)
+        if key is not None:
+            del self._bearers[key]
+
+    def known(self, namespace: str) -> list[str]:
+        """Return all names given in a namespace, sorted."""
+        return sorted(name for space, name in self._bearers if space == namespace)
 
 
 class NamedActor:

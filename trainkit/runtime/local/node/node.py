@@ -53,37 +53,9 @@ from trainkit.runtime.local.node.state import StateListing
 from trainkit.runtime.local.node.supervisor import Supervisor
 from trainkit.runtime.local.node.workers import WorkerProcesses
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.frames import NOTICE, REQUEST, Frame
-from trainkit.runtime.local.wire.messages import (
-    Abandoned,
-    ArgumentsThere,
-    Available,
-    AwaitGroup,
-    Blocked,
-    Cancel,
-    CancelOwed,
-    Departing,
-    FindActor,
-    FindGroup,
-    Imports,
-    Kill,
-    Leaving,
-    QueryExit,
-    Reclaimed,
-    Reconnect,
-    Release,
-    ReleaseActor,
-    RequestLease,
-    Reserve,
-    ReturnLease,
-    ShownAs,
-    Shutdown,
-    StartActor,
-    State,
-    unpacked,
-)
 from trainkit.runtime.placement import Ledger
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import LostHandle
@@ -221,7 +193,7 @@ class Node:
         Raises:
             TypeError: it may not.
         """
-        message = unpacked(frame.body)
+        message = messages.unpacked(frame.body)
         if not isinstance(message, may_ask):
             raise TypeError(f"this is for the session's own processes: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
@@ -234,70 +206,70 @@ class Node:
         if frame.kind not in (REQUEST, NOTICE):
             raise TypeError(f"the node cannot handle a frame of kind {frame.kind}")
         match message:
-            case StartActor():
+            case messages.StartActor():
                 if self._named_actors.register(message, answer):
                     self._restarts.remember(serial, message, frame.body)
                     self._scheduler.start_actor(serial, message, handles[0])
-            case ArgumentsThere(worker_id):
+            case messages.ArgumentsThere(worker_id):
                 self._queue.arguments_there(worker_id)
-            case FindActor():
+            case messages.FindActor():
                 self._named_actors.find(message, handles, answer)
-            case RequestLease():
+            case messages.RequestLease():
                 self._scheduler.lease(serial, message, handles[0], answer)
-            case ReturnLease(worker_id, retire):
+            case messages.ReturnLease(worker_id, retire):
                 self._scheduler.return_lease(worker_id, retire)
-            case Reserve():
+            case messages.Reserve():
                 self._groups.reserve(serial, message, answer)
-            case FindGroup(name):
+            case messages.FindGroup(name):
                 self._groups.find(name, answer)
-            case AwaitGroup(group_id):
+            case messages.AwaitGroup(group_id):
                 self._groups.await_group(group_id, answer)
-            case Release(group_id):
+            case messages.Release(group_id):
                 self._groups.release(group_id, answer)
                 self._end_if_unneeded()
-            case Available():
+            case messages.Available():
                 self._reclaimer.when_returned(serial, lambda: answer(self._machine.amounts()))
-            case State(kind):
+            case messages.State(kind):
                 answer(self._listing.rows(kind))
-            case Reclaimed(count):
+            case messages.Reclaimed(count):
                 self._reclaimer.reclaimed(serial, count)
-            case Blocked(waiting):
+            case messages.Blocked(waiting):
                 self._scheduler.blocked(serial, waiting)
-            case Kill(worker_id, reason, restart):
+            case messages.Kill(worker_id, reason, restart):
                 self._supervisor.kill(worker_id, reason, lambda _: answer(None), restart)
-            case Reconnect():
+            case messages.Reconnect():
                 self._supervisor.reconnect(serial, message, handles[0], answer)
-            case ReleaseActor(worker_id):
+            case messages.ReleaseActor(worker_id):
                 self._restarts.let_go(worker_id)
-            case Cancel():
+            case messages.Cancel():
                 self._supervisor.cancel(message)
-            case CancelOwed(maker):
+            case messages.CancelOwed(maker):
                 self._clients.notify(maker, message)
-            case Abandoned(introduced):
+            case messages.Abandoned(introduced):
                 answer(self._supervisor.may_leave(serial, introduced))
-            case Leaving(reason):
+            case messages.Leaving(reason):
                 self._supervisor.leaves(serial, reason)
                 answer(None)
-            case Imports(package):
+            case messages.Imports(package):
                 self._processes.learn_import(serial, package)
-            case Departing(stays):
+            case messages.Departing(stays):
                 self._supervisor.departs(serial, stays)
-            case QueryExit():
+            case messages.QueryExit():
                 self._supervisor.query_exit(message, answer)
-            case ShownAs(name):
+            case messages.ShownAs(name):
                 self._table.show_as(serial, name)
-            case Shutdown() if serial == DRIVER:
+            case messages.Shutdown() if serial == DRIVER:
                 self._driver_left(lambda: answer(True))
-            case Shutdown():
+            case messages.Shutdown():
                 self._stop()
             case _:
                 raise TypeError(f"the node cannot handle {message!r}")
 
     def _refuse(self, message: Any, why: str, answer: Answer) -> None:
         """Do not do what is asked, as what came with it is lost."""
-        if isinstance(message, StartActor):
+        if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
-        answer(None if isinstance(message, Reconnect) else ObjectLostError(why))
+        answer(None if isinstance(message, messages.Reconnect) else ObjectLostError(why))
 
     # the end of the driver
 
