@@ -196,7 +196,7 @@ class TrainingOperator:
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """One optimizer step; by default for one model, one optimizer, and a batch (*features, target).
+        """Take one optimizer step; by default for one model, one optimizer, and a batch (*features, target).
 
         Args:
             batch: as the loader gives it, still on the CPU.
@@ -215,7 +215,7 @@ class TrainingOperator:
         return counted if loss is None else {"train_loss": loss, **counted}
 
     def forward_backward(self, features: Sequence[Any], target: Any) -> torch.Tensor | None:
-        """Loss and gradients of one batch, with one model and its criterion, whatever the strategy.
+        """Compute loss and gradients of one batch, with one model and its criterion, whatever the strategy.
 
         Args:
             features: the model's inputs, on the device.
@@ -232,7 +232,7 @@ class TrainingOperator:
             return self._strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """A block for forward pass and loss of a step of your own, run in the trainer's `precision`."""
+        """Return a block for forward pass and loss of your own step, run in the trainer's `precision`."""
         return self.stepper.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -270,7 +270,7 @@ class TrainingOperator:
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
+        """Return loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
         features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
@@ -283,7 +283,7 @@ class TrainingOperator:
         return metrics
 
     def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
-        """Output and loss of one batch, with one model and its criterion, whatever the strategy.
+        """Compute output and loss of one batch, with one model and its criterion, whatever the strategy.
 
         Args:
             features: the model's inputs, on the device.
@@ -305,7 +305,7 @@ class TrainingOperator:
         """Take over the result of `state_dict` at the time when the checkpoint was written."""
 
     def close(self) -> None:
-        """Called on each worker as the trainer is shut down in order; default, nothing."""
+        """Free what the operator holds; called on each worker as the trainer is shut down in order."""
 
     # -- other ways to make one ----------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class TrainingOperator:
         callbacks: Sequence[Any] = (),
         trainer_args: Mapping[str, Any] | None = None,
     ) -> type[Self]:
-        """An operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
+        """Return an operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
 
         Args:
             lightning_module_cls: the class. Each worker makes its own instance, given the whole configuration
@@ -358,7 +358,7 @@ class TrainingOperator:
         scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None = None,
         serialize_data_creation: bool = True,
     ) -> type[Self]:
-        """A subclass whose `setup` calls functions, as scripts for the first versions of RaySGD have them.
+        """Return a subclass whose `setup` calls functions, as in scripts for the first versions of RaySGD.
 
         Args:
             model_creator: config to one model or several.

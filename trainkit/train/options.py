@@ -106,7 +106,7 @@ def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, An
 
 
 def renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` of a trainer with `use_fp16` as the `precision` that it means.
+    """Return `arguments` of a trainer with `use_fp16` as the `precision` that it means.
 
     Raises:
         ConfigError: some were arguments of RaySGD's trainer once, and the message says what to do for each;
@@ -176,7 +176,7 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, **arguments: Any) -> TrainerOptions:
-        """From the arguments of `TorchTrainer`, by name; the rest have their defaults.
+        """Return options made of the arguments of `TorchTrainer`; the rest have their defaults.
 
         Raises:
             ConfigError: one of them doesn't exist, or is wrong.
@@ -316,7 +316,7 @@ class TrainerOptions:
         return config
 
     def resolved(self) -> TrainerOptions:
-        """A copy without "auto": GPUs if this process sees any, and the backend that suits.
+        """Return a copy without "auto": GPUs if this process sees any, and the backend that suits.
 
         Raises:
             ConfigError: what was asked for can't run here.

@@ -215,7 +215,7 @@ class TorchTrainer:
 
     @without_frames
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
-        """The registered model, or the list of models, unwrapped.
+        """Return the registered model, or the list of models, unwrapped.
 
         From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
         unless `to_cpu` asks for a copy.
@@ -224,7 +224,7 @@ class TorchTrainer:
         return models[0] if len(models) == 1 else models
 
     def get_local_operator(self) -> TrainingOperator:
-        """Worker 0's operator, if it runs in this process.
+        """Return worker 0's operator, if it runs in this process.
 
         Raises:
             ConfigError: it runs in another one.
@@ -239,7 +239,7 @@ class TorchTrainer:
 
     @without_frames
     def state_dict(self) -> dict[str, Any]:
-        """Models, optimizers, schedulers, the operator's own state, the epoch and each worker's generators.
+        """Return models, optimizers, schedulers, operator state, the epoch and all workers' generators.
 
         Tensors are whole and on the CPU, however the strategy spreads them.
         """
@@ -288,7 +288,7 @@ class TorchTrainer:
 
     @property
     def has_validation(self) -> bool:
-        """Whether the operator registered validation data."""
+        """True if the operator registered validation data."""
         return self._workers.has_data("validation")
 
     @classmethod
@@ -298,7 +298,7 @@ class TorchTrainer:
         override_tune_step: TuneStep | None = None,
         **kwargs: Any,
     ) -> type[TrainerTrainable]:
-        """A class for `tune.Tuner`: each trial is a trainer, with resources for all its workers.
+        """Return a class for `tune.Tuner`: each trial is a trainer, with resources for all its workers.
 
         A trial's configuration is merged over `config`. Its step is an epoch of training and, if there is
         validation data, a validation; the result holds the metrics of both. Under a name that both have

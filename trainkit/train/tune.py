@@ -140,7 +140,7 @@ class TrainerTrainable(Trainable):
             self._trainer.apply_all_operators(HyperparameterOverride(then, now))
 
     def _known_set_up(self) -> Sequence[Hyperparameters]:
-        """By rank; [] as long as Lightning has made no optimizers."""
+        """Return them by rank; [] as long as Lightning has made no optimizers."""
         if None in self._set_up:
             self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
         return [each for each in self._set_up if each is not None]
@@ -186,7 +186,7 @@ def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimize
 
 
 def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
-    """The class that `TorchTrainer.as_trainable` returns."""
+    """Make the class that `TorchTrainer.as_trainable` returns."""
     if plan.step is not None:
         try:
             inspect.signature(plan.step).bind("trainer", {})
@@ -202,6 +202,6 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
 
 
 def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of both; under a name that both have validation's, but counts are of training."""
+    """Return the metrics of both; of a common name validation's, but counts are of training."""
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}

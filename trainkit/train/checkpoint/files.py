@@ -31,7 +31,7 @@ _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A block that fills a new folder, which then takes the place of `path` in one step.
+    """Yield a new folder to fill, which takes the place of `path` in one step at the end of the block.
 
     Whoever opens `path` finds the previous content or the new one, whole, whenever the writer is killed
     or the power fails. If the block raises, `path` is as it was. What an earlier, killed writer left
@@ -58,12 +58,12 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def aside_of(path: Path, writer: int) -> Path:
-    """Where the process `writer` fills the folder that is to be at `path`."""
+    """Return the folder that the process `writer` fills before it takes the place of `path`."""
     return path.with_name(f".{path.name}.writing-{writer}")
 
 
 def resolve(path: Path) -> Path:
-    """`path`, or where its content is if a writer was killed while it took the place of another.
+    """Return `path`, or the folder of its content if a writer was killed while it replaced another.
 
     That can only be on file systems that can't exchange two folders in one step.
     """
@@ -242,17 +242,17 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
 
 
 def shard_files() -> Any:
-    """The module shards.py, loaded when asked for: DTensors and what goes with them take a second."""
+    """Return the module shards.py, loaded on demand: DTensors and all they import take a second."""
     return importlib.import_module("trainkit.train.checkpoint.shards")
 
 
 def key_of(where: Sequence[Any]) -> str:
-    """The name in the shards of the tensor that is found in the state by the keys `where`."""
+    """Return the name in the shards of the tensor at the keys `where` of the state."""
     return "/".join(map(str, where))
 
 
 def _with_shards(value: Any, stored: Mapping[str, Any], where: tuple[Any, ...]) -> Any:
-    """`value` with what is stored in shards in the places of "meta" tensors."""
+    """Return `value` with tensors from the shards in the places of "meta" tensors."""
     if isinstance(value, torch.Tensor) and value.is_meta:
         return stored[key_of(where)]
     if isinstance(value, dict):
@@ -264,14 +264,14 @@ def _with_shards(value: Any, stored: Mapping[str, Any], where: tuple[Any, ...]) 
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
-    """The files that one of several readers checks: those that all read, and its share of the rest."""
+    """Return the files that one of several readers checks: those that all read, and its share of the rest."""
     large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
     left = {*large} - {*large[rank::world_size]}
     return [(name, expected) for name, expected in files.items() if name not in left]
 
 
 def refuse_foreign_folder(path: Path) -> None:
-    """Replacing a folder deletes it: only a checkpoint, or an empty folder, may be replaced."""
+    """Raise CheckpointError if `path` holds anything but a checkpoint: replacing a folder deletes it."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(
             f"{path} exists and is not a checkpoint, so it was left alone: save to a new path"
@@ -279,7 +279,7 @@ def refuse_foreign_folder(path: Path) -> None:
 
 
 def fingerprint(file: Path) -> dict[str, int]:
-    """A file's size in bytes, and its checksum."""
+    """Return a file's size in bytes, and its checksum."""
     checksum, size = 0, 0
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -288,7 +288,7 @@ def fingerprint(file: Path) -> dict[str, int]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """`value` made of what a safe reader knows; a NumPy number becomes Python's.
+    """Return `value` made of types that a safe reader knows; a NumPy number becomes Python's.
 
     Raises:
         CheckpointError: something else is in it; the message says where.
@@ -390,7 +390,7 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
 
 
 def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.Tensor]) -> Any:
-    """`value` with "meta" tensors instead of those that are put into `spread`."""
+    """Return `value` with "meta" tensors in place of those that are put into `spread`."""
     if isinstance(value, torch.Tensor) and (is_spread(value) or where[0] in _SPREAD):
         spread[key_of(where)] = value.detach()
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -403,7 +403,7 @@ def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.
 
 
 def _sign(aside: Path, token: int) -> Path:
-    """By its being there a worker knows that it sees the folder which worker 0 made, not one of that name."""
+    """Return the file by which a worker knows that it sees the folder of worker 0."""
     return aside / f"writing-{token}"
 
 

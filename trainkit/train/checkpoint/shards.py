@@ -72,7 +72,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read(folder: Path) -> dict[str, Spread]:
-    """All tensors of `folder`, by name; each is read when a part of it is asked for.
+    """Return all tensors of `folder`, by name; each is read when a part of it is asked for.
 
     Raises:
         CheckpointError: its index is damaged, or holds what isn't a tensor.
@@ -131,7 +131,7 @@ class _Into(DefaultLoadPlanner):
         return place
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing: it was read into its place."""
+        """Do nothing: the tensor was read into its place."""
 
 
 class _Reader(FileSystemReader):

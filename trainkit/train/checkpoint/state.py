@@ -25,7 +25,7 @@ def seed_generators(value: int) -> None:
 
 
 def generator_states() -> dict[str, Any]:
-    """Of all of them, as plain values and tensors."""
+    """Return the states of all generators, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     held: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -65,7 +65,7 @@ PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator
 """Without these it is no trainer's state."""
 
 MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""What loading a state raises that is another model's, optimizer's or scheduler's."""
+"""Errors of loading the state of another model, optimizer or scheduler."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def set_rates(
 
 
 def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
-    """The trainer's state from all workers' shares; tensors may be in pieces.
+    """Return the trainer's state made of all workers' shares; tensors may be in pieces.
 
     Args:
         states: one a worker, in order of rank.
@@ -181,7 +181,7 @@ Hyperparameters = Mapping[str, Any]
 def hyperparameters_of(
     optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]
 ) -> Hyperparameters:
-    """A copy of what optimizers and schedulers hold of the configuration."""
+    """Return a copy of the rates and states that optimizers and schedulers have from the configuration."""
     states = [scheduler.state_dict() for scheduler in schedulers]
     held: Hyperparameters = cpu_copy({"rates": rates(optimizers), "schedulers": states})
     return held
@@ -209,7 +209,7 @@ def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
 
 
 def differ(then: Sequence[Hyperparameters], now: Sequence[Hyperparameters]) -> bool:
-    """True if a configuration has set something otherwise than that of a checkpoint."""
+    """Return True if a configuration sets something otherwise than that of a checkpoint."""
     pairs = zip(then, now, strict=False)
     return any(_changed(old, new) for old, new in pairs)
 

@@ -31,7 +31,7 @@ _WATCHDOG = re.compile(
     r"|heartbeat monitor timed out",
     re.IGNORECASE,
 )
-"""What torch's ProcessGroupNCCL writes before it ends the process (torch/csrc/distributed/c10d)."""
+"""Text of torch's ProcessGroupNCCL before it ends the process (torch/csrc/distributed/c10d)."""
 
 
 class LostOthersError(RuntimeError):
@@ -58,7 +58,7 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str | None:
-    """How to do here what an error of torch's tells to do with what the trainer has made; None of others."""
+    """Return how to follow the advice of torch's error in a trainer; None of other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
         return 'here: register(..., ddp_args={"find_unused_parameters": True})'
     return None
@@ -82,6 +82,6 @@ def is_symptom(error: BaseException) -> bool:
 
 
 def waiting_step(error: BaseException) -> int | None:
-    """The step in which the worker that answered `error` waited for the others, if it told."""
+    """Return the step in which the worker that raised `error` waited for the others; None if not known."""
     cause = error.cause if isinstance(error, TaskError) else error
     return cause.step if isinstance(cause, LostOthersError) else None

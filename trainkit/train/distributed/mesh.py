@@ -51,16 +51,16 @@ class Grid:
         return self.world_size // self.model_ways
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(data_index, model_index) of a worker."""
+        """Return (data_index, model_index) of a worker."""
         return divmod(rank, self.model_ways)
 
     def rows(self) -> list[list[int]]:
-        """Ranks that hold one copy of the model together, by data index."""
+        """Return the ranks that hold one copy of the model together, by data index."""
         ways = self.model_ways
         return [list(range(row * ways, (row + 1) * ways)) for row in range(self.data_ways)]
 
     def columns(self) -> list[list[int]]:
-        """Ranks that hold the same part of the model, by model index."""
+        """Return the ranks that hold the same part of the model, by model index."""
         return [list(range(column, self.world_size, self.model_ways)) for column in range(self.model_ways)]
 
 
@@ -96,7 +96,7 @@ class DataParallelGroup(ProcessGroup):
         return self._group.broadcast_integers(values)
 
     def gather_integers(self, value: int) -> list[int]:
-        """One number a row.
+        """Return the number of each row.
 
         Raises:
             ConfigError: workers of one row have different ones.
@@ -112,7 +112,7 @@ class DataParallelGroup(ProcessGroup):
         return [row[0] for row in rows]
 
     def gather_values(self, value: Any) -> list[Any]:
-        """That of the first worker of each row."""
+        """Return the value of the first worker of each row."""
         gathered = self._group.gather_values(value)
         return [gathered[row[0]] for row in self._grid.rows()]
 
@@ -127,12 +127,12 @@ class DataParallelGroup(ProcessGroup):
 
 
 def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
-    """The workers among whom samples are dealt; `group` itself if each holds a whole model."""
+    """Return the group that shares the samples; `group` itself if each worker holds a whole model."""
     return group if model_ways == 1 else DataParallelGroup(group, Grid(group.world_size, model_ways))
 
 
 def make_mesh(group: ProcessGroup, model_ways: int, device: torch.device) -> DeviceMesh:
-    """Torch's view of the grid, with the dimensions "data" and "model"; only "data" if `model_ways` is 1.
+    """Return torch's mesh of the grid, of dimensions "data" and "model"; only "data" if `model_ways` is 1.
 
     All workers call it, in the same order as other collectives.
 

@@ -63,15 +63,15 @@ class ProcessGroup:
         return self.world_size
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        """Worker 0's `values`, on every worker; the others' are ignored."""
+        """Return worker 0's `values`, on every worker; those of others are ignored."""
         return list(values)
 
     def gather_integers(self, value: int) -> list[int]:
-        """Every worker's `value`, by rank."""
+        """Return every worker's `value`, by rank."""
         return [value]
 
     def gather_values(self, value: Any) -> list[Any]:
-        """Every worker's `value`, plain values and tensors on the CPU, by rank."""
+        """Return every worker's `value`, by rank: plain values and tensors on the CPU."""
         return [value]
 
     def all_true(self, flag: bool) -> bool:
@@ -82,7 +82,7 @@ class ProcessGroup:
         """Overwrite `tensors` with worker 0's."""
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Torch's group of those of `parts` (ranks) that this worker is one of; all workers call it alike.
+        """Return torch's group of that one of `parts` (ranks) which has this worker; called by all alike.
 
         Raises:
             ConfigError: there are no other workers.
@@ -90,7 +90,7 @@ class ProcessGroup:
         raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
 
     def leave(self) -> None:
-        """Part from the others; the group can't be used any more."""
+        """Leave the other workers; the group can't be used any more."""
 
 
 class TorchProcessGroup(ProcessGroup):
@@ -263,7 +263,7 @@ def _store(place: str, world_size: int, timeout: timedelta) -> Any:
 
 
 def _interface_of(address: str) -> str | None:
-    """The network interface that has `address`; None if torch must find one by the machine's name."""
+    """Return the network interface of `address`; None if torch must find one by the machine's name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -289,12 +289,12 @@ def _defaults(variables: dict[str, str]) -> Iterator[None]:
 
 
 Complaint = Callable[[str], str]
-"""What went wrong, as a sentence with the reason in it."""
+"""A function from the reason of a failure to the message."""
 
 
 @contextmanager
 def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
-    """A block after which all workers of `group` go on, or all raise.
+    """Let all workers of `group` go on after the block, or raise on all of them.
 
     Raises:
         CheckpointError: the block failed, here or on another worker; the message says where and why.
@@ -319,7 +319,7 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """In one line; of several workers' errors that torch collects, the first."""
+    """Return the error in one line; of several workers' errors that torch collects, the first."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))

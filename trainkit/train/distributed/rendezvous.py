@@ -46,7 +46,7 @@ def on_one_machine() -> bool:
 def make_rendezvous(
     world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[WorkerAddress]]
 ) -> tuple[str, list[LocalRank]]:
-    """Where the workers meet, and each one's number among those of its machine.
+    """Return the place where the workers meet, and each one's number among those of its machine.
 
     Args:
         world_size: how many workers there are.
@@ -70,18 +70,18 @@ def make_rendezvous(
 
 
 def own_node() -> str:
-    """The id of the machine that this process is on."""
+    """Return the id of this process's machine."""
     return runtime.get_runtime_context().get_node_id()
 
 
 def own_address() -> str:
-    """The address of this machine among those of the session."""
+    """Return the address of this machine in the session."""
     own = own_node()
     return next(str(node["address"]) for node in runtime.nodes() if node["node_id"] == own)
 
 
 def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
-    """Each worker's number among those of its machine.
+    """Return each worker's number among those of its machine.
 
     Args:
         nodes: each worker's machine, by rank.

@@ -15,7 +15,7 @@ from trainkit.errors import CheckpointError
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """`value` with `function` applied to every tensor in it; containers are rebuilt in their own class."""
+    """Apply `function` to every tensor in `value`; containers are rebuilt in their own class."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -37,12 +37,12 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` on `device`; pinned tensors are copied while the CPU goes on."""
+    """Return `batch` on `device`; pinned tensors are copied while the CPU goes on."""
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def channels_last(batch: Any) -> Any:
-    """`batch` with its images, (samples, channels, height, width), in torch's channels_last format."""
+    """Return `batch` with its images, (samples, channels, height, width), in torch's channels_last format."""
     return map_tensors(
         lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor,
         batch,
@@ -50,7 +50,7 @@ def channels_last(batch: Any) -> Any:
 
 
 def device_of(value: Any) -> torch.device | None:
-    """The device of the first tensor in `value`; None if there is none."""
+    """Return the device of the first tensor in `value`; None if there is none."""
     if isinstance(value, torch.Tensor):
         return value.device
     found: list[torch.device] = []
@@ -64,7 +64,7 @@ def device_of(value: Any) -> torch.device | None:
 
 
 def cpu_copy(state: Any) -> Any:
-    """A copy of `state` on the CPU, which what becomes of the original does not change."""
+    """Return an independent copy of `state` on the CPU."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)
 
 
@@ -109,7 +109,7 @@ class Spread:
     boxes: tuple[Box, ...]
 
     def whole(self) -> torch.Tensor:
-        """The tensor, on the CPU.
+        """Return the tensor on the CPU.
 
         Raises:
             CheckpointError: pieces are missing.
@@ -117,7 +117,7 @@ class Spread:
         return self.part((0,) * len(self.shape), self.shape)
 
     def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """The part of the tensor that begins at `offset` and has `shape`, on the CPU.
+        """Return the part of the tensor that begins at `offset` and has `shape`, on the CPU.
 
         Raises:
             CheckpointError: pieces of it are missing.
@@ -142,7 +142,7 @@ class Spread:
 
 
 def detached(state: Any, *, copy: bool = True) -> Any:
-    """A copy of `state` on the CPU that what becomes of the original does not change; DTensors in pieces.
+    """Return an independent copy of `state` on the CPU, with DTensors in pieces.
 
     Args:
         state: nested containers with tensors.
@@ -153,7 +153,7 @@ def detached(state: Any, *, copy: bool = True) -> Any:
 
 
 def joined(states: Sequence[Any]) -> Any:
-    """The states of all workers as one: mappings are united, pieces put together.
+    """Return the states of all workers as one: mappings are united, pieces put together.
 
     Args:
         states: nested alike, one a worker, in order of rank; of what is no container and not in pieces, the
@@ -174,7 +174,7 @@ def joined(states: Sequence[Any]) -> Any:
 
 
 def whole(state: Any) -> Any:
-    """`state` with each `Spread` as a tensor on the CPU."""
+    """Return `state` with each `Spread` as a tensor on the CPU."""
     if isinstance(state, Spread):
         return state.whole()
     if isinstance(state, Mapping):
@@ -215,7 +215,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
 
 
 def shape_of(leaf: Any) -> tuple[int, ...] | None:
-    """The shape of the whole; None of what is no tensor."""
+    """Return the shape of the whole tensor; None of other values."""
     return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
 
 
@@ -234,7 +234,7 @@ def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
 
 
 def _place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Local shape, and its offset in the whole."""
+    """Return the local shape, and its offset in the whole."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -245,7 +245,7 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """`items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
+    """Return `items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
     if type(original) is dict:
         return items
     import copy

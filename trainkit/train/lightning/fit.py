@@ -56,7 +56,7 @@ class Logged:
                 self._put(names, results._get_cache(metric, True), last)
 
     def metrics(self) -> EpochMetrics:
-        """All of it as numbers."""
+        """Return all logged values as numbers."""
         return EpochMetrics({name: float(value) for name, value in self._values.items()}, self._origins)
 
     def _put(self, names: Sequence[str], value: torch.Tensor | None, origin: Origin) -> None:
@@ -96,7 +96,7 @@ class StandIn:
         results.log = self._log
 
     def end(self) -> None:
-        """The batch is over, with all of its hooks."""
+        """End the batch, after all of its hooks."""
         vars(self._results).pop("log", None)
         for metric, kept in self._metrics:
             for name, value in kept.items():
@@ -112,7 +112,7 @@ class StandIn:
 
 
 _SUMS = ("value", "cumulated_batch_size")
-"""What a logged value is accumulated in."""
+"""Attributes in which a logged value is accumulated."""
 
 
 def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def samples_in(batch: Any) -> int:
-    """The size of a batch: the length of the first tensor in it; 1 if there is none."""
+    """Return the size of a batch: the length of the first tensor in it; 1 if there is none."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
     if isinstance(batch, Mapping):
@@ -150,7 +150,7 @@ def _holds_tensor(part: Any) -> bool:
 
 
 def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-    """`method`, followed by `then`."""
+    """Return a method that calls `method`, then `then`."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
@@ -288,7 +288,7 @@ class LightningFit:
         return bool(self._greenlet)
 
     def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """One epoch, with all that Lightning does in it.
+        """Run one epoch, with all that Lightning does in it.
 
         Args:
             num_steps: batches of the epoch, at most one pass; None for what Lightning would run.
@@ -320,7 +320,7 @@ class LightningFit:
         )
 
     def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Lightning's own validation loop, of `num_steps` batches a loader; see `train`."""
+        """Run Lightning's own validation loop, of `num_steps` batches of each loader."""
         self._check_alive()
         self._validation = Meters()
         self._logged.clear()
@@ -330,7 +330,7 @@ class LightningFit:
         return EpochMetrics({**counts, **logged}, {**counts.origins, **logged.origins})
 
     def checkpoint(self) -> dict[str, Any]:
-        """Lightning's checkpoint, but the weights: optimizers, schedulers, loops, callbacks, data module."""
+        """Return Lightning's checkpoint without the weights."""
         held = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         # The module is listed with the operator's models, which are in the state already.
         known = self.trainer.lightning_module.state_dict()
@@ -345,21 +345,21 @@ class LightningFit:
     # -- told by Lightning ---------------------------------------------------------------------
 
     def share(self, loader: Any) -> Any:
-        """This worker's share of a loader; of validation data too in as many batches as the others have."""
+        """Return this worker's share of a loader, with as many batches as the others have."""
         feed = self._split(loader)
         if self.trainer.training:
             self._shared(feed)
         return feed.loader
 
     def begin_training_batch(self, batch: Any, index: int) -> None:
-        """A batch is about to be trained on."""
+        """Note that a batch is about to be trained on."""
         next(self._ticks, None)
         loaders = self.trainer.fit_loop._combined_loader.flattened
         self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
         self._samples = self._count(batch, self.weight)
 
     def end_training_batch(self, outputs: Any) -> None:
-        """It has been."""
+        """Count the batch that was trained on."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
         if isinstance(outputs, Mapping):
@@ -374,7 +374,7 @@ class LightningFit:
         self._batches += 1
 
     def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None:
-        """A batch is about to be validated on."""
+        """Note that a batch is about to be validated on."""
         fitting = self.trainer.state.fn == type(self.trainer.state.fn).FITTING
         if not fitting:
             next(self._ticks, None)
@@ -384,11 +384,11 @@ class LightningFit:
         self._validated = self._count(batch, weight), weight > 0
 
     def begin_validation(self) -> None:
-        """A pass over the validation data begins; what an earlier one of the epoch returned is forgotten."""
+        """Begin a pass over the validation data; results of an earlier one of the epoch are forgotten."""
         self._validation = Meters()
 
     def end_validation_batch(self, outputs: Any) -> None:
-        """A batch has been validated on; a loss returned by itself is `val_loss`."""
+        """Count the batch that was validated on; a loss returned by itself is `val_loss`."""
         returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
         samples, counted = self._validated
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
@@ -396,7 +396,7 @@ class LightningFit:
     # -- in the greenlet -----------------------------------------------------------------------
 
     def _noting_set_up(self, restore: Callable[[], None]) -> Callable[[], None]:
-        """`restore`, which Lightning calls once optimizers are made, preceded by a look at them."""
+        """Return `restore`, which Lightning calls once optimizers are made, preceded by a look at them."""
 
         def both() -> None:
             schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
@@ -406,12 +406,12 @@ class LightningFit:
         return both
 
     def _when_told(self) -> None:
-        """In place of `FitLoop.run`."""
+        """Run the loop once an epoch is asked for, in place of `FitLoop.run`."""
         if self._await_order():
             self._run_loop()
 
     def _after_epoch(self) -> None:
-        """At the end of `FitLoop.on_advance_end`, when all of an epoch's hooks have run."""
+        """Wait for the next epoch at the end of `FitLoop.on_advance_end`, after all hooks of this one."""
         if not self._await_order():
             raise StopIteration  # As a loader that ends does: Lightning leaves the loop in order.
 
@@ -487,7 +487,7 @@ class LightningFit:
         return weight.averaged
 
     def _count(self, batch: Any, weight: float) -> int:
-        """Samples of the batch that count; none if it only stands in."""
+        """Return the samples of the batch that count; none if another worker counts them."""
         if weight > 0:
             return samples_in(batch)
         trainer = self.trainer
@@ -501,4 +501,4 @@ class LightningFit:
 
 
 def _no_handlers() -> None:
-    """In place of Lightning's registration of signal handlers."""
+    """Register no signal handlers, in place of Lightning's own method."""

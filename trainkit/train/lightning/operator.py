@@ -27,7 +27,7 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def package_of(cls: Any, kind: str) -> str | None:
-    """The package whose `kind`, such as "LightningModule", `cls` derives from; None: neither's."""
+    """Return the package whose `kind`, such as "LightningModule", is a base of `cls`; None without."""
     for base in getattr(cls, "__mro__", ()):
         for name in PACKAGES:
             if base.__name__ == kind and base.__module__.startswith(f"{name}."):
@@ -36,7 +36,7 @@ def package_of(cls: Any, kind: str) -> str | None:
 
 
 def require_module_class(cls: Any) -> str:
-    """The package of a LightningModule's class.
+    """Return the package of a LightningModule's class.
 
     Raises:
         ConfigError: it is something else.
@@ -62,7 +62,7 @@ def _installed(name: str) -> bool:
 
 
 def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
-    """Keys of the configuration that `made_from` gives to none of `classes`."""
+    """Return the keys of the configuration that `made_from` gives to none of `classes`."""
     taken: set[str] = set()
     for cls in classes:
         parameters = inspect.signature(cls).parameters
@@ -75,7 +75,7 @@ def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """An instance of the user's class, given the whole configuration or those of its keys that it takes.
+    """Make an instance of the user's class, given the whole configuration or those of its keys that it takes.
 
     Raises:
         ConfigError: a parameter without a default is not in `config`.
@@ -238,13 +238,13 @@ class LightningMethods:
 
     @property
     def lightning_set_up(self) -> Hyperparameters | None:
-        """What `configure_optimizers` made of the configuration, as `overruling` takes it; None before."""
+        """The hyperparameters that `configure_optimizers` made of the configuration; None before."""
         return None if self._fit is None else self._fit.set_up
 
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
-        """One epoch of Lightning's, with its validation; what the module logged in it, and counts."""
+        """Run one epoch of Lightning's, with its validation; return the logged values, and counts."""
         del info, epoch_idx  # Lightning has its own.
         if not isinstance(self.train_feed, LightningFeed):
             raise ConfigError(
@@ -258,7 +258,7 @@ class LightningMethods:
         return metrics
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
-        """Lightning's validation loop, with its hooks; what the module logged in it, and counts."""
+        """Run Lightning's validation loop, with its hooks; return the logged values, and counts."""
         del info
         feed = self.validation_feed
         num_steps = feed.num_steps if isinstance(feed, LightningFeed) else None
@@ -266,7 +266,7 @@ class LightningMethods:
             return self._running().validate(num_steps, ticks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning's checkpoint; empty before it has begun."""
+        """Return Lightning's checkpoint; empty before it has begun."""
         if self._fit is None:
             return {}
         return {"lightning": self._fit.checkpoint() if self._fit.alive else None}
@@ -326,7 +326,7 @@ class LightningMethods:
         return fit
 
     def _checked_worker(self) -> WorkerInfo:
-        """This worker's place, if Lightning can train from there.
+        """Return this worker's devices and ranks, if Lightning can train with them.
 
         Raises:
             ConfigError: the trainer was given what Lightning does in its own way, or can't do here.
@@ -358,7 +358,7 @@ class LightningMethods:
         )
 
     def _trainer_arguments(self) -> dict[str, Any]:
-        """Arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
+        """Return the arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
         given, step = dict(self.plan.trainer_args), self._context.step
         names = [base.__name__ for callback in self.plan.callbacks for base in type(callback).__mro__]
         return {
@@ -411,7 +411,7 @@ def lightning_operator(
     callbacks: Sequence[Any],
     trainer_args: Mapping[str, Any] | None,
 ) -> type[T]:
-    """A subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`."""
+    """Return a subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`."""
     plan = LightningPlan(
         module_cls=module_cls,
         package=require_module_class(module_cls),

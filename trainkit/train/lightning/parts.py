@@ -74,7 +74,7 @@ class _Direct:
             raise Interrupted from error
 
     def kill(self, signum: int) -> None:
-        """Nothing: it started no process."""
+        """Do nothing: it started no process."""
 
 
 class _InWorker:
@@ -135,13 +135,13 @@ class _Environment:
         return self.worker.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Nothing: it is given."""
+        """Do nothing: it is given."""
 
     def global_rank(self) -> int:
         return self.worker.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Nothing: it is given."""
+        """Do nothing: it is given."""
 
     def local_rank(self) -> int:
         return self.worker.local_rank
@@ -184,7 +184,7 @@ class _FitCallback:
 
 
 def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: FitHooks) -> Any:
-    """Lightning's strategy for this worker.
+    """Return Lightning's strategy for this worker.
 
     Args:
         package: `pytorch_lightning` or `lightning.pytorch`.
@@ -223,7 +223,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: FitHooks) -
 
 
 def make_callback(package: Any, fit: FitHooks) -> Any:
-    """The callback that `fit` looks through."""
+    """Return the callback that tells `fit` of each batch."""
     return type("FitCallback", (_FitCallback, package.Callback), {"fit": fit})()
 
 
@@ -247,7 +247,7 @@ def resize(trainer: Any, limit: float) -> None:
 
 
 def _limited(loader: Any, limit: float) -> float:
-    """Batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
+    """Return the batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
     try:
         length: float = len(loader)
     except (TypeError, NotImplementedError):
@@ -261,12 +261,12 @@ _ADVICE = (
     r".*does not have many workers",
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
 )
-"""What Lightning says on the normal path, and nobody can do anything about here."""
+"""Lightning's advice on the normal path that can't be followed here."""
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Without Lightning's greetings and advice; its warnings of what goes wrong stay."""
+    """Leave out Lightning's greetings and advice, but not its warnings of mistakes."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
     greeting = [logger for logger in loggers if logger.level == logging.INFO]
     for logger in greeting:

@@ -66,7 +66,7 @@ class Registered:
 
 
 def as_list(value: Any, kind: type[T], what: str) -> list[T]:
-    """`value`, one or a list or tuple, as a list.
+    """Return `value`, one or a list or tuple, as a list.
 
     Raises:
         ConfigError: it is empty, or something in it is not a `kind`.
@@ -79,7 +79,7 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
 
 
 def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
-    """`items` as their owner gave them: a list or a tuple if `given` was one, else the only one."""
+    """Return `items` as their owner gave them: a list or a tuple if `given` was one, else the only one."""
     if isinstance(given, tuple):
         return tuple(items)
     return items if isinstance(given, list) else items[0]

@@ -114,7 +114,7 @@ class Meters:
                 series.pack(name)
 
     def result(self) -> EpochMetrics:
-        """Each metric as its sample-weighted mean and, under `last_<name>`, its last value.
+        """Return each metric as its sample-weighted mean and, under `last_<name>`, its last value.
 
         Raises:
             ConfigError: a metric is not a number.
@@ -138,7 +138,7 @@ class Meters:
 
 
 def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The gang's result from its workers' results.
+    """Return one result made of all workers' results.
 
     Numbers become means weighted by samples (of the last step only, for `last_` values), sample
     counts are added, and of what is no number the first worker's value stands.
@@ -186,7 +186,7 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`result` with each one-element tensor as a number: what may travel, be stored and be compared."""
+    """Return `result` with each one-element tensor as a number, which can be sent, stored and compared."""
     tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         return result
@@ -207,7 +207,7 @@ def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
 
 
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
-    """Mean of the values of the latest step; plain if no sample stands behind any of them."""
+    """Return the mean of the values of the latest step; unweighted if none of them has samples."""
     latest = max(origin.step for origin in origins)
     chosen = [
         (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest

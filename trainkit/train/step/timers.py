@@ -107,12 +107,12 @@ class TimerCollection:
         return self._enabled
 
     def record(self, key: str) -> AbstractContextManager[None]:
-        """A block that counts as one more `key`."""
+        """Return a block whose duration counts as one more `key`."""
         return self._timers[key] if self._enabled else _OFF
 
     @contextmanager
     def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
-        """A block of two parts, parted by a function that it calls between them.
+        """Measure a block in two parts, divided by a function that it calls between them.
 
         Args:
             first: name of the part before the function's first call.
@@ -155,7 +155,7 @@ class TimerCollection:
             timer.reset()
 
     def stats(self, mean: bool = True, last: bool = False) -> dict[str, float]:
-        """Seconds by name: "mean_<key>_s" and, if asked for, "last_<key>_s"."""
+        """Return seconds by name: "mean_<key>_s" and, if asked for, "last_<key>_s"."""
         found: dict[str, float] = {}
         for key, timer in self._timers.items():
             if mean and timer.count:

@@ -32,7 +32,7 @@ class StepSettings:
     detect_nan: bool = False
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """A block in which operations on `device` run in the asked precision where torch finds it safe."""
+        """Return a block in which operations on `device` run in the asked precision where it is safe."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -99,7 +99,7 @@ class StrategySpec(Protocol):
         """Yield a message for each conflict with the trainer's other arguments, with its remedy."""
 
     def build(self, place: Place) -> Strategy:
-        """The strategy of one worker."""
+        """Make the strategy of one worker."""
 
 
 class Strategy(Protocol):
@@ -125,7 +125,7 @@ class Strategy(Protocol):
         optimizers: Sequence[torch.optim.Optimizer],
         ddp_args: Mapping[str, Any],
     ) -> list[nn.Module]:
-        """The modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
+        """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
 
         `optimizers` hold the user's parameters; where placing replaces these, their groups are changed to
         hold the new ones.
@@ -135,7 +135,7 @@ class Strategy(Protocol):
         """
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        """This worker's share of a registered loader."""
+        """Return this worker's share of a registered loader."""
 
     # -- stepping ------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Strategy(Protocol):
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Forward and backward of one batch; returns the detached loss, None where it is another worker's.
+        """Run forward and backward of one batch; return the detached loss, None where it is another worker's.
 
         Args:
             model: as placed.
@@ -160,33 +160,33 @@ class Strategy(Protocol):
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(output, loss) of one batch without backward; None where they are another worker's."""
+        """Return (output, loss) of one batch without backward; None where they are another worker's."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients of `loss` as `scaled` gave it, added to those that are there."""
 
     def sync_gradients(self, now: bool) -> None:
-        """Choose if the next backward synchronizes gradients; False in the middle of an accumulation.
+        """Set whether the next backward synchronizes gradients; False in the middle of an accumulation.
 
         Called before the forward pass of each batch, but only with `grad_accumulation_steps` above 1.
         """
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        """The scaler for fp16; one worker's overflow makes all of them leave out the step."""
+        """Make the scaler for fp16; one worker's overflow makes all of them leave out the step."""
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Scale gradients so that the norm of the whole model's is at most `max_norm`; returns the norm."""
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """A block in which forward passes may differ in number between workers; entered by all."""
+        """Return a block in which forward passes may differ in number between workers; entered by all."""
 
     def leave(self) -> None:
-        """Part from the other workers; placed models can't be trained any more."""
+        """Leave the other workers; placed models can't be trained any more."""
 
     # -- state ---------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module within a placed one."""
+        """Return the user's own module within a placed one."""
 
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
@@ -214,7 +214,7 @@ class Strategy(Protocol):
         """
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        """The user's module as it was registered, its parameters on the "meta" device, without memory."""
+        """Return the user's module as it was registered, its parameters on the "meta" device."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from trainkit.train.strategies.single import SingleStrategy, WholeModel
 
 
 def learnt_order(model: DistributedDataParallel) -> list[int]:
-    """Indices of the parameters in the order of their buckets; empty before DDP has learnt it."""
+    """Return the indices of the parameters in the order of their buckets; empty before DDP has learnt it."""
     found = _logged_order(model)
     if not found:
         model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # It may have been learnt since.

@@ -126,7 +126,7 @@ class FSDPStrategy(ShardedStrategy):
         self._roots.append(root)
 
     def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
-        """Parameters travel in 16 bits where the trainer computes so; gradients are summed in 32."""
+        """Send parameters in 16 bits where the trainer computes so; sum gradients in 32."""
         dtype = _PARAMETERS.get(self._place.step.precision)
         if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
             # Batch norm keeps its statistics in 32 bits, which its weights have to match: autocast does it.
@@ -171,7 +171,7 @@ def _module(root: FSDPModule) -> nn.Module:
 
 
 def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
-    """`module` and what is in it, without what is sharded by itself."""
+    """Yield `module` and the modules in it, but those that are sharded by themselves."""
     yield module
     for child in module.children():
         if not isinstance(child, FSDPModule):

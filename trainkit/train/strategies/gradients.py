@@ -98,7 +98,7 @@ def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
 
 
 def squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The sum of all squares, in float64 on `device`: large gradients must not overflow it."""
+    """Return the sum of all squares, in float64 on `device`: large gradients must not overflow it."""
     norms = [
         torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
         for gradient in gradients
@@ -116,7 +116,7 @@ def shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: floa
 
 
 def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:
-    """Names of the mesh dimensions over which `tensor` is in pieces; puts their groups into `groups`."""
+    """Return the mesh dimensions over which `tensor` is in pieces; put their groups into `groups`."""
     if not isinstance(tensor, DTensor):
         return ()
     mesh = tensor.device_mesh
@@ -161,7 +161,7 @@ class SharedScaler(torch.amp.GradScaler):
 
 
 BUCKET_BYTES = 25 * 2**20
-"""As DDP's: large enough to use the network, small enough that the copies take little memory."""
+"""DDP's size: large enough to use the network, small enough that the copies take little memory."""
 
 
 class GradientAverage:
@@ -221,7 +221,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
 
 
 def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The parameters in the order in which backward passes reach them, alike in data type."""
+    """Yield the parameters in the order in which backward passes reach them, of one data type at a time."""
     bucket: list[torch.Tensor] = []
     filled = 0
     for parameter in reversed(parameters):

@@ -18,7 +18,7 @@ from trainkit.train.strategies.modules import StrategyHook, lies_elsewhere
 from trainkit.train.strategies.single import WholeModel
 
 _CHAINS = (nn.Sequential, nn.ModuleList)
-"""What is cut between its members: nothing but their order is known of any other module's forward pass."""
+"""Modules that can be cut between their members: the order of calls is known of no other module."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Part:
 
 
 def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
-    """Parts of `model` in the order of definition; from each cut on they go to the next device.
+    """Return parts of `model` in the order of definition; from each cut on they go to the next device.
 
     Raises:
         ConfigError: a cut is no module's name, or they are not in the order of definition.
@@ -63,7 +63,7 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
 
 
 def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
-    """Parts of `model` by the longest prefix of their names in `devices`; "" stands for all.
+    """Return parts of `model` by the longest prefix of their names in `devices`; "" stands for all.
 
     Raises:
         ConfigError: a prefix is no module's name, a module has none, or two that share a parameter are sent
@@ -95,7 +95,7 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Parts of `model` so that the fullest of `devices` holds as few bytes as can be, in order of definition.
+    """Return parts of `model`, in order, so that the fullest of `devices` holds the fewest bytes.
 
     Cuts are made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`) only.
 
@@ -118,7 +118,7 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
 def _parts(
     model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
 ) -> Iterator[Part]:
-    """Modules as large as `cuts` allow, each once, under its first name.
+    """Return modules as large as `cuts` allow, each once, under its first name.
 
     Args:
         model: whose parts.
@@ -165,7 +165,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Names between which the model may be cut, and the bytes of each; what was counted counts no more."""
+    """Return the names between which the model may be cut, and the bytes of each, counted once."""
     seen: set[int] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, int]]:
@@ -181,7 +181,7 @@ def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Where the second and later of `groups` successive groups begin, so that the largest is smallest."""
+    """Return the starts of the second and later of `groups` successive groups whose largest is smallest."""
     sums = [0, *itertools.accumulate(sizes)]
     # Of the first n sizes, in groups of which none is empty: (the largest group, starts).
     best: dict[int, tuple[int, list[int]]] = {n: (total, []) for n, total in enumerate(sums) if total}

@@ -75,17 +75,17 @@ class StrategyHook:
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
-    """A copy on the CPU that takes no memory on the device."""
+    """Return a copy on the CPU that takes no memory on the device."""
     return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """A copy whose parameters are on the "meta" device; buffers are copied, as some are in no state."""
+    """Return a copy, its parameters on the "meta" device; buffers are copied, as some are in no state."""
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """A `skeleton` with the values of `state`; what was one parameter under several names is again.
+    """Fill a `skeleton` with the values of `state`; parameters with several names are tied again.
 
     Args:
         model: a skeleton; it is changed.
@@ -132,7 +132,7 @@ Blocks: TypeAlias = Iterable[type[nn.Module]] | Callable[[str, nn.Module], bool]
 
 
 def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
-    """The blocks of `model`, inner ones first; without the model itself.
+    """Return the blocks of `model`, inner ones first; without the model itself.
 
     Args:
         model: not yet sharded.
@@ -170,7 +170,7 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
 
 
 def stacked_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The repeated blocks of lists and sequences: of one class, several times, and made of other modules.
+    """Yield the repeated blocks of lists and sequences: of one class, and made of other modules.
 
     Layers such as nn.Linear are too small to be gathered one by one, and blocks in blocks are gathered with
     the outer one.
@@ -193,7 +193,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
-    """The name of a parameter of `block` that another part of `model` has too."""
+    """Return the name of a parameter of `block` that another part of `model` has too."""
     inside = {id(module) for module in block.modules()}
     own = {id(parameter): name for name, parameter in block.named_parameters()}
     for module in model.modules():

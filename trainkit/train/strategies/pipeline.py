@@ -296,13 +296,13 @@ def _is_names(value: Any) -> bool:
 
 
 def _held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are on this worker, by name."""
+    """Return the parameters that are on this worker, by name."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.is_meta}
 
 
 def _held_state(model: nn.Module) -> dict[str, Any]:
-    """The part of a model's state that is on this worker."""
+    """Return the part of a model's state that is on this worker."""
     state = model.state_dict()
     for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
         del state[name]

@@ -23,7 +23,7 @@ from trainkit.train.strategies.base import StepSettings
 from trainkit.train.strategies.pipeline_stages import StageModel
 
 Sent = tuple[Any, torch.Tensor]
-"""What to wait for, and the tensor that must stay until then."""
+"""A transfer to wait for, and the tensor that must stay until then."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Leaf:
         return Leaf(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """A tensor to receive it in."""
+        """Return a tensor to receive it in."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def meta(self) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Link:
 
 
 def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed]:
-    """A stage's output as tensors that can be sent, and what they are."""
+    """Return a stage's output as tensors that can be sent, and their description."""
     several = isinstance(output, (tuple, list))
     tensors = tuple(output) if several else (output,)
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
@@ -183,7 +183,7 @@ class _Runner(nn.Module):
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """One microbatch of training: what goes to the next stage, or what backward starts from."""
+        """Run one microbatch of training; return the values for the next stage, or the loss for backward."""
         output = self.compute(tensors)
         if not self._link.last:
             tensors, passed = described(output, self._link.index)
@@ -197,7 +197,7 @@ class _Runner(nn.Module):
         return self.finish(output)
 
     def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The stage's output."""
+        """Return the stage's output."""
         if self._link.first:
             value: Any = tuple(tensors)
         else:
@@ -272,7 +272,7 @@ class MicrobatchSchedule:
     def forward(
         self, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[Any, torch.Tensor] | None:
-        """(output, loss) of a batch on the last stage; without gradients, as none could come back."""
+        """Return (output, loss) of a batch on the last stage; without gradients, as none could come back."""
         link, runner = self._link, self._runner
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         with torch.no_grad():
@@ -298,7 +298,7 @@ class MicrobatchSchedule:
     # -- inside --------------------------------------------------------------------------------
 
     def _microbatches(self, features: Sequence[Any], target: Any) -> int:
-        """How many are made of a batch: what was asked for, or as many below as divide it evenly."""
+        """Return the number of microbatches: that asked for, or the next below that divides the batch."""
         if not features or not all(isinstance(item, torch.Tensor) and item.dim() for item in features):
             raise ConfigError(
                 "a pipeline cuts batches along their first dimension, so a model's features must be tensors "
@@ -317,7 +317,7 @@ class MicrobatchSchedule:
         return count
 
     def _pass_target(self, target: Any, sent: list[Sent]) -> Any:
-        """The target of stage 0's batch: random transforms may have made another of it here."""
+        """Return the target of stage 0's batch: random transforms may have made another of it here."""
         link = self._link
         if link.first and not link.last:
             sent += link.send([leaf.contiguous() for leaf in _leaves(target)], link.stages - 1)
@@ -327,7 +327,7 @@ class MicrobatchSchedule:
         return target
 
     def _receive(self) -> list[torch.Tensor]:
-        """One microbatch's values from the stage before."""
+        """Receive one microbatch's values from the stage before."""
         link = self._link
         buffers = [leaf.empty(link.device) for leaf in self._runner.incoming.leaves]
         return link.receive(buffers, link.index - 1)
@@ -341,7 +341,7 @@ class MicrobatchSchedule:
         return self._known[key]
 
     def _schedule(self, count: int, features: Sequence[torch.Tensor]) -> tuple[Any, Passed, Passed]:
-        """Torch's schedule for batches of one shape, and what comes in and goes out."""
+        """Return torch's schedule for batches of one shape, and descriptions of inputs and outputs."""
         link = self._link
         incoming, outgoing = self._described(count, features, training=True)
         stage = PipelineStage(
@@ -384,7 +384,7 @@ class MicrobatchSchedule:
 
 
 def _like(leaf: torch.Tensor) -> torch.Tensor:
-    """To receive what was sent contiguous, such as a target that is channels_last here."""
+    """Return an empty tensor for a contiguous one, such as a target that is channels_last here."""
     return torch.empty_like(leaf, memory_format=torch.contiguous_format)
 
 
@@ -403,7 +403,7 @@ def _shapes(value: Any) -> str:
 
 
 def _parts(value: Any, count: int) -> Iterator[Any]:
-    """`value` cut into `count` equal parts along the first dimension of its tensors."""
+    """Yield `count` equal parts of `value`, cut along the first dimension of its tensors."""
     for number in range(count):
 
         def part(tensor: torch.Tensor, number: int = number) -> torch.Tensor:
@@ -415,7 +415,7 @@ def _parts(value: Any, count: int) -> Iterator[Any]:
 
 @contextmanager
 def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """A block after which buffers, such as batch norm's statistics, and random generators are as before."""
+    """Restore buffers, such as batch norm's statistics, and random generators after the block."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
@@ -426,7 +426,7 @@ def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _errors_of_the_user() -> Iterator[None]:
-    """A block from which comes what the user's code raised, and not what torch's schedule makes of it."""
+    """Raise the error of the user's code, and not torch's schedule's error about it."""
     try:
         yield
     except RuntimeError as error:

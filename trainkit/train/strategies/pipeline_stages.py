@@ -16,7 +16,7 @@ from trainkit.errors import ConfigError
 
 
 def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """The parts of `model`, each of which begins with one of the modules called `names`, but the first.
+    """Cut `model` into parts, each of which but the first begins with one of the modules called `names`.
 
     Args:
         model: whole; its own forward calls the modules once each, in the order of `names`.
@@ -89,7 +89,7 @@ def _start(nodes: Sequence[fx.Node], name: str, model: nn.Module) -> int:
 
 
 def _crossing(before: Sequence[fx.Node], after: Sequence[fx.Node], results: Argument) -> list[fx.Node]:
-    """The values of `before` that are used in `after` or given back; the model's own need no passing."""
+    """Return the values of `before` that are used in `after` or returned; the model's own need no passing."""
     used = {node for later in after for node in later.all_input_nodes}
     map_arg(results, used.add)
     return [node for node in before if node in used and node.op != "get_attr"]
@@ -102,7 +102,7 @@ def _part(
     outgoing: Sequence[fx.Node] | None,
     results: Argument,
 ) -> nn.Module:
-    """A module of `nodes` that takes `incoming` and returns `outgoing`, or the model's results."""
+    """Return a module of `nodes` that takes `incoming` and returns `outgoing`, or the model's results."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
 
@@ -211,7 +211,7 @@ def _is_chain(model: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
-    """The model's blocks in order, and whether tuples go between them as one argument."""
+    """Return the model's blocks in order, and True if tuples go between them as one argument."""
     if callable(split):
         return _named(model, split(model), "the split function"), False
     own = getattr(model, "stages", None)
@@ -272,7 +272,7 @@ def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[t
 
 
 def _balanced(blocks: Sequence[Block], degree: int) -> tuple[tuple[Block, ...], ...]:
-    """The cut whose largest stage has the fewest bytes; of several, the one with the most even rest."""
+    """Return the cut whose largest stage has the fewest bytes; of several, the most even one."""
     ends = [0, *itertools.accumulate(block.size_bytes for block in blocks)]
     # best[end]: (cost, bounds) of the blocks before `end` in as many stages as there were rounds.
     best: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}

@@ -19,7 +19,7 @@ Name = tuple[int, str]
 
 
 def parameter_names(models: Sequence[nn.Module]) -> dict[Name, nn.Parameter]:
-    """All parameters by name; a shared one under each of its names."""
+    """Return all parameters by name; a shared one under each of its names."""
     return {
         (number, name): parameter
         for number, model in enumerate(models)
@@ -60,7 +60,7 @@ class ParameterSlots:
                 group["params"] = [item for _, item in slots if item is not None]
 
     def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-        """In torch's own layout, of what is held here."""
+        """Return the part of the state that is here, in torch's own layout."""
         return [
             {
                 "state": {
@@ -113,7 +113,7 @@ class ParameterSlots:
 
 
 def _state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """One value of an optimizer's state, laid out as `parameter` if it has its shape; where torch puts it."""
+    """Return one value of an optimizer's state, laid out as `parameter` if it has its shape."""
     if not isinstance(value, (torch.Tensor, Spread)):
         return value
     if name == "step":
@@ -142,14 +142,14 @@ class ShardedState:
         self._slots.replace(optimizers, dict(parameter_names(models)))
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        """`model` as it was registered, without values."""
+        """Return `model` as it was registered, without values."""
         # A copy: whoever asks fills it.
         return copy.deepcopy(self._skeletons[id(model)])
 
     def state(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> dict[str, Any]:
-        """In torch's own layout, spread tensors as DTensors."""
+        """Return the state in torch's own layout, spread tensors as DTensors."""
         return {
             "models": [model.state_dict() for model in models],
             "optimizers": self._slots.state(optimizers) if optimizers else [],

@@ -57,7 +57,7 @@ class SingleStrategy:
 
     averages = False
     meets_in_forward = False
-    """Whether forward passes are collective, so that validation too has equally many on all workers."""
+    """True if forward passes are collective, so that validation too has equally many on all workers."""
 
     def __init__(self, place: Place) -> None:
         self.devices = place.devices
@@ -84,7 +84,7 @@ class SingleStrategy:
         return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
-        """`model` on its device, its parameters the same objects; compiled if asked."""
+        """Return `model` on its device, its parameters the same objects; compiled if asked."""
         model = self._moved(model)
         if self._place.step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -143,7 +143,7 @@ class SingleStrategy:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def sync_gradients(self, now: bool) -> None:
-        """Nothing: there is nobody to bring them together with."""
+        """Do nothing: there are no other workers."""
 
     def make_scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self.devices[0].type)

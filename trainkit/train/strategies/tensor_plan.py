@@ -67,7 +67,7 @@ class Candidate:
     heads: Mapping[str, int] = field(default_factory=dict)
 
     def styles(self) -> dict[str, ParallelStyle]:
-        """For torch's `parallelize_module`, by full name."""
+        """Return the styles for torch's `parallelize_module`, by full name."""
         prefix = f"{self.module}." if self.module else ""
         columns: dict[str, ParallelStyle] = {prefix + name: ColwiseParallel() for name in self.first}
         return {**columns, prefix + self.last: RowwiseParallel()}
@@ -88,7 +88,7 @@ def default_candidates(model: nn.Module, ways: int) -> list[Candidate]:
 
 
 def heads_of(module: nn.Module) -> dict[str, int]:
-    """The attributes of `module` that count heads."""
+    """Return the attributes of `module` that count heads."""
     values = {name: getattr(module, name, None) for name in HEADS}
     return {
         name: value
@@ -98,7 +98,7 @@ def heads_of(module: nn.Module) -> dict[str, int]:
 
 
 def _shared(model: nn.Module) -> set[nn.Module]:
-    """Modules that occur twice, or hold a parameter that another one holds too: splitting would part them."""
+    """Return modules that occur twice, or share a parameter with another: splitting would separate them."""
     modules = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     owners = Counter(
         parameter for module in modules for parameter in module._parameters.values() if parameter is not None
@@ -171,7 +171,7 @@ def computes_the_same(model: nn.Module, candidate: Candidate, ways: int) -> bool
 
 
 def _inputs(module: nn.Module, values: torch.Tensor) -> Iterator[tuple[Any, ...]]:
-    """Ways to call `module` with `values`, the likelier one first."""
+    """Yield ways to call `module` with `values`, the likelier one first."""
     required = [
         parameter
         for parameter in inspect.signature(module.forward).parameters.values()
@@ -256,7 +256,7 @@ def _touches_others(
 
 
 def _part(module: nn.Module, candidate: Candidate, rank: int, ways: int) -> dict[str, torch.Tensor]:
-    """The split parameters as worker `rank` of `ways` holds them."""
+    """Return the split parameters as worker `rank` of `ways` holds them."""
     part: dict[str, torch.Tensor] = {}
     for child in candidate.first:
         for name, parameter in module.get_submodule(child).named_parameters():
@@ -292,7 +292,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @contextmanager
 def _undisturbed(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """A block that runs `module` in evaluation mode and leaves no trace in it or in random states."""
+    """Put `module` into evaluation mode for the block, and restore it and random states afterwards."""
     modes = {part: part.training for part in module.modules()}
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
@@ -429,7 +429,7 @@ Owner = tuple[nn.Module, str]
 
 
 def _owners(model: nn.Module) -> list[list[Owner]]:
-    """The places of each parameter that has several."""
+    """Return the places of each parameter that has several."""
     places: dict[int, list[Owner]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -419,7 +419,7 @@ class Worker:
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where the worker in this place was; without one keep the generators."""
+        """Take over the state of the worker in this place; without one keep the generators."""
         if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
