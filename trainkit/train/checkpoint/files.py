@@ -1,4 +1,17 @@
-"""Checkpoints: a folder of plain tensors and values, written by one worker or all, replaced as a whole."""
+"""Checkpoints: a folder of plain tensors and values, written by one worker or all, replaced as a whole.
+
+    <path>/checkpoint.json    format, epoch, world size, and each file's size and checksum
+    <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
+    <path>/shards/            tensors that were spread over workers (shards.py); "meta" tensors in state.pt
+
+A folder is filled beside its place and then moved there in one step, so a program that is killed meanwhile
+leaves the old checkpoint or the new one. Where no single worker holds the state, all workers fill one folder:
+
+    worker 0    make the folder aside ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ take its place
+    worker n                              └─ write own shards ─▶
+
+After each arrow the workers tell each other whether they succeeded; if one did not, nothing is replaced.
+"""
 
 from __future__ import annotations
 

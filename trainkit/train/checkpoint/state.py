@@ -1,4 +1,13 @@
-"""The state of a trainer: parts of each worker, random generators, and hyperparameters set anew."""
+"""The state of a trainer: parts of each worker, random generators, and hyperparameters set anew.
+
+{"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    equal on all workers
+{"workers": [{"data_rank", "rng", "data"}, ...]}                                        each worker's own
+
+A trial's configuration goes before its checkpoint. The state of an optimizer holds its learning rate, and
+that of a scheduler its first one, so a trial that goes on from another's checkpoint would train with the
+other's rate. So a trial's checkpoint also holds the hyperparameters that each worker's `setup` made of the
+configuration. Where `setup` makes others now, these are the ones to go on with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A registered loader as the loop takes its batches: as many on each worker, each with its weight."""
+"""A registered loader as the loop takes its batches: as many on each worker, each with its weight.
+
+A batch passes three iterators on its way from the loader to the step: the feed's, which gives it its weight,
+the epoch's (step/epoch.py), and on a GPU the prefetcher's.
+"""
 
 from __future__ import annotations
 

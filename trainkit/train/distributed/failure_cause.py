@@ -1,7 +1,7 @@
 """Errors which only tell that another worker is gone or late, and so has failed first.
 
 A worker that waits in a collective for one that never comes fails, too: gloo raises, and NCCL's watchdog
-aborts the whole process. Neither knows who is missing; the gang's owner does.
+aborts the whole process. Neither knows which worker is missing; the process that called them does.
 """
 
 from __future__ import annotations

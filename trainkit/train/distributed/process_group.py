@@ -1,4 +1,8 @@
-"""The processes that train together: how they join and exchange values, by gloo and NCCL."""
+"""The processes that train together: how they join and exchange values, by gloo and NCCL.
+
+On one machine they meet at a file and talk over the loopback. On several, worker 0 holds a store, and all
+listen at their machine's address in the cluster and at no other.
+"""
 
 from __future__ import annotations
 

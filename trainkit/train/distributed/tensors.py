@@ -1,4 +1,9 @@
-"""Tensors in nested containers, and tensors in pieces over several workers."""
+"""Tensors in nested containers, and tensors in pieces over several workers.
+
+    a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
+
+No collective is needed: the process that has all workers' pieces has the state.
+"""
 
 from __future__ import annotations
 

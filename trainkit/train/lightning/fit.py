@@ -1,4 +1,12 @@
-"""Lightning's own `Trainer.fit`, suspended between epochs, with its loaders and what the module logs."""
+"""Lightning's own `Trainer.fit`, suspended between epochs, with its loaders and logged values.
+
+    trainer.train() ─▶ operator ─▶ LightningFit ──switch──▶ greenlet: Trainer.fit(module)
+                                        ▲                       setup, hooks, ...
+                                        └──── before FitLoop.run, and after each epoch
+
+`fit` runs in a greenlet: a stack of its own on the same thread, so hooks run on the main thread, and `fit`
+ends by returning. Validation runs inside it too, where Lightning catches the errors of hooks.
+"""
 
 from __future__ import annotations
 
@@ -331,9 +339,10 @@ class LightningFit:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return Lightning's checkpoint without the weights."""
-        held = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        trainer = self.trainer
+        held = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         # The module is listed with the operator's models, which are in the state already.
-        known = self.trainer.lightning_module.state_dict()
+        known = trainer.lightning_module.state_dict()
         held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
 
@@ -418,7 +427,8 @@ class LightningFit:
     def _await_order(self) -> bool:
         """Wait outside; True to go on, False to end."""
         while True:
-            order = self._greenlet.parent.switch()
+            outside = self._greenlet.parent
+            order = outside.switch()
             answer = order()
             if answer is not None:
                 return bool(answer)

@@ -1,4 +1,8 @@
-"""Operators made of Lightning modules: Lightning's own loops train, epoch by epoch."""
+"""Operators made of Lightning modules: Lightning's own loops train, epoch by epoch.
+
+Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html; the method
+`TrainingOperator.from_ptl` is RaySGD v1's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
 from trainkit.train.lightning.fit import LightningFeed, LightningFit, ticking
 from trainkit.train.lightning.parts import WorkerInfo, make_callback, make_strategy, quiet_lightning
-from trainkit.train.step.context import Registered, WorkerContext
+from trainkit.train.step.context import WorkerContext
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -192,7 +196,7 @@ class LightningMethods:
 
     # Of `TrainingOperator`:
     model: Any
-    registered: Registered
+    models: list[Any]
     stepper: Stepper
     train_feed: Feed | None
     validation_feed: Feed | None
@@ -212,7 +216,7 @@ class LightningMethods:
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
         # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
-        self.registered.models.append(self.model)
+        self.models.append(self.model)
         data = plan.datamodule
         self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
         classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]

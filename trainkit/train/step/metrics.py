@@ -1,7 +1,7 @@
 """Means over an epoch and over workers, weighted by the number of samples behind each value.
 
 step's metrics ──▶ Meters (tensors stay on their device) ──epoch's end──▶ EpochMetrics ──▶ reduce_metrics
-                                                                          one a worker      the gang's
+                                                                          one a worker      of all workers
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the parts of a step take, asked for by `profile=True`: RaySGD's timers under its names."""
+"""Durations of the parts of a step, measured with `profile=True`: RaySGD's timers under its names."""
 
 from __future__ import annotations
 

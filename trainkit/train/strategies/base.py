@@ -1,4 +1,12 @@
-"""The protocol of strategies, and the table of their names."""
+"""The protocol of strategies, and the table of their names.
+
+    TorchTrainer(strategy=FSDP())          frozen, picklable; says how many workers hold one copy of the model
+        └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
+                                           backward runs, and which part of the state is here
+
+A user's own strategy subclasses both. The step loop calls nothing of a strategy but `forward_backward` (or
+`backward`) and `clip`; all other methods are called before the first step or between epochs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Data-parallel training: the whole model on every worker, gradients averaged by PyTorch's own DDP."""
+"""Data-parallel training: the whole model on every worker, gradients averaged by PyTorch's own DDP.
+
+DDP packs gradients into buckets: in its first step in the order of the model's parameters, and from the
+second on in the order in which they become ready (`rebuild_buckets` in
+torch/csrc/distributed/c10d/reducer.cpp). Where three workers or more sum a bucket, the order of the terms,
+and so the rounding, depends on the place in it. So that a run in new processes gives the same numbers bit
+for bit, the order is a part of its state.
+
+Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
+arXiv:2006.15704.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class FSDPStrategy(ShardedStrategy):
             "offload_policy": offload if self._spec.cpu_offload else OffloadPolicy(),
         }
         keep = not self._spec.reshard_after_forward
-        if self._place.step.compile:
+        if self._step.compile:
             # A graph for each block, between the gathering of its parameters and their release.
             compile_in_place(*(blocks or [model]))
         for block in blocks:
@@ -127,7 +127,7 @@ class FSDPStrategy(ShardedStrategy):
 
     def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
         """Send parameters in 16 bits where the trainer computes so; sum gradients in 32."""
-        dtype = _PARAMETERS.get(self._place.step.precision)
+        dtype = _PARAMETERS.get(self._step.precision)
         if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
             # Batch norm keeps its statistics in 32 bits, which its weights have to match: autocast does it.
             return MixedPrecisionPolicy()

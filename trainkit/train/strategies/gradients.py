@@ -1,4 +1,9 @@
-"""Gradients of plain tensors and DTensors in one model: averaged, clipped, scaled."""
+"""Gradients of plain tensors and DTensors in one model: averaged, clipped, scaled.
+
+Optimizers, clipping and the scaler for fp16 work on lists of tensors at once, and refuse lists of several
+kinds. DistributedDataParallel refuses DTensors; here, too, any backward pass averages the gradients, so a
+step of the user's own may call `loss.backward()`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Layer placement: one model over the devices of one worker, each batch passed from device to device."""
+"""Layer placement: one model over the devices of one worker, each batch passed from device to device.
+
+    devices 0         1
+    batch ─▶ conv1 … layer2 ──move──▶ layer3 … fc ─▶ loss
+
+A forward pre-hook on each part moves the values that come from another device, and autograd moves the
+gradient back. Parameters are moved in place and keep their names, so optimizers and checkpoints are as ever.
+With several workers each has a copy over devices of its own, and DDP averages their gradients.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
+"""
 
 from __future__ import annotations
 

@@ -126,6 +126,7 @@ class PipelineStrategy:
         self.averages = self.data.world_size > 1
         self._spec = spec
         self._place = place
+        self._step = place.step
         # The same order on all workers, as both are collectives.
         self._copies = place.group.subgroup(grid.columns())
         self._link = Link(place.group.subgroup(grid.rows()), place.devices[0])
@@ -152,7 +153,7 @@ class PipelineStrategy:
             raise ConfigError(
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
             )
-        model, degree, step = models[0], self._spec.model_ways, self._place.step
+        model, degree, step = models[0], self._spec.model_ways, self._step
         # Before anything is changed: a model that can't be cut is the user's to mend.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
@@ -177,7 +178,7 @@ class PipelineStrategy:
         return [placed]
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        every = self._place.step.grad_accumulation_steps
+        every = self._step.grad_accumulation_steps
         return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
 
     # -- stepping ------------------------------------------------------------------------------

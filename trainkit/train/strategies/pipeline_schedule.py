@@ -1,4 +1,14 @@
-"""Microbatches through the stages of a pipeline, by torch's schedules, send and receive."""
+"""Microbatches through the stages of a pipeline, by torch's schedules, send and receive.
+
+    stage 0                     stage 1                     last stage
+    features ──▶ run ──values──▶ run ──values──▶ ... ──▶ run, criterion ◀── target, from stage 0
+             ◀── gradients ──    ◀── gradients ──
+
+The values between two stages have one shape for each shape of batch. The first batch of a shape shows it:
+one of its microbatches is sent through beforehand, with a description of the values that follow.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+"""
 
 from __future__ import annotations
 

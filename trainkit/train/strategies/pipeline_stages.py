@@ -1,4 +1,15 @@
-"""Stages of a pipeline: a model cut into runs of its blocks, one run on each worker."""
+"""Stages of a pipeline: a model cut into runs of its blocks, one run on each worker.
+
+Blocks are modules that the model calls one after the other: the children of an `nn.Sequential`; or the list
+of a model's method `stages()`; or the list that the user's function makes of the model; or, of any other
+model, the parts between the modules at which it is to be cut:
+
+    value ──▶ conv ──▶ layer1 ──▶ layer2 ──│──▶ layer3 ──▶ flatten ──▶ fc        cut at ["layer3"]
+
+The user's module keeps its structure and names; the stages of other workers are on the "meta" device, where
+they take no memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
+Deep Learning in Python", arXiv:2112.08429.
+"""
 
 from __future__ import annotations
 

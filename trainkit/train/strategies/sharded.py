@@ -1,4 +1,9 @@
-"""State of models and optimizers whose parameters are spread over workers."""
+"""State of models and optimizers whose parameters are spread over workers.
+
+A user makes optimizers from a model's parameters. Sharding puts other tensors in their place, and a
+pipeline's stage keeps only some. The indices of an optimizer's state go on to count the parameters that the
+user gave.
+"""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ class SingleStrategy:
         self.devices = place.devices
         self.group = self.data = place.group
         self._place = place
+        self._step = place.step
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -86,9 +87,9 @@ class SingleStrategy:
     def _on_device(self, model: nn.Module) -> nn.Module:
         """Return `model` on its device, its parameters the same objects; compiled if asked."""
         model = self._moved(model)
-        if self._place.step.channels_last:
+        if self._step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if self._place.step.compile:
+        if self._step.compile:
             compile_in_place(model)
         return model
 
@@ -98,7 +99,7 @@ class SingleStrategy:
         return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        every = self._place.step.grad_accumulation_steps
+        every = self._step.grad_accumulation_steps
         return make_feed(
             loader,
             group=self.data,
@@ -118,7 +119,7 @@ class SingleStrategy:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        with self._place.step.autocast(self.devices[0]):
+        with self._step.autocast(self.devices[0]):
             output = model(*features)
             loss = self._loss(criterion, output, target)
         self.backward(scaled(loss))
@@ -127,7 +128,7 @@ class SingleStrategy:
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        with self._place.step.autocast(self.devices[0]):
+        with self._step.autocast(self.devices[0]):
             output = model(*features)
             return output, self._loss(criterion, output, target)
 

@@ -134,7 +134,7 @@ class TensorParallelStrategy(ShardedStrategy):
         return list(models)
 
     def _split(self, model: nn.Module) -> None:
-        step, trained = self._place.step, any(parameter.requires_grad for parameter in model.parameters())
+        step, trained = self._step, any(parameter.requires_grad for parameter in model.parameters())
         if step.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         # Split where the user left it, moved to the device then: no device need hold the whole.

@@ -397,7 +397,8 @@ class Worker:
         self._strategy.load_state(registered.models, registered.optimizers, state)
         for scheduler, saved in zip(registered.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-        self._operator.stepper.load_state(state.get("scaler") or {})
+        stepper = self._operator.stepper
+        stepper.load_state(state.get("scaler") or {})
 
     def _take_over(self, state: Mapping[str, Any], what: str) -> None:
         operator, registered = self._operator, self._operator.registered
