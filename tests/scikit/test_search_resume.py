@@ -22,8 +22,7 @@ from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import StoreError
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.outcomes import candidate_key, digest
-from trainkit.sklearn.resume import claimed, known_of
+from trainkit.sklearn.outcomes import candidate_key, claimed, digest, known_of
 
 X, Y = data()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -48,3 +49,10 @@ class Command:
             TrainkitError: printed as one line, with exit code 1.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run()")
+
+
+def confirmed(question: str) -> bool:
+    """Ask the user; any answer but yes means no."""
+    sys.stdout.write(question)
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

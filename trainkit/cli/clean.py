@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainkit.cli import Command
+from trainkit.cli import Command, confirmed
 from trainkit.cli.experiments import add_experiment, experiment_folder
 from trainkit.errors import ConfigError
 from trainkit.resources import describe_bytes
@@ -92,10 +92,3 @@ def _bytes(folder: Path, trial: Trial) -> int:
         for path in (folder / trial.dirname / checkpoint.dirname).rglob("*")
         if path.is_file()
     )
-
-
-def confirmed(question: str) -> bool:
-    """Ask the user; any answer but yes means no."""
-    sys.stdout.write(question)
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.cli import Command
-from trainkit.cli.clean import confirmed
+from trainkit.cli import Command, confirmed
 from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial
 from trainkit.cli.sessions import NO_SESSION, find_session, sessions
 from trainkit.clock import SYSTEM, Clock

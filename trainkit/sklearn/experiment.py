@@ -17,8 +17,15 @@ from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError
 from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
 from trainkit.sklearn.candidates import CandidateSource
-from trainkit.sklearn.outcomes import Outcome, folds_in, outcomes_of
-from trainkit.sklearn.resume import PartialSearch, claimed, known_of, left_in
+from trainkit.sklearn.outcomes import (
+    Outcome,
+    PartialSearch,
+    claimed,
+    folds_in,
+    known_of,
+    left_in,
+    outcomes_of,
+)
 from trainkit.sklearn.shared_memory import held, parts_to_copy
 from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial
 from trainkit.tune.config import RunConfig, TuneConfig

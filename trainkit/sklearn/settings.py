@@ -11,8 +11,7 @@ from trainkit.errors import ConfigError
 from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
-from trainkit.tune.callbacks import CALLBACKS, create_callback
-from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.base import CALLBACKS, Callback, create_callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.policies import FailureConfig

@@ -8,8 +8,7 @@ from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from trainkit.tune.callbacks import create_callback
-from trainkit.tune.callbacks.base import Callback, ProgressReporter
+from trainkit.tune.callbacks.base import Callback, ProgressReporter, create_callback
 from trainkit.tune.core.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.policies import CheckpointConfig as CheckpointConfig

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.errors import ConfigError
+from trainkit.registry import Registry
 from trainkit.resources import describe_use
 from trainkit.tune.core.trial import SavedCheckpoint, Trial
+
+CALLBACKS = Registry(
+    "callback",
+    {
+        "csv": "trainkit.tune.callbacks.loggers:CSVLoggerCallback",
+        "json": "trainkit.tune.callbacks.loggers:JsonLoggerCallback",
+        "mlflow": "trainkit.tune.integrations.mlflow:MLflowLoggerCallback",
+        "tensorboard": "trainkit.tune.callbacks.tensorboard:TBXLoggerCallback",
+        "wandb": "trainkit.tune.integrations.wandb:WandbLoggerCallback",
+    },
+)
+"""One row for each callback that can be made of its name alone; other packages add theirs by entry points."""
 
 
 class Callback:
@@ -182,3 +197,26 @@ class ReporterCallback(Callback):
 
 def _in_use(info: dict[str, Any]) -> str:
     return f"In use: {describe_use(info['resources_used'], info['resources'])}"
+
+
+def create_callback(name: str, argument: str = "callbacks") -> Callback:
+    """Return a new callback of this name, or of this class name.
+
+    Args:
+        name: in CALLBACKS, or of an entry point.
+        argument: under which the user gave it, for messages.
+
+    Raises:
+        ConfigError: there is no such callback, or it needs arguments.
+        MissingDependencyError: its package is not installed.
+    """
+    cls = CALLBACKS.get(name, argument)
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{argument}={name!r}: {cls.__name__} needs arguments ({error}); give an object, "
+            f"{cls.__name__}(...), in place of the name"
+        ) from None
+    made: Callback = cls()
+    return made

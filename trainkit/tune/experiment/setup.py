@@ -12,8 +12,7 @@ from typing import Any, TypeVar, cast
 from trainkit import settings
 from trainkit.errors import ConfigError
 from trainkit.runtime import api, scheduling
-from trainkit.tune.callbacks import CALLBACKS, create_callback
-from trainkit.tune.callbacks.base import Callback, ReporterCallback
+from trainkit.tune.callbacks.base import CALLBACKS, Callback, ReporterCallback, create_callback
 from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
 from trainkit.tune.callbacks.loggers import PolicyFiles
 from trainkit.tune.config import RunConfig, TuneConfig
