@@ -309,7 +309,7 @@ class ActorClient:
                 is_registered=spec.registration is not None,
                 max_task_retries=spec.max_task_retries,
             ),
-            memo=memo,
+            constructor_call=memo,
             registration=spec.registration,
             class_name=spec.cls.__name__,
             interface=None if spec.registration is None else spec.interface,

@@ -2,14 +2,14 @@
 
     used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
-Making a segment adds its size to `used`, under a lock that every process honours; a process that frees
-one, warm ones included, subtracts it. What others still hold when its maker lets go, and what a process
-takes along when it dies, stays counted: so `used` may be too high, never too low, and making a segment
-costs a microsecond more, not a look around. Only when it would exceed the limit is the truth asked of
-the kernel, by the locks on all segments (see `segmentlocks`), and warm memory, whose ever, taken back:
-who has made segments, and so may keep some warm, has put its pid among the makers.
+A process that makes a segment adds its size to `used`, under a lock that every process takes. A process
+that frees one subtracts it, warm ones included. A segment stays counted that others still hold when its
+maker lets go, or that a process takes along when it dies. So `used` may be too high, but never too low, and
+a new segment costs a microsecond more. Only when it would exceed the limit is the real use read from the
+kernel, by the locks on all segments (see `locks`). Warm memory of all processes is taken back then: a process
+that has made segments, and so may keep some warm, has put its pid among the makers.
 
-What lies in files in `folder`, as there was no room for it, is not part of `used`; what was written
+Values in files in `folder`, for which there was no room in memory, are not part of `used`. What was written
 there since the session began is counted.
 """
 
@@ -113,7 +113,7 @@ class StoreBudget:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
 
     def is_first_to_tell(self) -> bool:
-        """Return whether nobody in the session said so far that values go to disk; count it as said."""
+        """Return whether no process has said so far that values go to disk; count it as said."""
         with self.locked():
             told, self._cells[_TOLD] = self._cells[_TOLD], 1
             return not told

@@ -8,7 +8,7 @@ made from it, and goes when a process crashes. The locked range tells session an
                  + 2**39 if it lies on disk
 
 and the kernel's table of locks shows the range, also of a file that is on its way in a socket, where
-no process has it. A segment that nobody has locked is warm memory that may be taken.
+no process has it. A segment that no process has locked is warm memory that may be taken.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def share(fd: int, span: Span) -> None:
 
 
 def claim(fd: int, span: Span) -> bool:
-    """Have the segment alone; False, and nothing changes, if somebody else uses it."""
+    """Have the segment alone; False, and nothing changes, if another process uses it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
     except BlockingIOError:

@@ -1,18 +1,17 @@
 """Memory segments: large values, written once, mapped by each reader, freed by the kernel.
 
-A segment is an anonymous memory file, named by nothing but its descriptors, so it lasts as long as
-some process holds or maps it, and nothing can be left behind. Whether somebody still uses it is asked
-of the kernel too: every holder and every receiver has an open file of its own with a shared lock on the
-segment, see `segmentlocks`. When the writer can take the exclusive lock, nobody else has the segment,
-and its warm pages are used for the next value.
+A segment is an anonymous memory file without a name. It lasts as long as a process holds or maps it, so
+nothing can be left behind. The kernel also knows whether it is still in use: every holder and every receiver
+has an open file of its own with a shared lock on the segment, see `locks`. When the writer gets the exclusive
+lock, no other process has the segment, and its warm pages are used for the next value.
 
 A new segment is filled by `pwrite`: twice as fast as touching each page of a mapping for the first
 time, and memory that the kernel refuses is an error of that call, where a mapping would end the
 process by SIGBUS. Pages that are there are written through a mapping, which needs no system call.
 
-When there is no room, this process moves what it alone holds and nobody maps to files on disk, oldest
-first; and a value that still finds none is written to such a file itself. A segment on disk is read, sent
-and let go of like one in memory, see `spilling`.
+When there is no room, this process moves segments that it alone holds, and that no process maps, to files
+on disk, oldest first. A value that still finds no room is written to such a file itself. A segment on disk is
+read, sent and let go of like one in memory, see `spilling`.
 """
 
 from __future__ import annotations
@@ -243,7 +242,7 @@ HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
-    """Segment that nobody uses in this process."""
+    """Segment that is not used in this process."""
 
     fd: int
     span: Span
@@ -251,7 +250,7 @@ class _Kept(NamedTuple):
 
 
 class SegmentPool:
-    """Writes values to segments, reusing those that nobody reads any more.
+    """Writes values to segments, reusing those that no process reads any more.
 
     Args:
         account: of the session; closed with the pool.
@@ -322,7 +321,7 @@ class SegmentPool:
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
-        """Return the smallest kept segment that the value fits in, and that nobody uses."""
+        """Return the smallest kept segment that the value fits in, and that no process uses."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
             if not locks.claim(kept.fd, kept.span):
@@ -361,7 +360,7 @@ class SegmentPool:
         return None if fd is None else Segment(fd, self, self._account.span(size))
 
     def _spill(self, size: int) -> bool:
-        """Move segments that nobody maps to disk until a value finds room; returns whether any was moved.
+        """Move segments that no process maps to disk until a value finds room; returns whether any was moved.
 
         More are moved than one small value needs, so that the next ones find room without a look around.
         """
@@ -437,7 +436,7 @@ class SegmentPool:
         )
 
     def recycle(self, kept: _Kept) -> None:
-        """Keep a segment that its last local holder let go of, until or while nobody else has it."""
+        """Keep a segment that its last local holder let go of, while no other process has it."""
         if self._pid != os.getpid():  # a forked copy: the memory is its parent's to reuse
             os.close(kept.fd)
             return
@@ -457,7 +456,7 @@ class SegmentPool:
                 self._drop(oldest)
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a segment; its memory is free if nobody else uses it, and else once nobody does."""
+        """Close a segment; its memory is free once no other process uses it."""
         if kept.memory is not None:
             kept.memory.close()
         if locks.claim(kept.fd, kept.span):

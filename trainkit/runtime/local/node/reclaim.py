@@ -27,7 +27,7 @@ _INSIST_S = 0.05
 _RELIEVE_S = 1.0
 
 _COUNT_S = 1.0
-"""A count of what is free does not wait longer for those who might return something."""
+"""A count of what is free does not wait longer for idle leases."""
 
 _LONG_S = 10.0
 """After this long a waiting request is explained to the process that made it."""
@@ -101,7 +101,7 @@ class LeaseReclaimer:
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """Make sure that no more is held than exists, once those who went on had time to need it again."""
+        """Make sure that no more is held than exists, once workers that went on had time to need it again."""
         if not self._will_relieve:
             self._will_relieve = True
             self._after(_RELIEVE_S, self._relieve)

@@ -272,7 +272,7 @@ class WorkerTable:
         return self.ended_actors.rows()
 
     def heir(self, worker: WorkerRecord) -> int:
-        """Return the owner of what a worker leaves: the driver; nobody if a detached actor began it all."""
+        """Return the owner of what a worker leaves: the driver; NOBODY if a detached actor began it all."""
         seen = {worker.serial}
         owner = worker.owner
         while owner not in (DRIVER, NOBODY):
@@ -411,7 +411,7 @@ class WorkerExited(NamedTuple):
 
     Attributes:
         heir: number of the process that has what the worker leaves.
-        in_order: it ended of its own will, as nobody needed it any more.
+        in_order: it ended of its own will, as no process needed it any more.
     """
 
     worker: WorkerRecord

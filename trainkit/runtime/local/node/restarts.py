@@ -111,11 +111,11 @@ class Restarts:
 
     def remember(self, client: int, message: StartActor, body: Packed) -> None:
         """Keep what it takes to restart the actor of `message`, if it asks for that."""
-        memo = message.memo
-        if memo is not None:
-            call = Packed(memo.payload, body.buffers, body.handles[1:], memo.stored)
-            kept = self._kept(call, memo.actors)
-            self._records[message.worker_id] = RestartRecord(client, kept, memo.max_restarts)
+        made = message.constructor_call
+        if made is not None:
+            call = Packed(made.payload, body.buffers, body.handles[1:], made.stored)
+            kept = self._kept(call, made.actors)
+            self._records[message.worker_id] = RestartRecord(client, kept, made.max_restarts)
 
     def worker_started(self, event: WorkerStarted) -> None:
         """Note when the first process of an actor starts."""
@@ -184,7 +184,7 @@ class Restarts:
     def postponed(self, worker: WorkerRecord, why: str) -> None:
         """Say that an actor can't be restarted yet, if that is not said already."""
         if worker.pid is not None:
-            text = f"{worker.name} (pid {worker.pid}) can't be made anew yet, and waits: {why}"
+            text = f"{worker.name} (pid {worker.pid}) can't be restarted yet, and waits: {why}"
             self._notify(DRIVER, Waits(text))
 
     def worker_ended(self, event: WorkerEnded) -> None:
@@ -233,7 +233,7 @@ class Restarts:
             self._settle(record)
 
     def _settle(self, record: RestartRecord) -> None:
-        """End the keeper when others hold the actor, or nobody does any more."""
+        """End the keeper when others hold the actor, or its owner has let it go."""
         keeper = record.keeper
         needed = not (record.owner_is_back or record.let_go)
         if keeper is None or needed or SYSTEM.monotonic() < record.started_s + _GRACE_S:

@@ -81,7 +81,7 @@ class IdleWorkers:
 
 
 def _suits(worker: WorkerRecord, asked: RequestLease) -> bool:
-    ours, wanted = worker.environment, asked.surroundings
+    ours, wanted = worker.environment, asked.environment
     return (
         worker.placement == asked.placement
         and ours._replace(preload=wanted.preload) == wanted

@@ -90,7 +90,7 @@ class Supervisor:
             worker.ending = worker.ending or reason
 
     def may_leave(self, serial: int, introduced: int) -> bool:
-        """Return whether an actor that nobody holds is to end; not if a connection is on its way to it."""
+        """Return whether an actor without holders is to end; not if a connection is on its way to it."""
         worker = self._table.by_serial(serial)
         if worker is None or worker.introduced == introduced:
             self.leaves(serial, "its last handle is gone")

@@ -279,8 +279,8 @@ class WorkerProcesses:
             group=group,
             group_bundles=event.bundles,
             env={**of_session.environment, **placement.env} if of_session else placement.env,
-            cwd=placement.cwd or (of_session and of_session.working_dir) or message.surroundings.cwd,
-            surroundings=message.surroundings,
+            cwd=placement.cwd or (of_session and of_session.working_dir) or message.environment.cwd,
+            environment=message.environment,
             resources=placement.resources,
             namespace=session.namespace,
         )
@@ -338,7 +338,7 @@ class WorkerProcesses:
             name=spec.name,
             owner=owner,
             placement=placement,
-            environment=spec.surroundings,
+            environment=spec.environment,
             allocation=allocation,
             ledger_group=ledger_group,
             control=self._clients.add(spec.serial, ours),
@@ -374,7 +374,7 @@ class WorkerProcesses:
             self._exited(worker, ExitRecord(reason=str(error)))
 
     def _fork(self, worker: WorkerRecord, spec: WorkerSpec, handles: list[Descriptor]) -> None:
-        imports, template = self._templates.for_worker(spec.surroundings.preload, worker.kind)
+        imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [] if self._templates.can_fork(imports) else [handle.copy() for handle in handles]
         # Before the message, so that connections that wait for it lie there when the process looks for them.
         self._publish(WorkerStarted(worker, spec))
@@ -460,7 +460,7 @@ class WorkerProcesses:
         self._early.pop(worker_id, None)
 
     def end(self, worker: WorkerRecord) -> None:
-        """Have a worker end that nobody needs any more, once what was sent to it is done."""
+        """Have a worker end that is not needed any more, once what was sent to it is done."""
         try_send(worker.control, NOTICE, 0, packed(EndWorker()))
 
     def redirect(self, fd: int) -> None:

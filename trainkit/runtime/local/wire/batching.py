@@ -1,11 +1,11 @@
 """Connections that carry several calls, or several answers, in one frame.
 
     post() post() post() ──one frame──▶ the other end
-              └─ nobody waits? ─▶ the pump's thread flushes within a millisecond
+              └─ no thread waits? ─▶ the background thread flushes within a millisecond
 
-A call that comes alone goes at once. Calls that come in a burst are collected: until so many are
-there, until somebody waits for an answer, or until the pump's next tick. A value is collected as it
-is only if it can't change, so what is sent is what it was when it was posted.
+A call that comes alone goes at once. Calls that come in a burst are collected until there are enough, until a
+thread waits for an answer, or until the next tick of the background thread. Only values that cannot change are
+collected as they are, so what is sent is what was posted.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class ActorConduct(NamedTuple):
     Attributes:
         is_async: on an event loop, as its class has `async def` methods.
         is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
-        max_task_retries: how often a call is made again, for those who are given a handle of it.
+        max_task_retries: how often a call is made again, for processes that are given a handle of it.
     """
 
     concurrency: Concurrency = Concurrency()
@@ -75,7 +75,7 @@ class ActorConduct(NamedTuple):
 class ConstructorCall(NamedTuple):
     """Constructor call that makes an actor again: the body of its first frame.
 
-    Its buffers are those of the frame that the memo comes in, and its handles the last ones there.
+    Its buffers are those of the frame that it comes in, and its handles the last ones there.
 
     Attributes:
         max_restarts: how often at most; -1 without end.
@@ -96,9 +96,9 @@ class StartActor(NamedTuple):
     for, or with the `Found` actor of that name.
 
     Attributes:
-        memo: None for one that is never made anew.
-        registration: its name, and whether it outlives who asks for it.
-        interface: for those who find it by its name.
+        constructor_call: None for one that is never restarted.
+        registration: its name, and whether it outlives its owner.
+        interface: for processes that find it by its name.
         ready: False while an argument of its constructor is still to come: it takes its turn, and what it
             asks for, after `ArgumentsThere`.
     """
@@ -106,9 +106,9 @@ class StartActor(NamedTuple):
     worker_id: int
     name: str
     placement: Placement
-    surroundings: WorkerEnvironment
+    environment: WorkerEnvironment
     conduct: ActorConduct = ActorConduct()
-    memo: ConstructorCall | None = None
+    constructor_call: ConstructorCall | None = None
     registration: Registration | None = None
     class_name: str = ""
     interface: Interface | None = None
@@ -128,7 +128,7 @@ class Reconnect(NamedTuple):
     handle is lost, as the node had no descriptor left for it.
 
     Attributes:
-        life: how often the actor had been made anew when the connection was made.
+        life: how often the actor had been restarted when the connection was made.
     """
 
     worker_id: int
@@ -151,7 +151,7 @@ class RequestLease(NamedTuple):
     worker_id: int
     name: str
     placement: Placement
-    surroundings: WorkerEnvironment
+    environment: WorkerEnvironment
 
 
 class ReturnLease(NamedTuple):
@@ -169,7 +169,7 @@ class Kill(NamedTuple):
     """Order to end a worker, answered when it is dead.
 
     Attributes:
-        restart: it may be made anew.
+        restart: it may be restarted.
     """
 
     worker_id: int
@@ -204,8 +204,9 @@ class CancelOwed(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Nobody holds this actor any more; answered with True if it is to end, and with False if somebody
-    has found it by its name meanwhile, whose connection comes before the answer.
+    """Notice that no process holds this actor any more; answered with True if it is to end.
+
+    The answer is False if a process has found it by its name meanwhile, whose connection comes before.
 
     Attributes:
         introduced: how many `Connect` have arrived.
@@ -221,7 +222,7 @@ class Leaving(NamedTuple):
 
 
 class Departing(NamedTuple):
-    """Notice that a worker ends in order, as nobody needs it any more.
+    """Notice that a worker ends in order, as no process needs it any more.
 
     Attributes:
         stays: until the results are there that it owes others. An actor is over all the same.
@@ -242,7 +243,7 @@ class QueryExit(NamedTuple):
     If it lives, the connection was lost on the way to it: that is an ObjectLostError.
 
     Attributes:
-        life: of an actor, how often it had been made anew when it was the process that is asked about.
+        life: of an actor, how often it had been restarted when that process was started.
     """
 
     worker_id: int
@@ -269,7 +270,7 @@ class Found(NamedTuple):
 
     Attributes:
         label: what stands for it in errors and logs.
-        life: how often it has been made anew; None of one that never is.
+        life: how often it has been restarted; None of one that never is.
         max_task_retries: how often calls are made again that its death interrupted.
         in_order: it runs the calls of each caller in the order made.
     """
@@ -421,7 +422,7 @@ class WorkerSpec(NamedTuple):
         gpus: share of each GPU index it was given, 0 to 1.
         resources: all that it was given.
         namespace: the session's.
-        restarts: how often the actor has been made anew before.
+        restarts: how often the actor has been restarted before.
         class_name: of an actor.
         actor_name: by which others find it; "" for one that has none.
     """
@@ -438,7 +439,7 @@ class WorkerSpec(NamedTuple):
     group_bundles: Sequence[Bundle]
     env: Mapping[str, str]
     cwd: str
-    surroundings: WorkerEnvironment
+    environment: WorkerEnvironment
     resources: Bundle
     namespace: str
     conduct: ActorConduct = ActorConduct()

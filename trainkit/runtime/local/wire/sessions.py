@@ -37,7 +37,7 @@ CARD = "node.json"
 """File in a session's folder with facts about the session."""
 
 _ENDED_BY = "ended-by"
-"""File in a session's folder: who ends it by `trainkit stop`, for its program to read."""
+"""File in a session's folder: the command that ends it, as `trainkit stop`, for its program to read."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
@@ -113,18 +113,18 @@ def session_at(folder: Path) -> Session | None:
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Write down for the program of a session that somebody ends it on purpose.
+    """Write down for the program of a session that it is ended on purpose.
 
     Args:
         folder: of the session.
-        by: who ends it.
+        by: the user's command that ends it.
     """
     with contextlib.suppress(FileNotFoundError):  # it has just ended
         (folder / _ENDED_BY).write_text(by)
 
 
 def ended_by(folder: Path) -> str:
-    """Return who ended the session with that folder on purpose; '' if nobody did."""
+    """Return what ended the session with that folder on purpose; '' if nothing did."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
@@ -158,7 +158,7 @@ def connect(folder: Path) -> ControlClient:
     """Connect to the node of the session with that folder.
 
     Raises:
-        NodeDiedError: nobody answers there.
+        NodeDiedError: no node answers there.
         ObjectLostError: this process has no file descriptor left.
     """
     try:
@@ -283,7 +283,7 @@ def query_exit(home: str | None, worker_id: int | None, life: int | None = None)
 
 
 def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
-    """End an actor of another session; returns when it is dead. With `restart` it may be made anew."""
+    """End an actor of another session; returns when it is dead. With `restart` it may be restarted."""
     with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # then it is dead already
         node.ask(Kill(worker_id, reason, restart))
 

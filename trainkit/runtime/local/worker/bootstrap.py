@@ -77,7 +77,7 @@ THREAD_VARIABLES = (
 
 
 def enter_environment(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
-    """Give the process the surroundings of the one that asked for it, before any user code runs.
+    """Give the process the environment of the one that asked for it, before any user code runs.
 
     Returns:
         The variables that were set for this process alone, and are not handed on.
@@ -89,7 +89,7 @@ def enter_environment(spec: WorkerSpec, out: int, err: int) -> dict[str, str]:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
-    seen = spec.surroundings
+    seen = spec.environment
     threads = str(max(1, int(spec.cpus)))
     own = {name: threads for name in THREAD_VARIABLES if name not in seen.environ and name not in spec.env}
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
