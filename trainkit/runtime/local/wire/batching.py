@@ -4,8 +4,8 @@
               └─ no thread waits? ─▶ the background thread flushes within a millisecond
 
 A call that comes alone goes at once. Calls that come in a burst are collected until there are enough, until a
-thread waits for an answer, or until the next tick of the background thread. Only values that cannot change are
-collected as they are, so what is sent is what was posted.
+thread waits for an answer, or until the next tick of the background thread. Only values that cannot change
+are collected as they are, so what is sent is what was posted.
 """
 
 from __future__ import annotations
