@@ -56,8 +56,8 @@ def engine() -> Engine:
     Raises:
         ObjectLostError: this process was forked from the engine's own.
     """
-    found = running()
-    if found is None:
+    found = _current
+    if found is None or _is_closing:
         with starting:
             found = running() or begin(engine_name(None, None, False), session_spec())
     found.require_usable()

@@ -16,13 +16,13 @@ from trainkit.runtime import session
 from trainkit.runtime.context import address_info
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_lookup import ActorClient, ActorLookup
-from trainkit.runtime.local.client.actors import ActorEndpoint, ConnectionParts, actor_peers
+from trainkit.runtime.local.client.actors import ConnectionParts, actor_peers
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.calls import ActorExit, CallCodec, ProcessContext
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
 from trainkit.runtime.local.client.node_client import Ids, NodeClient, show_notice
 from trainkit.runtime.local.client.promises import OwedResults
-from trainkit.runtime.local.client.refs import CallConnection, LocalRef, UnreadFailures
+from trainkit.runtime.local.client.refs import LocalRef, UnreadFailures
 from trainkit.runtime.local.client.tasks import TaskPools
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.budget import StoreBudget
@@ -47,21 +47,17 @@ from trainkit.runtime.scheduling import captured, require_one_node
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.signals import InterruptGuard, wake_fd
 from trainkit.runtime.specs import (
-    ActorSpec,
     Interface,
-    MethodSpec,
     ObjectRef,
     Placement,
     PlacementGroupId,
     SessionSpec,
-    TaskSpec,
     WhereAmI,
 )
 from trainkit.settings import SESSION_MARK
 
 if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import Future
+    pass
 
 
 _DRIVER_SERIAL = 1
@@ -137,13 +133,13 @@ class LocalEngine:
         self.control = CallControl(self.node, self.background, self.owed, ids, self.mark)
         self._segments = SegmentPool(account)
         self.codec = CallCodec(self._segments, ids)
-        results = Results(ids, self.waiter, self.futures, self.control)
+        self.results = Results(ids, self.waiter, self.futures, self.control)
         self._tasks = TaskPools(
             self.node,
             self.background,
             self.waiter,
             self.codec,
-            results,
+            self.results,
             totals=self._totals,
             placed=self._placed,
             environment=self._environment,
@@ -152,10 +148,19 @@ class LocalEngine:
             self.parts,
             ActorLookup(self.parts, self.context.namespace),
             self.codec,
-            results,
+            self.results,
             placed=self._placed,
             environment=self._environment,
         )
+        # What the protocol asks for and a part does is that part's method, with no step in between.
+        self.put = self.codec.put
+        self.get, self.wait = self.waiter.get, self.waiter.wait
+        self.submit, self.end_processes = self._tasks.submit, self._tasks.end_processes
+        self.start_actor, self.find_actor = self._actors.start, self._actors.find
+        self.call, self.kill = self._actors.call, self._actors.kill
+        self.cancel = self.control.cancel
+        self.future, self.awaited = self.futures.future, self.futures.awaited
+        self.death_of = self.node.death_of
         if node is not None:  # a worker's main loop reads this connection itself
             self.background.watch(self.node, "notices")
 
@@ -234,10 +239,6 @@ class LocalEngine:
     def _answer(self, ref: LocalRef) -> Any:
         return self.waiter.get([ref], None)[0]
 
-    def death_of(self, conn: CallConnection) -> Exception:
-        """Return the error for calls to an actor whose connection closed."""
-        return self.node.death_of(conn)
-
     def owes(self) -> bool:
         """Return whether others wait for a result of this process, or calls of its own need it."""
         unfinished = [
@@ -245,55 +246,6 @@ class LocalEngine:
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
         ]
         return self.owed.outstanding(unfinished)
-
-    # values and calls
-
-    def put(self, value: Any) -> ObjectRef[Any]:
-        return self.codec.put(value)
-
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        return self.waiter.get(refs, timeout_s)
-
-    def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        return self.waiter.wait(refs, num_returns, timeout_s)
-
-    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        return self._tasks.submit(spec)
-
-    def end_processes(self, placement: Placement) -> None:
-        self._tasks.end_processes(placement)
-
-    def start_actor(self, spec: ActorSpec) -> ActorEndpoint:
-        return self._actors.start(spec)
-
-    def find_actor(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
-        return self._actors.find(name, namespace)
-
-    def call(
-        self,
-        actor: ActorEndpoint,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        spec: MethodSpec,
-    ) -> list[ObjectRef[Any]]:
-        return self._actors.call(actor, method, args, kwargs, spec)
-
-    def kill(self, actor: ActorEndpoint, no_restart: bool) -> None:
-        self._actors.kill(actor, no_restart)
-
-    def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
-        self.control.cancel(ref, force, recursive)
-
-    def future(self, ref: LocalRef) -> Future[Any]:
-        """Return a future of the value of `ref`."""
-        return self.futures.future(ref)
-
-    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
-        """Return an awaitable of the value of `ref`."""
-        return self.futures.awaited(ref)
 
     def ensure_serializable(self, value: Any, what: str) -> None:
         pack(value, what)

@@ -226,9 +226,6 @@ class CallControl:
         owed: the results that other processes were promised.
         ids: of this process.
         mark: of its session.
-
-    Attributes:
-        started: calls that the running task has made, if this process runs tasks; see `cancel_started`.
     """
 
     def __init__(
@@ -239,12 +236,6 @@ class CallControl:
         self._owed = owed
         self._ids = ids
         self._mark = mark
-        self.started: weakref.WeakSet[LocalRef] | None = None
-
-    def note(self, call: LocalRef) -> None:
-        """Note a call that was made just now."""
-        if self.started is not None:
-            self.started.add(call)
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref.call if isinstance(ref, LocalStream) else ref
@@ -304,11 +295,6 @@ class CallControl:
         if ref is not None:
             self.cancel(ref, message.force, message.recursive)
 
-    def cancel_started(self) -> None:
-        """Cancel what the running task has started and not yet got."""
-        for ref in list(self.started or ()):
-            self.cancel(ref, False, True)
-
     def abandon(self, call: LocalRef) -> None:
         """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
         if not self._node.closing and not self._node.closed:
@@ -322,7 +308,11 @@ class Results:
         ids: of this process.
         waiter: waits for results.
         futures: awaits them.
-        control: cancels calls, and knows those that the running task has made.
+        control: cancels calls.
+
+    Attributes:
+        new_id: returns a number that nobody else in the session uses.
+        started: calls that the running task has made, if this process runs tasks.
     """
 
     def __init__(self, ids: Ids, waiter: Waiter, futures: Futures, control: CallControl) -> None:
@@ -330,15 +320,13 @@ class Results:
         self._waiter = waiter
         self._futures = futures
         self._control = control
+        self.new_id = ids.next
+        self.started: weakref.WeakSet[LocalRef] | None = None
 
-    def of_small_call(self, conn: CallConnection, method: str, arguments: Any) -> LocalRef:
-        """Send a small call over `conn`; see `CallConnection.request_soon`."""
-        ref = LocalRef(self._ids.next(), conn)
-        conn.request_soon(ref, method, arguments)
-        started = self._control.started
-        if started is not None:
-            started.add(ref)
-        return ref
+    def cancel_started(self) -> None:
+        """Cancel what the running task has started and not yet got."""
+        for ref in list(self.started or ()):
+            self._control.cancel(ref, False, True)
 
     def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
         """Return the references of a call with `num_returns=count`, sent over `conn` if that is known yet."""
@@ -352,7 +340,8 @@ class Results:
 
     def handed_out(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
         """Return what the maker of a call is given for its references."""
-        self._control.note(refs[0])
+        if self.started is not None:
+            self.started.add(refs[0])
         if isinstance(refs[0], StreamRef):
             return [LocalStream(refs[0], self._waiter, self._futures, self._control.abandon)]
         return list(refs) if num_returns else []

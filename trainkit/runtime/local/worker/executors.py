@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.client.futures import CallControl
+from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.wire.channel import Connection
 from trainkit.runtime.local.wire.frames import INIT, Frame
 from trainkit.runtime.local.worker.calls import CallerConnection, Calls, Cancelled, SmallCall, parts_of
@@ -146,13 +146,13 @@ class SerialExecutor:
 
     unfinished = 0
 
-    def __init__(self, calls: Calls, control: CallControl, node: Connection, can_raise: bool) -> None:
+    def __init__(self, calls: Calls, results: Results, node: Connection, can_raise: bool) -> None:
         self._calls = calls
-        self._control = control
+        self._results = results
         self._interruption = Interruption(calls, node, can_raise)
 
     def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
-        calls, started = self._calls, self._control.started
+        calls, started = self._calls, self._results.started
         if started:
             started.clear()
         calls.running = frame.call_id
@@ -170,7 +170,7 @@ class SerialExecutor:
         """Forget that a call was cancelled, which has ended; cancel what it has started if it was stopped."""
         recursive = self._calls.forget_cancelled(call_id)
         if recursive and self._calls.interrupted == call_id:
-            self._control.cancel_started()
+            self._results.cancel_started()
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
         self._calls.cancel(call_id, recursive)

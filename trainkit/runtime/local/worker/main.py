@@ -89,7 +89,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     session.adopt(engine)
     session.watch(lambda package: engine.node.tell(Imports(package)))
     if not spec.is_actor:
-        engine.control.started = weakref.WeakSet()
+        engine.results.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
     worker.connect(socket.socket(fileno=os.dup(first)))
     for fd in fds:
@@ -184,7 +184,7 @@ class _Worker:
         if (conduct.concurrency.max_concurrency or 1) > 1 or conduct.concurrency.groups:
             return Threads(self, self._calls, conduct.concurrency)
         return SerialExecutor(
-            self._calls, self._engine.control, self._node, can_raise=not self._spec.is_actor
+            self._calls, self._engine.results, self._node, can_raise=not self._spec.is_actor
         )
 
     def connect(self, sock: socket.socket) -> _Connection:
