@@ -1,4 +1,13 @@
-"""Base class of schedulers, their decisions, and the scheduler that never stops a trial."""
+"""Base class of schedulers, their decisions, and the scheduler that never stops a trial.
+
+A scheduler reads no clock and no file, and draws from the generator that it is given. So the same reports
+give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
+
+    on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
+    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin
+
+`verdicts` is asked after each of them; `choose_trial_to_run` may be asked at any time and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Hyperband: brackets of successive halving, from many trials judged early to few that run to the end."""
+"""Hyperband: brackets of successive halving, from many trials judged early to few that run to the end.
+
+Sources: Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18(185),
+2018, Algorithm 1; for BOHB: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization
+at Scale", ICML 2018, arXiv:1807.01774.
+"""
 
 from __future__ import annotations
 

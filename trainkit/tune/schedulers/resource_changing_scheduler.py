@@ -1,4 +1,8 @@
-"""Resources that change while trials run, on top of any other scheduler."""
+"""Resources that change while trials run, on top of any other scheduler.
+
+The resources that are free when a trial reports are in no log. So the log has the decision: a replay asks
+nobody, and `on_trial_request` tells which resources each trial was given.
+"""
 
 from __future__ import annotations
 
@@ -305,7 +309,7 @@ class ResourceChangingScheduler(TrialScheduler):
         self._changed: set[str] = set()
         """Trials that do not reserve what they began with."""
         self._promised: dict[str, PlacementGroupFactory] = {}
-        """What trials will reserve that are only about to be paused for it."""
+        """Requests of trials that are about to be paused for them."""
         self._ours: dict[str, None] = {}
         """Trials that are paused for other resources only, in this order."""
         self._theirs: set[str] = set()

@@ -1,4 +1,9 @@
-"""Base classes of searchers, and results that were evaluated elsewhere."""
+"""Base classes of searchers, and results that were evaluated elsewhere.
+
+A searcher is rebuilt by replaying what it suggested and what it was told, so it keeps no file. Suggestion n
+draws from a generator of its own, made from the seed and n: the number of results that were known when it was
+asked changes what a model proposes, never what chance gives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Base classes of searchers with a model of the results."""
+"""Base classes of searchers with a model of the results.
+
+points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which the model has as running
+    take, a restore -----> form.known_by -> _note      -> the same, of a configuration that is known
+    add_evaluated_point -> form.known_by -> _learn
+    a duplicate ---------> _forget, and _suggested again with another draw
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TRIES = 20
 """Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
 
 PATIENCE = 200
-"""The same for searchers of the user's own, which know of no alternatives, before the search ends."""
+"""Suggestions rejected in a row by which a search ends whose searcher knows of no alternatives."""
 
 
 class Proposals:

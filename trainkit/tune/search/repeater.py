@@ -1,4 +1,11 @@
-"""Several trials of one configuration as one unit: folds of a cross-validation, or seeds."""
+"""Several trials of one configuration as one unit: folds of a cross-validation, or seeds.
+
+searcher.suggest -> unit -> trial with __trial_index__ 0, 1, ... repeat - 1
+    searcher.on_trial_complete(mean) <- all trials of the unit have ended
+
+Rules for skipping: E. Bergman, L. Purucker, F. Hutter, "Don't Waste Your Time: Early Stopping
+Cross-Validation", AutoML 2024, arXiv:2405.03389.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +160,7 @@ class Repeater(SearcherWrapper):
         self._open: _Unit | None = None
         """Of which trials are still to be started."""
         self._best: list[float] = []
-        """What the trials of the best complete unit came to."""
+        """Results of the trials of the best complete unit."""
 
     @property
     def arguments(self) -> dict[str, Any]:

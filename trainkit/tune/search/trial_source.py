@@ -16,7 +16,7 @@ MAX_OWN_DIRNAME = 120
 """Bytes of a folder's name that a user's function makes; longer ones are cut."""
 
 _OURS = "experiment."
-"""What the names of the experiment's own files begin with."""
+"""Beginning of the names of the experiment's own files."""
 
 
 class Namer:

@@ -1,4 +1,11 @@
-"""The search space, its n-th configuration, and points that the user gives."""
+"""The search space, its n-th configuration, and points that the user gives.
+
+{"lr": uniform(0, 1), "net": {"width": grid_search([8, 16])}}
+        axes       net/width   every value, in combination
+        the rest   lr          drawn, in the order written
+
+Nothing here holds a generator: the caller passes one.
+"""
 
 from __future__ import annotations
 

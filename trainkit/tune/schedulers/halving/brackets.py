@@ -1,4 +1,13 @@
-"""Brackets of Hyperband: their sizes, and one bracket's members and promotions."""
+"""Brackets of Hyperband: their sizes, and one bracket's members and promotions.
+
+All trials of a bracket go to a level. When each has reached it, or has ended, the best of them go to the
+next. No logarithm is taken: log(243)/log(3) is 4.999..., and the widest bracket would be lost.
+
+Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
+AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR
+18(185), 2018, Algorithm 1. For R=81 and eta=3 the paper contradicts itself: its pseudocode gives brackets of
+81, 34, 15, 8 and 5 trials, its example table 81, 27, 9, 6 and 5. These are the pseudocode's.
+"""
 
 from __future__ import annotations
 

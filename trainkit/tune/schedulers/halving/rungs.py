@@ -1,4 +1,12 @@
-"""Rungs of successive halving, with ranks in logarithmic time."""
+"""Rungs of successive halving, with ranks in logarithmic time.
+
+Keys lie in sorted blocks. So no addition moves more than a block, and a rank takes the lengths of the blocks
+above and one binary search. A block is an array of numbers and not a list of objects: a search among ten
+thousand would wait for memory at every step. Levels take no logarithm: log(243)/log(3) is 4.999..., and a
+rung would be lost.
+
+Sources: Jamieson and Talwalkar 2016 (successive halving); Li et al. 2018, JMLR 18(185) (sizes of brackets).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""A Gaussian process that forgets, and the bandit that chooses where its upper bound is largest."""
+"""A Gaussian process that forgets, and the bandit that chooses where its upper bound is largest.
+
+Covariance of (c, x, t) and (c', x', t'), of contexts c, hyperparameters x and rounds t:
+
+    variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
+
+The next hyperparameters are where mean + sqrt(beta) * sd of the expected gain is largest. Choices whose gain
+is not known yet enter the standard deviation, which does not depend on the gains. So those of one round
+differ.
+
+Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
+Krause and Ong, "Contextual Gaussian Process Bandit Optimization", NIPS 2011; Parker-Holder, Nguyen, Roberts,
+"Provably Efficient Online Hyperparameter Optimization with Population-Based Bandits", NeurIPS 2020,
+arXiv:2002.02518, Algorithm 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""PB2: population based training in which a bandit chooses the hyperparameters."""
+"""PB2: population based training in which a bandit chooses the hyperparameters.
+
+Source: Parker-Holder, Nguyen, Roberts, "Provably Efficient Online Hyperparameter Optimization with
+Population-Based Bandits", NeurIPS 2020, arXiv:2002.02518, Algorithm 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Mutations of a configuration, each value inside its range and of its type."""
+"""Mutations of a configuration, each value inside its range and of its type.
+
+Source: Jaderberg et al. 2017, arXiv:1711.09846, section 4: perturb by a factor, or resample.
+"""
 
 from __future__ import annotations
 

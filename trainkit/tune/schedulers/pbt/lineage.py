@@ -1,4 +1,13 @@
-"""Exchanges between trials, the training that led to a trial's weights, and Ray's policy files."""
+"""Exchanges between trials, the training that led to a trial's weights, and Ray's policy files.
+
+A line of a policy file:
+
+    [tag of the trial, tag of its donor, iteration of the trial, iteration of the donor, old, new]
+
+`old` is the donor's configuration, `new` the one with which the trial went on. `pbt_global.txt` has a line
+for each exchange of the experiment, `pbt_policy_<trial id>.txt` for those that led to the trial's weights.
+The donor's iteration counts the reports along this line, so that a replay of it changes at the right ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Members of a population, their barrier, and its best and worst quantile."""
+"""Members of a population, their barrier, and its best and worst quantile.
+
+Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846, section 4
+(truncation selection).
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Box(Declared[Coordinates]):
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
     def mark(self, place: Place, digits: int) -> list[list[float]]:
-        """What a place is told apart from others by: steps exactly, as many lie close; else `digits`."""
+        """Return what tells a place from others: steps exactly, as many lie close, else `digits`."""
         return [
             [code.decode(place)]
             if isinstance(code.code, StepCode)

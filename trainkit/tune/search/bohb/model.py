@@ -1,4 +1,17 @@
-"""Kernel densities of good and bad configurations: BOHB's model of one budget."""
+"""Kernel densities of good and bad configurations: BOHB's model of one budget.
+
+Each row is the centre of a product of kernels, one a column: for a number a normal distribution, truncated
+to the column's bounds and normalised there; for a category the kernel of Aitchison and Aitken, which keeps
+the category with probability 1 - h and takes each of the c - 1 others with h / (c - 1).
+
+Bandwidths are the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), as BOHB takes them from
+statsmodels. The labels of categories mean nothing, so the spread of a category with shares p is
+sqrt((1 - sum(p**2)) / 2), which is the standard deviation of the labels 0 and 1 for two categories.
+
+Sources: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018,
+arXiv:1807.01774, Algorithm 2; Aitchison, Aitken, "Multivariate binary discrimination by the kernel method",
+Biometrika 63(3), 1976.
+"""
 
 from __future__ import annotations
 

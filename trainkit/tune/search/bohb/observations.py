@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Enough = Callable[[int, int], bool]
-"""Whether so many observations, so many of them finite, make a model."""
+"""Says of a number of observations, and of finite ones, if they make a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Spaces for hyperopt: our domains, or hyperopt's own expressions."""
+"""Spaces for hyperopt: our domains, or hyperopt's own expressions.
+
+hyperopt's TPE models each label by itself, from the trials that had it. So it is asked for all labels at
+once, and the space says which of them a configuration has: any condition works, and costs the model nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ DRAWS = 2000
 """Random draws where suggestions repeat: enough to find each of 200 configurations, as none are listed."""
 
 Values = dict[str, Any]
-"""What hyperopt knows of a trial: a number for each label."""
+"""A trial as hyperopt has it: a number for each label."""
 
 
 class Expression:

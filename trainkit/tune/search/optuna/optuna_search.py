@@ -19,7 +19,7 @@ from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search.base import Evaluated, Searcher
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.search.optuna import samplers
-from trainkit.tune.search.optuna.samplers import saying_once
+from trainkit.tune.search.optuna.samplers import without_repeated_messages
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
 from trainkit.tune.search.optuna.study import LazyStudy
 from trainkit.tune.space.encoding import encode_config, holds_opaque
@@ -166,7 +166,7 @@ class OptunaSearch(ModelledSearcher[OptunaForm]):
             return self.FINISHED
         place = self._base, self._number, self._redraws
         one = samplers.prepared(self._suggester, lambda number: suggestion_words(*place, number))
-        with saying_once(self._said):
+        with without_repeated_messages(self._said):
             trial = self._study.ask(one, trial_id, fixed)
             try:
                 config = self.form.suggest(trial, suggestion_generator(*place))

@@ -1,4 +1,10 @@
-"""Optuna's samplers: seeds, restrictions, and messages while they are asked."""
+"""Optuna's samplers: seeds, restrictions, and messages while they are asked.
+
+A suggestion of TPE, random search and the Gaussian process follows from the study's trials and a seed, once
+the sampler is fresh. They keep things between suggestions (the groups of a conditional space in the order in
+which trials ended, the kernel of the last fit), which a restore could not rebuild. CMA-ES, the genetic
+samplers, quasi-random sequences and grids write what they need into the study, as they are asked.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def saying_once(said: set[str]) -> Iterator[None]:
-    """No line of Optuna's samplers that was `said` before, but for the trial's number; in this thread."""
+def without_repeated_messages(said: set[str]) -> Iterator[None]:
+    """Hide log lines of Optuna's samplers, in this thread, that are in `said` but for the trial's number."""
     here = threading.get_ident()
 
     def is_new(record: logging.LogRecord) -> bool:

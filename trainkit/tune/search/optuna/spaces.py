@@ -95,7 +95,7 @@ def _params_of(categories: Sequence[Any]) -> list[Any]:
 
 
 Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
-"""What Optuna knows of a trial: the value and the distribution of each parameter."""
+"""A trial as Optuna has it: the value and the distribution of each parameter."""
 
 Found = Iterator[tuple[dict[str, Any], Params]]
 """Configurations, each with what Optuna knows it by."""
@@ -130,25 +130,25 @@ def _asked(suggest: Callable[[Trial], dict[str, Any]], sampler: BaseSampler) -> 
 
 
 def _listed(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found:
-    wheels = _Wheels(rng)
-    for found in _asked(suggest, cast("BaseSampler", wheels)):
+    enumeration = _Enumeration(rng)
+    for found in _asked(suggest, cast("BaseSampler", enumeration)):
         yield found
-        if not wheels.turn():
+        if not enumeration.advance():
             return
 
 
-class _Wheels:
-    """As a sampler of Optuna's: answers like a counter, whose last wheel turns first, until all was there.
+class _Enumeration:
+    """A sampler for Optuna that answers every combination once, the last question changing first.
 
-    A wheel is what one question may be answered, in a random order. What is asked after it may depend on the
-    answer, so the wheels behind one that turns are found anew. Optuna's own BruteForceSampler can't tell
+    The answers to a question come in a random order. Later questions may depend on an answer, so they are
+    found anew when it changes. Optuna's BruteForceSampler looks at all trials for each answer, and can't tell
     values of a list apart that have no hash, such as the layers of a network, [64] and [64, 32].
     """
 
     def __init__(self, rng: Generator) -> None:
         self._rng = rng
-        self._wheels: list[list[Any]] = []
-        """What is left of each, the present answer last."""
+        self._left: list[list[Any]] = []
+        """Answers that are left to each question, the present one last."""
         self._asked = 0
 
     def before_trial(self, study: Any, trial: Any) -> None:
@@ -161,19 +161,19 @@ class _Wheels:
         return {}
 
     def sample_independent(self, study: Any, trial: Any, param_name: str, distribution: Any) -> Any:
-        if self._asked == len(self._wheels):
+        if self._asked == len(self._left):
             values = _values(distribution)
-            self._wheels.append([values[place] for place in self._rng.permutation(len(values))])
+            self._left.append([values[place] for place in self._rng.permutation(len(values))])
         self._asked += 1
-        return self._wheels[self._asked - 1][-1]
+        return self._left[self._asked - 1][-1]
 
-    def turn(self) -> bool:
+    def advance(self) -> bool:
         """Go on to the next combination; False if all have been there."""
-        while self._wheels:
-            self._wheels[-1].pop()
-            if self._wheels[-1]:
+        while self._left:
+            self._left[-1].pop()
+            if self._left[-1]:
                 return True
-            del self._wheels[-1]
+            del self._left[-1]
         return False
 
 
@@ -212,10 +212,10 @@ class OptunaForm(Form, Protocol):
     conditional: bool
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        """The configuration that `trial` suggests; all randomness besides comes from `rng`."""
+        """Return the configuration that `trial` suggests; all randomness besides comes from `rng`."""
 
     def param_of(self, name: str, value: Any) -> Any:
-        """What Optuna knows a parameter's value by.
+        """Return the value by which Optuna knows a parameter's value.
 
         Raises:
             SpaceError: it is not one of the parameter's.
@@ -248,11 +248,11 @@ class OptunaDomains(Declared[OptunaParameter]):
 
 
 class _Asked(ABC):
-    """What is found out by asking a trial of Optuna's."""
+    """Base of spaces that are found out by asking a trial of Optuna's."""
 
     @abstractmethod
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        """See `OptunaForm`."""
+        """Return the configuration that `trial` suggests."""
 
     def others(self, rng: Generator) -> Found:
         return alternatives(lambda trial: self.suggest(trial, rng), rng)

@@ -1,4 +1,12 @@
-"""The Optuna study behind a searcher."""
+"""The Optuna study behind a searcher.
+
+Optuna has no state for a trial that waits. A trial that was pruned can't run again, so nothing is written:
+the storage has a paused trial as running, and samplers look at it through `PausedAsPruned`.
+
+They see it as pruned only while few trials are complete. TPE ranks every complete trial before every pruned
+one: with hundreds pruned, all of the complete ones would count as good, and nothing would be learned from how
+they differ. With enough complete trials it models these, as BOHB models the largest budget that has enough.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +52,7 @@ class PausedAsPruned:
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """As a storage's, with paused trials pruned."""
+        """Return the trials of the storage, the paused ones as pruned."""
         from optuna.trial import TrialState
 
         paused = self._paused()
@@ -69,7 +77,7 @@ class PausedAsPruned:
 
 
 def _pruned(trial: FrozenTrial) -> FrozenTrial:
-    """The same trial as if it had been pruned after its last report, which is then its value."""
+    """Return a copy that was pruned after its last report, which is then its value."""
     from optuna.trial import TrialState
 
     seen = copy.copy(trial)
@@ -84,8 +92,8 @@ MARK = "trainkit_trial"
 
 
 @dataclass
-class _Known:
-    """What is known of a trial while the study is not open.
+class _KnownTrial:
+    """A trial while the study is not open.
 
     Attributes:
         trial_id: ours, or what stands for a point that was evaluated elsewhere.
@@ -105,7 +113,7 @@ class _Known:
 
 
 class LazyStudy:
-    """See the module.
+    """A study of Optuna's that is opened when it is first asked, with the trials that are known by then.
 
     Args:
         modes: "min" or "max", for each metric.
@@ -123,8 +131,8 @@ class LazyStudy:
         self._name = name
         self._given = storage
         self._enough = enough
-        self._backlog: list[_Known] = []
-        self._known: dict[str, _Known] = {}
+        self._backlog: list[_KnownTrial] = []
+        self._known: dict[str, _KnownTrial] = {}
         self._study: Study | None = None
         self.exhausted = False
         """True once the sampler has tried everything."""
@@ -178,7 +186,7 @@ class LazyStudy:
         marks: Mapping[str, Any] | None = None,
     ) -> None:
         """Add a trial with these parameters, which is known from before; without a state it runs."""
-        known = _Known(trial_id, params, dict(reports or {}), state, values, dict(marks or {}))
+        known = _KnownTrial(trial_id, params, dict(reports or {}), state, values, dict(marks or {}))
         if self._study is not None:
             self._create(self._study, known)
             return
@@ -294,7 +302,7 @@ class LazyStudy:
                 marked[trial.user_attrs[MARK]] = trial, ends + trial.state.is_finished()
         return marked
 
-    def _create(self, study: Study, known: _Known) -> None:
+    def _create(self, study: Study, known: _KnownTrial) -> None:
         from optuna.trial import TrialState, create_trial
 
         params, distributions = known.params
