@@ -8,10 +8,12 @@ and freed objects are not listed: nobody keeps them.
 from __future__ import annotations
 
 import fnmatch
+import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -38,6 +40,8 @@ __all__ = [
     "summarize_objects",
     "summarize_tasks",
 ]
+
+P = ParamSpec("P")
 
 Filter = tuple[str, str, str | bool | int | float]
 
@@ -88,69 +92,24 @@ def list_actors(
     return _selected("actors", filters, limit)
 
 
-def list_tasks(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = _LIMIT,
-    timeout: float = 30,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> list[State]:
-    """List the tasks that wait or run; the arguments are those of `list_actors`."""
-    return _selected("tasks", filters, limit)
+def _listing(like: Callable[P, list[State]], kind: str, doc: str) -> Callable[P, list[State]]:
+    signature = inspect.signature(like)
+
+    @functools.wraps(like)
+    def listing(*args: P.args, **kwargs: P.kwargs) -> list[State]:
+        given = signature.bind(*args, **kwargs).arguments
+        return _selected(kind, given.get("filters"), given.get("limit", _LIMIT))
+
+    listing.__name__ = listing.__qualname__ = f"list_{kind}"
+    listing.__doc__ = f"{doc}; the arguments are those of `list_actors`."
+    return listing
 
 
-def list_objects(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = _LIMIT,
-    timeout: float = 30,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> list[State]:
-    """List the objects in shared memory, a row for each; the arguments are those of `list_actors`."""
-    return _selected("objects", filters, limit)
-
-
-def list_nodes(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = _LIMIT,
-    timeout: float = 30,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> list[State]:
-    """List the machines of the session; the arguments are those of `list_actors`."""
-    return _selected("nodes", filters, limit)
-
-
-def list_placement_groups(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = _LIMIT,
-    timeout: float = 30,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> list[State]:
-    """List the placement groups; the arguments are those of `list_actors`."""
-    return _selected("placement_groups", filters, limit)
-
-
-def list_workers(
-    address: str | None = None,
-    filters: Sequence[Filter] | None = None,
-    limit: int = _LIMIT,
-    timeout: float = 30,
-    detail: bool = False,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> list[State]:
-    """List the living processes of the session; the arguments are those of `list_actors`."""
-    return _selected("workers", filters, limit)
+list_tasks = _listing(list_actors, "tasks", "List the tasks that wait or run")
+list_objects = _listing(list_actors, "objects", "List the objects in shared memory, a row for each")
+list_nodes = _listing(list_actors, "nodes", "List the machines of the session")
+list_placement_groups = _listing(list_actors, "placement_groups", "List the placement groups")
+list_workers = _listing(list_actors, "workers", "List the living processes of the session")
 
 
 def get_actor(
