@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_NOT_OPTIONS = ("self", "positional", "former")
+"""Parameters of the constructor that are no options."""
+
 
 class TorchTrainer:
     """Trains a `TrainingOperator` on `num_workers` processes; the workers start with it.
@@ -98,34 +101,10 @@ class TorchTrainer:
         min_workers: int | None = None,
         **former: Never,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS}
         if use_tqdm:
             require_tqdm()
-        self._options = TrainerOptions.of(
-            training_operator_cls=training_operator_cls,
-            initialization_hook=initialization_hook,
-            config=config,
-            num_workers=num_workers,
-            num_cpus_per_worker=num_cpus_per_worker,
-            use_gpu=use_gpu,
-            backend=backend,
-            wrap_ddp=wrap_ddp,
-            timeout_s=timeout_s,
-            use_fp16=use_fp16,
-            use_tqdm=use_tqdm,
-            add_dist_sampler=add_dist_sampler,
-            scheduler_step_freq=scheduler_step_freq,
-            use_local=use_local,
-            strategy=strategy,
-            precision=precision,
-            gpus_per_worker=gpus_per_worker,
-            grad_accumulation_steps=grad_accumulation_steps,
-            max_grad_norm=max_grad_norm,
-            compile=compile,
-            channels_last=channels_last,
-            detect_nan=detect_nan,
-            min_workers=min_workers,
-            **{**by_name(positional, former), **former},
-        ).resolved()
+        self._options = TrainerOptions.of(**arguments, **{**by_name(positional, former), **former}).resolved()
         self._workers = ElasticWorkerGroup(self._options)
         workers = weakref.ref(self._workers)
         scheduling.register(

@@ -30,7 +30,12 @@ from trainkit.errors import ConfigError
 from trainkit.train.distributed.mesh import make_mesh
 from trainkit.train.strategies.base import Place, StepSettings, Strategy
 from trainkit.train.strategies.modules import Blocks, chosen_blocks, compile_in_place
-from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
+from trainkit.train.strategies.sharded import (
+    ShardedState,
+    ShardedStrategy,
+    refuse_ddps_arguments,
+    refuse_unusable,
+)
 from trainkit.train.strategies.single import WholeModel
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -179,14 +184,8 @@ def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_what_cannot_be_sharded(model: nn.Module) -> None:
+    refuse_unusable(model, "sharded already: register the plain model, and FSDP() shards it")
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ConfigError(f"{name} is sharded already: register the plain model, and FSDP() shards it")
-        if parameter.is_meta:
-            raise ConfigError(
-                f'{name} is on the "meta" device, without values: register a model with its weights; only '
-                f"worker 0's are used, so the others' may be model.to_empty(device='cpu')"
-            )
         if parameter.dim() == 0:
             raise ConfigError(f"{name} is a single number, which can't be sharded: give it the shape (1,)")
         if not parameter.is_contiguous():

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.distributed.tensors import Spread, local_part, shape_of, whole
@@ -205,6 +206,18 @@ class ShardedStrategy(SingleStrategy):
 
     def skeleton(self, model: nn.Module) -> nn.Module:
         return self._held.skeleton(model)
+
+
+def refuse_unusable(model: nn.Module, advice: str) -> None:
+    """Raise ConfigError if a parameter of `model` is in pieces already, or has no values."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise ConfigError(f"{name} is {advice}")
+        if parameter.is_meta:
+            raise ConfigError(
+                f'{name} is on the "meta" device, without values: register a model with its weights; only '
+                f"worker 0's are used, so the others' may be model.to_empty(device='cpu')"
+            )
 
 
 def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool) -> None:

@@ -27,8 +27,13 @@ from trainkit.train.strategies import gradients
 from trainkit.train.strategies.base import Place, StepSettings, Strategy
 from trainkit.train.strategies.gradients import GradientAverage
 from trainkit.train.strategies.modules import chosen_blocks, compile_in_place
-from trainkit.train.strategies.sharded import ShardedState, ShardedStrategy, refuse_ddps_arguments
-from trainkit.train.strategies.tensor_plan import refuse_what_cannot_be_split, split_model
+from trainkit.train.strategies.sharded import (
+    ShardedState,
+    ShardedStrategy,
+    refuse_ddps_arguments,
+    refuse_unusable,
+)
+from trainkit.train.strategies.tensor_plan import split_model
 
 Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
@@ -124,7 +129,9 @@ class TensorParallelStrategy(ShardedStrategy):
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
             raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
         for model in models:
-            refuse_what_cannot_be_split(model)
+            refuse_unusable(
+                model, "split already: register the plain model, and split it in plan=, a function"
+            )
         self._held = ShardedState(models, optimizers)
         for model in models:
             self._split(model)

@@ -331,20 +331,6 @@ log = logging.getLogger(__name__)
 PROJECTIONS = {name for names in ATTENTION for name in names}
 
 
-def refuse_what_cannot_be_split(model: nn.Module) -> None:
-    """Raise ConfigError if `model` has no values, or is split already."""
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            raise ConfigError(
-                f"{name} is split already: register the plain model, and split it in plan=, a function"
-            )
-        if parameter.is_meta:
-            raise ConfigError(
-                f'{name} is on the "meta" device, without values: register a model with its weights; only '
-                f"worker 0's are used, so the others' may be model.to_empty(device='cpu')"
-            )
-
-
 def split_model(
     model: nn.Module, mesh: DeviceMesh, plan: Any, group: ProcessGroup, *, required: bool = True
 ) -> None:

@@ -158,8 +158,7 @@ class Worker:
 
     def data(self) -> frozenset[str]:
         """Return the names of the data that the operator registered: "train", "validation"."""
-        feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
-        return frozenset(name for name, feed in feeds.items() if feed is not None)
+        return frozenset(self._feeds())
 
     def train(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
@@ -256,7 +255,7 @@ class Worker:
         return {
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
-            "data": self._data_state(),
+            "data": {name: feed.state() for name, feed in self._feeds().items()},
             "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
         }
 
@@ -388,9 +387,9 @@ class Worker:
             "operator": operator.state_dict() or {},
         }
 
-    def _data_state(self) -> dict[str, Any]:
+    def _feeds(self) -> dict[str, Feed]:
         feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
-        return {name: feed.state() for name, feed in feeds.items() if feed is not None}
+        return {name: feed for name, feed in feeds.items() if feed is not None}
 
     def _load_registered(self, state: Mapping[str, Any]) -> None:
         registered = self._operator.registered
@@ -427,11 +426,8 @@ class Worker:
         if own is None:
             return
         load_generator_states(own["rng"])
-        for name, feed in (
-            ("train", self._operator.train_feed),
-            ("validation", self._operator.validation_feed),
-        ):
-            if feed is not None and name in own["data"]:
+        for name, feed in self._feeds().items():
+            if name in own["data"]:
                 feed.load_state(own["data"][name])
 
 
