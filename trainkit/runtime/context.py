@@ -139,7 +139,8 @@ class RuntimeContext:
 
     def get_assigned_resources(self) -> dict[str, float]:
         """Return what this process holds."""
-        return {name: float(amount) for name, amount in self._where.resources.items()}
+        held = self._where.resources
+        return {name: float(amount) for name, amount in held.items()}
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """Return the indices of the GPUs given to this process, as {"GPU": ["0"]}."""

@@ -261,7 +261,7 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
 
 
 _FIELDS = {ImportError: ("name", "path"), AttributeError: ("name",), NameError: ("name",)}
-"""What built-in classes keep beside `args` and `__dict__`."""
+"""Attributes that built-in classes keep beside `args` and `__dict__`."""
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:

@@ -217,8 +217,8 @@ class ActorClass(Generic[T]):
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Ask for an actor; returns its handle at once, before its process has started."""
-        options = self._options
-        unknown = {spec.concurrency_group for spec in self._interface.methods.values()} - {
+        options, methods = self._options, self._interface.methods
+        unknown = {spec.concurrency_group for spec in methods.values()} - {
             None,
             *options.concurrency_groups,
         }

@@ -240,7 +240,7 @@ PRELOADS = {
         "torch.optim",
     ),
 }
-"""What a template imports before it forks, by the package whose presence in the driver asks for it.
+"""Modules that a template imports before it forks, by the package whose presence in the driver asks for it.
 
 `torch._dynamo` is there because every optimizer imports it on its first use, which takes 0.85 s.
 """

@@ -79,7 +79,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 _SIGINT = int(signal.SIGINT)
 _signal: Any = importlib.import_module("_signal")
-"""What `signal` wraps: without its enums a wait is some microseconds shorter."""
+"""The functions that `signal` wraps: without its enums a wait is some microseconds shorter."""
 
 _FOLLOWER_S = 0.05
 """How long a wait for another thread may take notice of Ctrl-C late."""

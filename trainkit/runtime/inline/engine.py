@@ -19,17 +19,20 @@ from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime.context import address_info
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.inline.actors import Actors, InlineActor, leave_if_over
 from trainkit.runtime.inline.calls import (
+    Actors,
     CallFrame,
+    InlineActor,
     InlineActorExit,
     InlineCallRunner,
     Outcome,
     arguments,
+    current_actor,
+    current_frame,
     died,
     failed,
-    frames,
     is_retried,
+    leave_if_over,
     packed_arguments,
     require_generator,
 )
@@ -59,76 +62,16 @@ from trainkit.runtime.streams import DynamicObjectRefGenerator, split_results
 KINDS = ("nodes", "actors", "tasks", "workers", "logs", "objects", "placement_groups", "requests")
 
 
-class InlineState:
-    """Answers for `Engine.state`.
-
-    Args:
-        node_id: this process's, as it stands for the machine.
-        places: the machine and its groups.
-        actors: the living and the ended.
-        caller: what runs now.
-        large: values of a size that elsewhere lies in shared memory.
-        labels: this machine's.
-    """
-
-    def __init__(
-        self,
-        node_id: str,
-        places: Places,
-        actors: Actors,
-        caller: InlineCallRunner,
-        large: Iterable[InlineRef],
-        labels: Mapping[str, str],
-    ) -> None:
-        self._labels = labels
-        self._node_id = node_id
-        self._places = places
-        self._actors = actors
-        self._caller = caller
-        self._large = large
-
-    def rows(self, kind: str) -> list[dict[str, Any]]:
-        """Return the rows of `kind`; raise ConfigError if there is no such kind."""
-        match kind:
-            case "nodes":
-                return [self._node()]
-            case "actors":
-                return self._actors.rows()
-            case "tasks":
-                return [_task(frame) for frame in self._caller.running if frame.life is None]
-            case "objects":
-                return [_object(ref) for ref in list(self._large)]
-            case "placement_groups":
-                return self._places.rows()
-            case "workers":
-                return [self._worker()]
-            case "requests" | "logs":
-                return []  # nothing waits, and what is printed goes where the program prints
-        raise ConfigError(f"state({kind!r}); there are {', '.join(KINDS)}")
-
-    def _worker(self) -> dict[str, Any]:
-        return {
-            "worker_id": f"{os.getpid():016x}",
-            "name": "driver",
-            "worker_type": "DRIVER",
-            "pid": os.getpid(),
-            "is_alive": True,
-            "node_id": self._node_id,
-            "ip": "127.0.0.1",
-        }
-
-    def _node(self) -> dict[str, Any]:
-        return {
-            "node_id": self._node_id,
-            "alive": True,
-            "hostname": socket.gethostname(),
-            "address": "127.0.0.1",
-            "pid": os.getpid(),
-            "labels": {**self._labels, "ray.io/node-id": self._node_id},
-            "resources": dict(self._places.totals),
-            "available": self._places.available(),
-            "object_store": None,
-        }
+def _worker(node_id: str) -> dict[str, Any]:
+    return {
+        "worker_id": f"{os.getpid():016x}",
+        "name": "driver",
+        "worker_type": "DRIVER",
+        "pid": os.getpid(),
+        "is_alive": True,
+        "node_id": node_id,
+        "ip": "127.0.0.1",
+    }
 
 
 def _task(frame: CallFrame) -> dict[str, Any]:
@@ -159,7 +102,7 @@ class InlineEngine:
     is_worker = False
 
     def __init__(self, spec: SessionSpec) -> None:
-        self._spec = spec
+        self._namespace, self._labels = spec.namespace, spec.labels
         self._visible_gpus = devices.visible_gpus()
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
@@ -169,9 +112,6 @@ class InlineEngine:
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
         self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
-        self._listing = InlineState(
-            self._node_id, self._places, self._actors, self._caller, self._large, spec.labels
-        )
         self._owned_groups: dict[int, int] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -270,7 +210,7 @@ class InlineEngine:
                 outcome = died(frame)
             elif life.failure is not None:
                 outcome = Outcome(failure=life.failure)
-            elif not life.made.is_set():
+            elif not life.is_made:
                 error = ConfigError(
                     f"{where}() was called by the constructor of its own actor, which comes first"
                 )
@@ -296,7 +236,7 @@ class InlineEngine:
             args, kwargs = arguments(packed, self._resolve)
             result = function(*args, **kwargs)
             if inspect.isawaitable(result):
-                result = frame.loop.run(result, frame.name)
+                result = frame.run(result)
             if num_returns == STREAMING:
                 return require_generator(result, frame.name)
             if num_returns != 1 and hasattr(result, "__anext__"):
@@ -376,7 +316,7 @@ class InlineEngine:
         leave_if_over()
 
     def exit_actor(self) -> NoReturn:
-        frame = frames()[-1] if frames() else None
+        frame = current_frame()
         if frame is None or frame.actor is None or frame.life is None:
             raise ConfigError("exit_actor() ends the actor whose method calls it, and this runs in no actor")
         frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
@@ -401,7 +341,7 @@ class InlineEngine:
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         group = next(self._ids)
         self._places.reserve(group, bundles, strategy, name)
-        owner = frames()[-1].actor if frames() else None
+        owner = current_actor()
         if owner is not None and not detached:
             self._owned_groups[group] = owner.number
         return group
@@ -429,7 +369,8 @@ class InlineEngine:
         leave_if_over()
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        placement = frames()[-1].placement if frames() else None
+        frame = current_frame()
+        placement = None if frame is None else frame.placement
         if placement is None or placement.group is None or not self._places.has_group_of(placement):
             return None
         return placement.group, self._places.bundles(placement.group.group)
@@ -437,12 +378,11 @@ class InlineEngine:
     # what there is
 
     def where_am_i(self) -> WhereAmI:
-        frame = frames()[-1] if frames() else None
-        actor = frame.actor if frame is not None else None
+        frame, actor = current_frame(), current_actor()
         return WhereAmI(
             node_id=self._node_id,
             worker_id=f"{os.getpid():016x}",
-            namespace=self._spec.namespace,
+            namespace=self._namespace,
             job_id=self._node_id,
             actor_id=f"{actor.number:016x}" if actor is not None else None,
             actor_name=(actor.registered or "") if actor is not None else None,
@@ -453,24 +393,53 @@ class InlineEngine:
         )
 
     def current_actor(self) -> tuple[InlineActor, Interface] | None:
-        actor = frames()[-1].actor if frames() else None
+        actor = current_actor()
         return None if actor is None else (actor, actor.interface)
 
     def address_info(self) -> dict[str, Any]:
         return address_info(self._node_id, None)
 
     def cluster_resources(self) -> Bundle:
-        return dict(self._spec.totals)
+        return dict(self._places.totals)
 
     def available_resources(self) -> Bundle:
         return self._places.available()
 
     def gpu_ids(self) -> list[int | str]:
-        gpus = frames()[-1].place.gpus if frames() else range(int(self._spec.totals.get("GPU", 0)))
+        frame = current_frame()
+        gpus = frame.place.gpus if frame is not None else range(int(self.cluster_resources().get("GPU", 0)))
         return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
 
     def state(self, kind: str) -> list[dict[str, Any]]:
-        return self._listing.rows(kind)
+        match kind:
+            case "nodes":
+                return [self._node()]
+            case "actors":
+                return self._actors.rows()
+            case "tasks":
+                return [_task(frame) for frame in self._caller.running if frame.life is None]
+            case "objects":
+                return [_object(ref) for ref in list(self._large)]
+            case "placement_groups":
+                return self._places.rows()
+            case "workers":
+                return [_worker(self._node_id)]
+            case "requests" | "logs":
+                return []  # nothing waits, and what is printed goes where the program prints
+        raise ConfigError(f"state({kind!r}); there are {', '.join(KINDS)}")
+
+    def _node(self) -> dict[str, Any]:
+        return {
+            "node_id": self._node_id,
+            "alive": True,
+            "hostname": socket.gethostname(),
+            "address": "127.0.0.1",
+            "pid": os.getpid(),
+            "labels": {**self._labels, "ray.io/node-id": self._node_id},
+            "resources": self.cluster_resources(),
+            "available": self._places.available(),
+            "object_store": None,
+        }
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:

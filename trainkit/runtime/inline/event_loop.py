@@ -1,4 +1,4 @@
-"""Event loop of one actor or task, driven only while one of its calls runs."""
+"""Event loop of one actor or task, driven only while one of its calls runs; and the stack of those calls."""
 
 from __future__ import annotations
 
@@ -6,17 +6,41 @@ import contextlib
 import contextvars
 import selectors
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.inline.calls import frames, standing_in
 
 if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+
+class _Stack(threading.local):
+    # Not a context variable: what runs in a greenlet of its own is part of the call that switches to it.
+    frames: tuple[Any, ...] = ()
+
+
+_stack = _Stack()
+
+
+def running_frames() -> tuple[Any, ...]:
+    """Return the calls that this code runs in, the innermost last."""
+    return _stack.frames
+
+
+@contextlib.contextmanager
+def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
+    """Let what runs here, in this thread, be part of those calls."""
+    outer = _stack.frames
+    _stack.frames = inside
+    try:
+        yield
+    finally:
+        _stack.frames = outer
+
 
 _open: set[asyncio.Runner] = set()
 """Held from here, so that the collector of cycles can't end a loop before the actor that is to close it."""
@@ -143,7 +167,7 @@ def _in_running_loop() -> bool:
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
     done: Future[T] = Future()
-    inside = frames()
+    inside = running_frames()
 
     def run() -> None:
         try:

@@ -182,7 +182,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     def _advance(self) -> Any:
         generator = self._generator
         if hasattr(generator, "__anext__"):
-            item = self._frame.loop.next_of(generator, _END, self._frame.name)
+            item = self._frame.next_of(generator, _END)
         else:
             item = next(generator, _END)
         return item if item is _END else pack(item, f"a value that {self._frame.name} yielded").owned()
@@ -190,7 +190,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     def _close(self) -> Any:
         generator = self._generator
         if hasattr(generator, "aclose"):
-            self._frame.loop.run(generator.aclose(), self._frame.name)
+            self._frame.run(generator.aclose())
         elif hasattr(generator, "close"):  # a plain iterator has nothing to clean up
             generator.close()
 
@@ -219,10 +219,10 @@ class InlineStream(ObjectRefGenerator[Any]):
 def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
     """Yield what an asynchronous generator yields, each step run on the loop of `frame`."""
     try:
-        while (item := frame.loop.next_of(generator, _END, frame.name)) is not _END:
+        while (item := frame.next_of(generator, _END)) is not _END:
             yield item
     finally:
-        frame.loop.run(generator.aclose(), frame.name)
+        frame.run(generator.aclose())
 
 
 def _reduce_ref(pickler: Any, ref: InlineRef) -> Any:

@@ -73,7 +73,7 @@ class HeldCalls:
         self._background.run(job)
 
     def watch(self, ref: LocalRef) -> None:
-        """See to it that the answer of `ref` is read: a thread may wait that has no connection to read."""
+        """Have the answer of `ref` read: a thread may wait for it that has no connection to read."""
         self._waiter.watch(ref)
 
     def fail(self, why: Callable[[], Exception]) -> None:
@@ -350,7 +350,7 @@ class ActorConnection(CallConnection):
 
 
 class ActorEndpoint:
-    """What an actor's handle holds: as long as one of them is somewhere, the actor stays.
+    """Content of an actor's handle: as long as one of them is somewhere, the actor stays.
 
     Each is one connection of its own, so the actor's process sees the last of them close, also when
     it was lost on the way or its holder crashed. Those of one process lead over one connection, see `shared`.
@@ -370,7 +370,7 @@ class ActorEndpoint:
         return f"{self.peer.worker_id or 0:016x}"
 
     def __eq__(self, other: object) -> bool:
-        """Whether both lead to the same actor."""
+        """Return True if both lead to the same actor."""
         if self is other or not isinstance(other, ActorEndpoint):
             return self is other
         ours, theirs = self.peer, other.peer

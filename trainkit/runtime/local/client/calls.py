@@ -54,7 +54,7 @@ class ProcessContext:
     restarts: int = 0
 
     def seen_by(self, serial: int, mark: str) -> WhereAmI:
-        """The same in public words.
+        """Return this context in public words.
 
         Args:
             serial: the process's number in the session.

@@ -175,7 +175,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """As far as is allowed, here and so in all processes of the session: a worker costs the node three."""
+    """Raise the limit as far as allowed, for all processes of the session: a worker costs the node three."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -92,7 +92,7 @@ class Task:
 
     @property
     def is_solitary(self) -> bool:
-        """Whether it is to be the only one in its process: should that die, it is known who was in it."""
+        """True if it is to be alone in its process: should that die, it is known which task was in it."""
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
 
     def fail_cancelled(self, when: str) -> None:
@@ -129,7 +129,7 @@ class WorkerLease(CallConnection):
         self._known: set[int] = set()
 
     def knows(self, task: Task) -> bool:
-        """Whether its process has the function of `task`, so that the arguments alone are sent."""
+        """Return True if its process has the function of `task`, so that the arguments alone are sent."""
         return task.arguments is not None and task.definition.id in self._known
 
     def run(self, tasks: Sequence[Task]) -> None:

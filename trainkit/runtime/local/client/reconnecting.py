@@ -366,7 +366,7 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
 
 
 class ReconnectingEndpoint(ActorEndpoint):
-    """What a handle holds of an actor that is made anew when its process dies."""
+    """Content of a handle to an actor that is restarted when its process dies."""
 
     kind = RECONNECTING_ACTOR
     __slots__ = ()
@@ -389,7 +389,7 @@ def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
 
 
 def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, Descriptor]:
-    """What the first handle of the actor of `spec` is to hold, and the other end of its connection."""
+    """Return the content of the first handle of the actor of `spec`, and the other end of its connection."""
     ours, theirs = socket.socketpair()
     worker_id = parts.node.new_id()
     if spec.max_restarts:
@@ -404,7 +404,7 @@ def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint,
 
 
 def memo_of(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
-    """What the node is to know of the actor's first frame, and the buffers and handles that go with it."""
+    """Return the part of the actor's first frame that the node keeps, and its buffers and handles."""
     if not spec.max_restarts:
         return None, Packed(b"")
     actors = [handle.peer.worker_id if isinstance(handle, ActorEndpoint) else None for handle in body.handles]

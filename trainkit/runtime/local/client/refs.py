@@ -152,7 +152,7 @@ LOST = -1  # the other end is gone; the body is a function that makes the error
 ATOM = -2  # the body is the value itself, which can't be changed
 
 _MOST_CHUNKS = 64
-"""As many are read from a connection at the end of the session, each of what one look finds."""
+"""The most chunks that are read from a connection at the end of the session."""
 
 
 class Client(Protocol):
@@ -218,7 +218,7 @@ class LocalRef(ObjectRef[Any]):
         self.peer = peer
 
     def done(self) -> bool:
-        """Whether the answer, or the reason why there is none, is there."""
+        """Return True if the answer, or the reason why there is none, is there."""
         return self.kind != PENDING
 
     def complete(self, kind: int, body: Any) -> None:

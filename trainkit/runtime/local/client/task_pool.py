@@ -182,7 +182,7 @@ class TaskPool:
         self._ask_or_fail()
 
     def _watch_busy(self) -> None:
-        """See to it that the queue moves on although nobody may be reading."""
+        """Have busy leases read, so that the queue moves on although no caller may be reading."""
         for busy in self._busy:
             self._background.watch(busy, self)
 

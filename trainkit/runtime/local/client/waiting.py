@@ -293,7 +293,7 @@ class Waiter:
         return sum(ref.kind != PENDING for ref in refs) >= count
 
     def watch(self, ref: LocalRef) -> None:
-        """See to it that the answer of `ref` is read although no thread may be waiting for it."""
+        """Have the answer of `ref` read although no thread may be waiting for it."""
         peer = ref.peer
         if peer is not None:
             self._background.watch(peer, ref)  # which also keeps it, if nobody else does
@@ -342,5 +342,5 @@ def _is_over(deadline: float | None) -> bool:
 
 
 def _settled(ref: LocalRef, peer: CallConnection) -> bool:
-    """Whether it is pointless to read `peer` for `ref`: it is done, or is owed by another one now."""
+    """Return True if `ref` is done, or another connection than `peer` owes it now."""
     return ref.kind != PENDING or ref.peer is not peer

@@ -197,7 +197,7 @@ class Calls:
     # in one thread
 
     def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
-        """The same as `run`, for a small call, and quicker."""
+        """Run a small call: as `run`, but faster."""
         call_id, target, arguments, _ = call
         method = str(target)
         try:
@@ -401,7 +401,7 @@ class Calls:
             self._parted(conn)
 
     def where(self, kind: int, method: str) -> str:
-        """What ran, for errors."""
+        """Return the name of what ran, for errors."""
         name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
         return f"{name} (pid {os.getpid()})"
 
@@ -459,7 +459,7 @@ def require_iterator(result: Any, method: str, num_returns: str = "streaming") -
 
 
 def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
-    """The same items where no event loop runs."""
+    """Yield the items in a process in which no event loop runs."""
     import asyncio  # for those who need it: it takes a tenth of a second
 
     loop = asyncio.new_event_loop()

@@ -103,7 +103,7 @@ def _is_in_call(frame: FrameType | None) -> bool:
 
 
 class ExecutorHost(Protocol):
-    """What a way of running sees of its worker."""
+    """The part of a worker that its executor uses."""
 
     def end(self, error: BaseException) -> None:
         """End the worker as if `error` had been raised in its main thread; from any thread."""

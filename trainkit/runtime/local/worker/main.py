@@ -372,7 +372,7 @@ class _Worker:
         return may_end
 
     def _goes_on(self, conn: CallerConnection) -> bool:
-        """Whether the next call is of `conn` too."""
+        """Return True if the next call came over `conn` too."""
         try:
             return self._queue[0][0] is conn
         except IndexError:
@@ -416,7 +416,7 @@ class _Worker:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 
     def keep_writing(self, conn: CallerConnection) -> None:
-        """See to it that what was sent over `conn` gets there, though it is not read any more."""
+        """Keep `conn` until what was sent over it has got there, though it is not read any more."""
         if conn.has_backlog:
             with self._parting:
                 self._parted.append(conn)
