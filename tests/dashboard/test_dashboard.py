@@ -167,7 +167,7 @@ def test_the_table_is_sorted_searched_and_paged(root: Path, monkeypatch: pytest.
     seen = View.of(root / "first one", 0.0)
 
     def order(**wish: str) -> list[int]:
-        return [row.index for row in pages.chosen(seen, pages.TableQuery.of(wish))]
+        return [row.index for row in pages.selected(seen, pages.TableQuery.of(wish))]
 
     assert order() == [0, 1, 2, 3, 4, 5]
     assert order(falling="1") == [5, 4, 3, 2, 1, 0]

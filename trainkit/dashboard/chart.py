@@ -10,16 +10,22 @@ from html import escape
 WIDTH, HEIGHT = 900, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
 MAX_POINTS = 200
-"""Of one curve; a longer one is thinned out."""
+"""Points of one curve; a longer curve is thinned out."""
 FARTHEST = 1e300
-"""What is farther from zero is drawn there, so that differences of values are finite."""
+"""Farthest value from zero in a picture, so that differences of values are finite."""
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: what it is called, its points, and whether it stands out."""
+    """One line of the picture.
+
+    Attributes:
+        label: shown when the pointer is over the line.
+        points: (x, y).
+        stands_out: drawn on top and in a stronger colour.
+    """
 
     label: str
     points: Points
@@ -27,7 +33,7 @@ class Curve:
 
 
 def picture(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
-    """Return the curves in one frame, those that stand out on top; a line of text where there is no point."""
+    """Return the curves in one frame, or a line of text if there is no point."""
     drawn = [
         Curve(each.label, [(x, _near(y)) for x, y in thinned(each.points)], each.stands_out)
         for each in curves
@@ -78,11 +84,11 @@ def _line(curve: Curve, across: _Axis, up: _Axis) -> str:
 
 
 class _Axis:
-    """Values between `low` and `high`, placed between two edges of the frame."""
+    """Axis from `low` to `high` between two edges of the frame."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         largest = max(abs(low), abs(high))
-        if high - low <= max(largest * 1e-12, 1e-300):  # the same, as far as numbers can tell
+        if high - low <= max(largest * 1e-12, 1e-300):  # equal, up to rounding
             margin = max(0.5, largest * 0.1)
             low, high = low - margin, high + margin
         self._low, self._high, self._start, self._end = low, high, start, end
@@ -93,7 +99,7 @@ class _Axis:
 
     @property
     def ticks(self) -> list[float]:
-        """About five round values."""
+        """About five round values on the axis."""
         rough = (self._high - self._low) / 5
         scale = 10.0 ** math.floor(math.log10(rough))
         step = next(scale * factor for factor in (1, 2, 2.5, 5, 10) if scale * factor >= rough)

@@ -14,7 +14,7 @@ from trainkit.dashboard.reading import TrialRow, View
 from trainkit.tune.core.values import without_objects
 
 MAX_ROWS = 200
-"""Of one page's table; the rest is behind a link."""
+"""Rows of a table; the rest is behind a link."""
 
 REFRESH = """<script>
 const refresh = async () => {
@@ -36,13 +36,13 @@ setTimeout(again, 2000);
 
 @dataclass(frozen=True)
 class TableQuery:
-    """How the table of trials is asked for: the text of the address after '?'.
+    """Query of the table of trials: the text of the address after '?'.
 
     Attributes:
-        sort: a column.
-        falling: largest first.
-        search: trials whose cells hold this text.
-        page: from 0.
+        sort: name of a column.
+        falling: the largest first.
+        search: text to look for in the cells.
+        page: number of the page, from 0.
     """
 
     sort: str = "index"
@@ -52,7 +52,7 @@ class TableQuery:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> TableQuery:
-        """Read an address; what it lacks, or has wrong, is as by default."""
+        """Read an address; defaults stand for parts that are missing or wrong."""
         page = query.get("page", "0")
         return cls(
             sort=query.get("sort", "index"),
@@ -62,7 +62,7 @@ class TableQuery:
         )
 
     def address(self, **changes: Any) -> str:
-        """The link to the table with these changes."""
+        """Return the link to the table with these changes."""
         wanted = {**vars(self), **changes}
         texts = {
             name: str(int(value) if isinstance(value, bool) else value) for name, value in wanted.items()
@@ -82,7 +82,7 @@ class TrialDetail:
 
 
 def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> str:
-    """All experiments of a folder; `problems` are files that could not be read."""
+    """Return the page of all experiments in a folder; `problems` are messages on unreadable files."""
     rows = [
         [
             f'<a href="experiments/{quote(each.name, safe="")}">{escape(each.name)}</a>',
@@ -102,8 +102,8 @@ def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> 
     return _page("Experiments", body)
 
 
-def experiment(seen: View, curves: Sequence[Curve], wish: TableQuery, token: str) -> str:
-    """One experiment: its standing, its learning curves and the table of its trials."""
+def experiment(seen: View, curves: Sequence[Curve], query: TableQuery, token: str) -> str:
+    """Return the page of an experiment: its state, its learning curves and the table of its trials."""
     best = seen.best
     tiles = [(str(count), status.lower()) for status, count in seen.overview.counted.items()]
     if (left := seen.overview.remaining_s) is not None:
@@ -121,12 +121,12 @@ def experiment(seen: View, curves: Sequence[Curve], wish: TableQuery, token: str
     if seen.overview.metric is not None:
         which = f" of the {len(curves)} best trials" if len(curves) < len(seen.ranked) else ""
         body += [f"<h2>Learning curves{which}</h2>", picture(curves, "iteration", seen.overview.metric)]
-    body.append(f"<h2>Trials</h2>{_trials(seen, wish)}")
+    body.append(f"<h2>Trials</h2>{_trials(seen, query)}")
     return _page(seen.name, "".join(body))
 
 
 def trial(seen: View, row: TrialRow, detail: TrialDetail, token: str) -> str:
-    """One trial: configuration, curve, the last report, decisions, error."""
+    """Return the page of a trial: configuration, learning curve, last report, decisions, error."""
     stop = ""
     if seen.overview.owner is not None and not row.status.is_finished:
         stop = _stop_form(f"{quote(row.trial_id, safe='')}/stop", token, "Stop this trial")
@@ -153,7 +153,7 @@ def trial(seen: View, row: TrialRow, detail: TrialDetail, token: str) -> str:
 
 
 def problem(title: str, text: str) -> str:
-    """A page that says what went wrong."""
+    """Return the page of an error."""
     return _page(title, f'<h1>{escape(title)}</h1><p>{escape(text)}</p><p><a href="/">Experiments</a></p>')
 
 
@@ -175,35 +175,35 @@ def columns(seen: View) -> dict[str, Callable[[TrialRow], Any]]:
     return shown
 
 
-def chosen(seen: View, wish: TableQuery) -> list[TrialRow]:
-    """The trials that the wish asks for, in its order; those without a value come last."""
+def selected(seen: View, query: TableQuery) -> list[TrialRow]:
+    """Return the trials of a query in its order; those without a value come last."""
     cells = columns(seen)
     rows = seen.rows
-    if wish.search:
-        text = wish.search.lower()
+    if query.search:
+        text = query.search.lower()
         rows = [
             row
             for row in rows
             if text in row.reason.lower() or any(text in _text(cell(row)).lower() for cell in cells.values())
         ]
-    value = cells.get(wish.sort)
+    value = cells.get(query.sort)
     if value is None:
-        return sorted(rows, key=lambda row: row.index, reverse=wish.falling)
+        return sorted(rows, key=lambda row: row.index, reverse=query.falling)
     there = [row for row in rows if value(row) is not None]
     numbers = all(isinstance(value(row), (int, float)) for row in there)
-    there.sort(key=lambda row: value(row) if numbers else _text(value(row)), reverse=wish.falling)
+    there.sort(key=lambda row: value(row) if numbers else _text(value(row)), reverse=query.falling)
     return there + [row for row in rows if value(row) is None]
 
 
-def _trials(seen: View, wish: TableQuery) -> str:
-    cells, rows = columns(seen), chosen(seen, wish)
-    first = min(wish.page, max(0, len(rows) - 1) // MAX_ROWS) * MAX_ROWS
+def _trials(seen: View, query: TableQuery) -> str:
+    cells, rows = columns(seen), selected(seen, query)
+    first = min(query.page, max(0, len(rows) - 1) // MAX_ROWS) * MAX_ROWS
     shown, best = rows[first : first + MAX_ROWS], seen.best
     heads = []
     for name in cells:
-        here = wish.sort == name
-        link = wish.address(sort=name, falling=here and not wish.falling, page=0)
-        mark = (" ↓" if wish.falling else " ↑") if here else ""
+        here = query.sort == name
+        link = query.address(sort=name, falling=here and not query.falling, page=0)
+        mark = (" ↓" if query.falling else " ↑") if here else ""
         heads.append(f'<th><a href="{escape(link)}">{escape(name)}{mark}</a></th>')
     lines = []
     for row in shown:
@@ -216,11 +216,11 @@ def _trials(seen: View, wish: TableQuery) -> str:
         lines.append(f'<tr{kind}>{filled}<td class="long quiet">{escape(row.reason)}</td></tr>')
     pages = []
     if first > 0:
-        pages.append(f'<a href="{escape(wish.address(page=first // MAX_ROWS - 1))}">before</a>')
+        pages.append(f'<a href="{escape(query.address(page=first // MAX_ROWS - 1))}">before</a>')
     if first + MAX_ROWS < len(rows):
-        pages.append(f'<a href="{escape(wish.address(page=first // MAX_ROWS + 1))}">next</a>')
-    count = f"{len(rows)} of {len(seen.rows)}" if wish.search else str(len(rows))
-    search = f'<form><input name="search" value="{escape(wish.search)}" placeholder="search"></form>'
+        pages.append(f'<a href="{escape(query.address(page=first // MAX_ROWS + 1))}">next</a>')
+    count = f"{len(rows)} of {len(seen.rows)}" if query.search else str(len(rows))
+    search = f'<form><input name="search" value="{escape(query.search)}" placeholder="search"></form>'
     return (
         f'<p>{search} <span class="quiet">{count} trials</span> {" ".join(pages)}</p>'
         '<div class="wide"><table>'
@@ -241,7 +241,7 @@ def _page(title: str, body: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; the cells are HTML already."""
+    """Return a table; the cells are HTML."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'

@@ -25,12 +25,12 @@ _FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"  # NaN
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """One trial.
+    """Row of a trial.
 
     Attributes:
-        config: flattened: {"net/width": 8}.
-        reports: how many iterations it has reported.
-        last, best: of the metric; None where it was not reported, or never as a finite number.
+        config: flattened, as {"net/width": 8}.
+        reports: number of reports.
+        last, best: values of the metric; None if it was never reported as a finite number.
     """
 
     trial_id: str
@@ -45,14 +45,14 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One experiment: at a glance, and with a row for each trial, in the order suggested."""
+    """View of an experiment: an overview, and a row for each trial in the order suggested."""
 
     overview: Overview
     rows: list[TrialRow]
 
     @classmethod
     def of(cls, folder: Path, now: float) -> View:
-        """Look at the experiment in `folder`.
+        """Read the experiment in `folder`.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
@@ -78,24 +78,24 @@ class View:
 
     @property
     def name(self) -> str:
-        """Of the experiment's folder."""
+        """Name of the experiment's folder."""
         return self.overview.folder.name
 
     @property
     def best(self) -> TrialRow | None:
-        """The trial whose last report is best; the first of equals; None where all have failed."""
+        """Trial with the best last report, the first of equals; None if all have failed."""
         return None if all_failed(self.overview.trials) else next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[TrialRow]:
-        """Those whose last report has a value, the best first."""
+        """Trials with a value in the last report, the best first."""
         sign = 1 if self.overview.mode == "min" else -1
         there = [row for row in self.rows if row.last is not None]
         return sorted(there, key=lambda row: sign * (row.last or 0.0))
 
 
 class MetricReader(ExperimentReader):
-    """Reads one metric of many reports."""
+    """Reader of one metric in many reports."""
 
     def last_and_best(self, metric: str, mode: str) -> dict[str, tuple[float | None, float | None]]:
         """By trial, the last and the best value of `metric`; None where there is no finite number.
@@ -135,7 +135,7 @@ class MetricReader(ExperimentReader):
 
 
 def _paths(metric: str) -> tuple[str, str]:
-    """Where JSON may hold the metric: under its name, or nested."""
+    """Return the JSON paths of a metric: its name, and the nested one."""
     return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
 
 

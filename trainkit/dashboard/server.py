@@ -6,9 +6,9 @@
     GET  /api/experiments[/NAME[/trials/ID]]          the same as JSON
     POST /api/experiments/NAME[/trials/ID]/stop
 
-It listens on this machine only. Whoever asks shows the token of the address that was printed: in a cookie,
-which the first visit with `?token=` sets, or as `Authorization: Bearer TOKEN`. What changes something needs
-it in the form or the header, so that no other site's page can do it.
+The server listens on this machine only. A request needs the token of the address that was printed: in a
+cookie, which the first visit with `?token=` sets, or as `Authorization: Bearer TOKEN`. A request that changes
+something needs it in the form or the header, so that the page of another site can't make it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainkit.tune.core.values import encode, flatten, without_objects
 from trainkit.tune.store.ownership import ask_to_stop, asker
 
 MAX_CURVES = 100
-"""In one picture: those of the best trials."""
+"""Curves in one picture, of the best trials."""
 MAX_BODY = 10_000
 _ROUTE = re.compile(
     r"(?P<api>/api)?/experiments(/(?P<name>[^/]+)(/trials/(?P<trial>[^/]+))?)?(?P<stop>/stop)?"
@@ -44,15 +44,15 @@ _ROUTE = re.compile(
 
 
 class NotFoundError(Exception):
-    """There is no such page."""
+    """Page that does not exist."""
 
 
 class Dashboard(ThreadingHTTPServer):
-    """The server; `serve_forever` runs it, `shutdown` and `server_close` end it.
+    """HTTP server; `serve_forever` runs it, `shutdown` and `server_close` end it.
 
     Args:
         root: folder of experiments, or one experiment.
-        port: to listen at; 0 takes a free one.
+        port: to listen at; 0 for a free one.
 
     Raises:
         DashboardError: `root` is no folder, or the port is taken.
@@ -61,7 +61,7 @@ class Dashboard(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Tell of what went wrong, unless whoever asked has merely gone."""
+        """Print an error, unless the client has only gone away."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -80,11 +80,15 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address to open, token included."""
+        """Address to open, with the token."""
         return f"http://127.0.0.1:{self.server_address[1]}/?token={self.token}"
 
+    def accepts(self, token: str) -> bool:
+        """Return True for the token of this server."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
     def folder_of(self, name: str) -> Path:
-        """The folder of the experiment of this name; only those that were found are ever opened."""
+        """Return the folder of the experiment with this name; only folders that were found are opened."""
         for folder in experiments(self.root):
             if folder.name == name:
                 return folder
@@ -103,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    # --- who may ask, and what becomes of errors --------------------------------------------------
+    # --- access and errors ------------------------------------------------------------------------
 
     def _answer(self, method: Any) -> None:
         is_api = self.path.startswith("/api/")
@@ -134,12 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _form(self) -> dict[str, str]:
         length = self.headers.get("Content-Length", "0")
         if not re.fullmatch("[0-9]{1,9}", length) or int(length) > MAX_BODY:
-            self.close_connection = True  # what is not read would be taken for the next request
+            self.close_connection = True  # a body that is not read would be taken for the next request
             return {}
         return dict(parse_qsl(self.rfile.read(int(length)).decode(errors="replace")))
 
     def _may(self, query: Mapping[str, str], form: Mapping[str, str]) -> bool:
-        # A name that another site has pointed at this machine is not ours.
+        # Another site may have a name that points at this machine.
         host = (self.headers.get("Host") or "").rsplit(":", 1)[0]
         if host not in ("127.0.0.1", "localhost"):
             return False
@@ -150,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             shown += [query.get("token", ""), *(value for name, _, value in pairs if name == self._cookie)]
         else:
             shown.append(form.get("token", ""))
-        return any(hmac.compare_digest(each.encode(), self.server.token.encode()) for each in shown)
+        return any(map(self.server.accepts, shown))
 
     @property
     def _cookie(self) -> str:
@@ -164,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    # --- what is asked for ------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _get(self, path: str, query: Mapping[str, str]) -> None:
         if path == "/":
@@ -225,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         seen, problems = self._all()
         return pages.listing(str(self.server.root), seen, problems)
 
-    def _experiment(self, folder: Path, seen: View, wish: pages.TableQuery) -> str:
+    def _experiment(self, folder: Path, seen: View, query: pages.TableQuery) -> str:
         curves: list[Curve] = []
         if seen.overview.metric is not None:
             with MetricReader(folder) as reader:
@@ -233,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
                     Curve(row.trial_id, reader.curve(row.trial_id, seen.overview.metric), place == 0)
                     for place, row in enumerate(seen.ranked[:MAX_CURVES])
                 ]
-        return pages.experiment(seen, curves, wish, self.server.token)
+        return pages.experiment(seen, curves, query, self.server.token)
 
     def _trial(self, folder: Path, seen: View, trial_id: str, *, as_json: bool) -> str | dict[str, Any]:
         row = next((row for row in seen.rows if row.trial_id == trial_id), None)
@@ -278,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say only what failed; a page that refreshes itself would fill the terminal."""
+        """Print only server errors, as a page that refreshes itself would fill the terminal."""
         if args and str(args[1] if len(args) > 1 else "").startswith("5"):
             sys.stderr.write(f"trainkit dashboard: {format % args}\n")
 

@@ -48,7 +48,7 @@ from trainkit.tune.results.analysis import ExperimentAnalysis
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # the AttributeError says which of the two is missing
+        getattr(search.best_estimator_, method)  # raises an AttributeError that names what is missing
         return True
 
     return check
@@ -59,7 +59,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
-        "early_stopping": "no_validation",  # these are the tuner's, which says more than would be said here
+        "early_stopping": "no_validation",  # checked by the tuner, with better messages
         "local_dir": "no_validation",
         "name": [str, None],
         "max_iters": [Integral],
@@ -72,11 +72,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "mode": "no_validation",
         "pre_dispatch": [Integral, str, None],
     }
-    # They are `fit`'s own, and not to be asked for by a search around this one.
+    # Arguments of `fit` itself, which a search around this one does not route.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str]
-    """The name of the constructor's argument that is the space."""
+    """Name of the constructor's argument for the space."""
 
     @abstractmethod
     def _search(self) -> CandidateSource:
@@ -84,7 +84,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     @abstractmethod
     def _searched(self) -> Collection[str]:
-        """Names of the parameters that candidates differ in."""
+        """Return the names of the parameters that candidates differ in."""
 
     @fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(
@@ -126,12 +126,12 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         routed = self._get_routed_params_for_fit(params)
         tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
-        # In this order, as in scikit-learn: they may draw from the same generator.
+        # The order is scikit-learn's: these calls may draw from the same generator.
         search = self._search()
         splits = self._splits(X, y, routed.splitter.split)
         estimator = clone(self.estimator)
         stopping = self._early_stopping(estimator, tune_params)
-        with tasks.searching(self._announced(search.total)) as told:
+        with tasks.searching(self._announced(search.total)) as callbacks:
             task = EvaluationTask(
                 estimator,
                 X,
@@ -143,8 +143,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 self.return_train_score,
                 self.error_score,
                 self.verbose,
-                SklearnContext.here(),
-                told,
+                SklearnContext.current(),
+                callbacks,
                 search.total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
@@ -158,7 +158,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit:
             try:
                 self._refit(task, stopping, candidates[self.best_index_], tasks)
-            except BaseException:  # a second fit has only this to do again
+            except BaseException:  # a second `fit` repeats only this step
                 self._unfinished = found.unfinished
                 raise
         tasks.end()
@@ -166,9 +166,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
-        """Train the best estimator further, on more data; nothing is searched again.
+        """Train the best estimator further on more data, without another search.
 
-        There is this method once `fit` has fitted an estimator that has it.
+        The method exists once `fit` has fitted an estimator that has it.
 
         Args:
             X: (n_samples, n_features), as for `fit`.
@@ -184,7 +184,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # --- parts of fit -----------------------------------------------------------------------------
 
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
-        """Refuse a `mode` that is none, or that says of several scorers at once that less is better."""
+        """Refuse an unknown `mode`, and mode='min' where no single scorer decides."""
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
@@ -240,7 +240,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return self.early_stopping
 
     def _announced(self, total: int | None) -> int | None:
-        """How many folds of candidates will be evaluated, told to who wants to know; None: nobody knows."""
+        """Return the number of fits and print it if `verbose`; None if it is not known."""
         if total is None:
             return None
         if total == 0:
@@ -287,7 +287,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             )
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # Its traceback will hold this frame: with what was found here the error would hold itself, and X.
+            # The traceback holds this frame, so the error would hold itself and X through `found`.
             del found
             try:
                 raise error
@@ -300,7 +300,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _keep_results(
         self, candidates: Sequence[CandidateResult], scorers: Any, refit_metric: Any, *, by_portions: bool
     ) -> None:
-        """Set all that `fit` sets but for what comes of the fit on all data."""
+        """Set the results, all but those of the fit on all data."""
         outcomes = self._outcomes(candidates)
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -338,7 +338,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return outcomes
 
     def _forget_refitted(self) -> None:
-        """An earlier fit's best estimator doesn't go with the results that there are now."""
+        """Delete the best estimator of an earlier fit, which does not belong to the new results."""
         for name in ("best_estimator_", "refit_time_", "feature_names_in_"):
             if name in vars(self):
                 delattr(self, name)
@@ -346,8 +346,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _refit(
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
-        """Fit the best candidate on all data; where that fails there is none, and the results stay."""
-        # The parameters are cloned too, as they may be estimators.
+        """Fit the best candidate on all data; the results stay even if that fails."""
+        # Parameters may be estimators, so they are cloned too.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()
         with tasks.refitting(fitted):

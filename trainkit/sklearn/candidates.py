@@ -19,7 +19,7 @@ from trainkit.tune.search.basic_variant import BasicVariantGenerator
 
 
 class CandidateList(Searcher):
-    """Suggests the candidates it was given, in order, each once.
+    """Searcher that suggests given candidates in order, each once.
 
     Args:
         candidates: parameters by name; any objects, estimators too.
@@ -31,7 +31,7 @@ class CandidateList(Searcher):
         self._next = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The candidates stay the objects that they are: `best_params_` is to hold what was given."""
+        """Return a copy with the same candidates: `best_params_` holds the objects that were given."""
         other = type(self)(self._candidates)
         other._next = self._next
         return other
@@ -75,12 +75,12 @@ class CandidateSource(NamedTuple):
 
     @property
     def total(self) -> int | None:
-        """How many candidates there will be; None: that isn't known."""
+        """Number of candidates; None if it is not known."""
         return self.searcher.total_samples if self.known_beforehand else None
 
     @property
     def known_beforehand(self) -> bool:
-        """True if the candidates are a list, which may hold one twice."""
+        """True if the candidates are a list, in which one may stand twice."""
         return isinstance(self.searcher, CandidateList)
 
 
@@ -92,7 +92,7 @@ LEARNING = {
     "hyperopt": "HyperOptSearch",
     "optuna": "OptunaSearch",
 }
-"""By tune-sklearn's names."""
+"""Searchers that learn, by the names of tune-sklearn."""
 
 
 def search_of(
@@ -102,7 +102,7 @@ def search_of(
     random_state: Any,
     arguments: Mapping[str, Any] | None,
 ) -> CandidateSource:
-    """Return what suggests `n_trials` candidates.
+    """Return a source of `n_trials` candidates.
 
     Args:
         optimization: a name, in any case, or a searcher.
@@ -137,7 +137,7 @@ def search_of(
         )
     cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
-    if name == "bayesian":  # which has one by default; the others take the tuner's
+    if name == "bayesian":  # it has a seed by default; the others take the tuner's
         given.setdefault("random_state", seed)
     taken = inspect.signature(cls).parameters
     unknown = sorted(given.keys() - taken.keys())
@@ -157,13 +157,13 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = spaces.for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(spaces.for_sampler(distributions), n_trials, random_state=random_state)
-    # A generator goes on by just what the candidates take, as in RandomizedSearchCV.
+    # A generator is advanced by exactly the draws of the candidates, as in RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a search; from NumPy's own generator for None, as everywhere in scikit-learn."""
+    """Return the seed of a search; None draws it from NumPy's global generator, as in scikit-learn."""
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

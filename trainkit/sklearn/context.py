@@ -15,29 +15,29 @@ from sklearn import config_context, get_config
 from trainkit.sklearn.internals import HAS_CALLBACKS
 
 Filter = tuple[Any, "str | re.Pattern[str] | None", type[Warning], "str | re.Pattern[str] | None", int]
-"""As in `warnings.filters`: action, message, category, module, line."""
+"""Action, message, category, module and line, as in `warnings.filters`."""
 
 
 @dataclass(frozen=True)
 class SklearnContext:
-    """scikit-learn's configuration and Python's filters of warnings, as joblib's workers are given them.
+    """Configuration of scikit-learn and filters of warnings, as joblib's workers get them.
 
     Attributes:
-        config: as `sklearn.get_config` gave it, with `enable_metadata_routing`, `transform_output` ...
-        filters: the first that fits a warning decides.
+        config: of `sklearn.get_config`, with `enable_metadata_routing`, `transform_output` and others.
+        filters: the first that matches a warning decides.
     """
 
     config: Mapping[str, Any]
     filters: Sequence[Filter]
 
     @classmethod
-    def here(cls) -> Self:
-        """Those of this thread, now."""
+    def current(cls) -> Self:
+        """Return the current context of this thread."""
         return cls(get_config(), tuple(cast("list[Filter]", warnings.filters)))
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Have them hold here, until the block ends."""
+    def applied(self) -> Iterator[None]:
+        """Apply the context in this thread until the block ends."""
         with config_context(**self.config), warnings.catch_warnings():
             warnings.resetwarnings()
             for action, message, category, module, line in self.filters:
@@ -68,9 +68,9 @@ class FoldCallbacks:
     search: Any
     context: Any
 
-    def told(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
-        """Return the arguments by which scikit-learn's own function tells of one fold of a candidate."""
-        # A copy, as the same fold may be begun here again, after a failure.
+    def arguments(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
+        """Return the arguments with which `fit_and_score` calls the callbacks for one fold of a candidate."""
+        # A copy, as the same fold may begin here again after a failure.
         searching = copy.copy(self.context)
         searching._children_map = {}
         task = searching.subcontext(task_name="candidate-split-evaluation", task_id=candidate * folds + split)
@@ -78,7 +78,7 @@ class FoldCallbacks:
 
 
 class FitCallbacks:
-    """The tasks of one `fit`, in the driver.
+    """Callbacks of one `fit`, called in the driver.
 
     Args:
         search: the estimator that is searching.
@@ -93,7 +93,7 @@ class FitCallbacks:
         self._root: Any = None
 
     def begin(self) -> None:
-        """`fit` begins."""
+        """Call them at the beginning of `fit`."""
         if HAS_CALLBACKS:
             self._root = self._search._init_callback_context(
                 max_subtasks=1 + (self._search.refit is not False)
@@ -102,10 +102,13 @@ class FitCallbacks:
 
     @contextlib.contextmanager
     def searching(self, evaluations: int | None) -> Iterator[FoldCallbacks | None]:
-        """The candidates are evaluated in this block; given is what their workers need, if anybody is told.
+        """Call them around the evaluation of the candidates; give the callbacks for the workers.
 
         Args:
-            evaluations: how many folds of candidates there will be; None: that isn't known.
+            evaluations: number of folds of all candidates; None if it is not known.
+
+        Yields:
+            None if there are no callbacks.
         """
         if self._root is None:
             yield None
@@ -118,7 +121,7 @@ class FitCallbacks:
 
     @contextlib.contextmanager
     def refitting(self, estimator: Any) -> Iterator[None]:
-        """`estimator` is fitted on all data in this block."""
+        """Call them around the fit of `estimator` on all data."""
         if self._root is None:
             yield
             return
@@ -129,7 +132,7 @@ class FitCallbacks:
         context.call_on_fit_task_end(estimator=self._search, **self._data)
 
     def end(self) -> None:
-        """`fit` has come to its end."""
+        """Call them at the end of `fit`."""
         if self._root is not None:
             self._root.call_on_fit_task_end(estimator=self._search, **self._data)
 

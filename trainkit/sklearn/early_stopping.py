@@ -22,17 +22,17 @@ from trainkit.tune.schedulers.halving.rungs import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4
-"""Of those that come to a rung of `early_stopping=True`, one of so many goes on; ASHA's default."""
+"""Candidates at a rung of which one is promoted by `early_stopping=True`; ASHA's default."""
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Of a search whose candidates are trained by portions.
+    """Early stopping of a search with candidates that are trained in portions.
 
     Attributes:
-        scheduler: what stops candidates.
-        reports: after how many portions a candidate reports; the last is a whole training.
-        last_step: of a pipeline, its last step is trained by portions.
+        scheduler: stops candidates.
+        reports: portions after which a candidate reports; the last is a complete training.
+        last_step: train only the last step of a pipeline in portions.
     """
 
     scheduler: TrialScheduler
@@ -45,14 +45,14 @@ class EarlyStopping:
         return {"reports": self.reports, "last_step": self.last_step}
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:
-        """Find out before anything runs whether the estimator can be trained by portions.
+        """Refuse an estimator that can't be trained in portions, before anything runs.
 
         Args:
             estimator: with the parameters that no candidate changes.
             searched: names of those that candidates do.
 
         Raises:
-            ConfigError: it can't be, whatever the values of the others.
+            ConfigError: it can't be trained so, whatever the values of the candidates.
         """
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
@@ -70,11 +70,11 @@ class EarlyStopping:
         y: Any,
         params: Mapping[str, Any],
     ) -> Any:
-        """Return the estimator trained on all data by the same portions as a candidate.
+        """Return the estimator trained on all data in the same portions as a candidate.
 
         Args:
             estimator: to clone.
-            history: parameters, and how many portions were trained with them; in this order.
+            history: parameters and the number of portions trained with them, in this order.
             X: what the estimator's `fit` takes.
             y: the labels; None where it learns without.
             params: further arguments of `fit`.
@@ -106,7 +106,7 @@ def early_stopping_of(
     searched: Collection[str] = (),
     watched: bool = False,
 ) -> EarlyStopping | None:
-    """Return what these arguments of a search ask for; None: candidates are fitted whole.
+    """Return the early stopping for these arguments of a search; None for candidates that are fitted at once.
 
     Args:
         early_stopping: None or False; True: ASHA that promotes, and trains one candidate to the end; a
@@ -175,7 +175,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
 
 
 def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
-    """How to give a scheduler as an object that can't be made of a name."""
+    """Return advice on a scheduler that can't be made of its name alone."""
     parameter = min(searched, default="alpha")
     changes = {
         "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
@@ -192,7 +192,7 @@ def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
-    """Refuse a scheduler that would judge by something that candidates don't report, or never."""
+    """Refuse a scheduler that would judge by a value that candidates don't report, or never."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
@@ -215,10 +215,10 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
 
 
 def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
-    """Refuse a scheduler or a searcher that was made to optimise something else than the search does.
+    """Refuse a scheduler or a searcher with another metric or mode than the search.
 
     Args:
-        part: with its own `metric` and `mode`; None: what it is told.
+        part: with its own `metric` and `mode`, or None for those of the search.
         name: of its class.
         metric: of the search.
         mode: of the search.
@@ -234,7 +234,7 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
 
 
 def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:
-    """True if candidates differ in how they are trained: in the step itself, or what detection reads."""
+    """Return True if candidates differ in the estimator, or in parameters that decide how it is trained."""
     decisive = set(DECISIVE)
     if isinstance(estimator, Pipeline) and last_step:
         last = estimator.steps[-1][0]

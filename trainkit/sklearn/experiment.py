@@ -41,12 +41,12 @@ from trainkit.tune.sync.storage import new_place
 
 
 class FoldPriority(NamedTuple):
-    """When a candidate's next fold is evaluated; the lowest first.
+    """Priority of a candidate's next fold; the lowest is evaluated first.
 
     Attributes:
-        block: that the candidate is in.
-        fold: its next one.
-        place: of the candidate, in the order suggested.
+        block: of the candidate.
+        fold: number of its next fold.
+        place: of the candidate in the order suggested.
     """
 
     block: int
@@ -55,18 +55,26 @@ class FoldPriority(NamedTuple):
 
 
 def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
-    """Return whose turn it is when, for a candidate that has so many folds behind it.
+    """Return the priority of a candidate's next fold.
 
     Args:
-        place: of the candidate, from 0 in the order suggested.
-        folds_done: of the candidate.
+        place: of the candidate in the order suggested, from 0.
+        folds_done: number of its folds that are done.
         block: candidates in each block.
     """
     return FoldPriority(place // block, folds_done, place)
 
 
 class FoldScheduler(TrialScheduler):
-    """Has candidates pause after each fold, and go on in the order above.
+    """Scheduler that orders folds where workers share copies of the folds' samples.
+
+    Candidates are taken in blocks, in the order suggested. All candidates of a block are evaluated on the
+    first fold, then all on the second, and so on, so that most workers are at the same fold:
+
+        block 0:  a b c d on fold 0,  a b c d on fold 1, ...   block 1:  e f g h on fold 0, ...
+
+    No worker waits: one that finds no candidate left for a fold goes on to the next fold. A candidate pauses
+    between two of its folds, unless it would be the next to run.
 
     Args:
         block: candidates in each block.
@@ -99,7 +107,7 @@ class FoldScheduler(TrialScheduler):
         return CONTINUE if result.get("done") else Decision(Verdict.PAUSE, {"folds": self._done[trial_id]})
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """How many folds are done decides, which neither of these says; see `on_result`."""
+        """Let every trial go on; `on_result` decides by the number of folds."""
         del trial_id, time, score
         return CONTINUE
 
@@ -138,9 +146,9 @@ class CandidateResult:
 
     @property
     def history(self) -> list[tuple[Mapping[str, Any], int]]:
-        """With which parameters its model was trained, and for how many iterations each, in this order.
+        """Parameters and the number of iterations that the model was trained with them, in this order.
 
-        They change where population based training made it go on from another candidate's model.
+        There are several where population based training has copied the model of another candidate.
         """
         stretches = self.result.lineage()
         if len(stretches) == 1:
@@ -171,7 +179,7 @@ class SearchResult:
 
     @property
     def unfinished(self) -> PartialSearch | None:
-        """For the next `fit` on the same to go on with; None: it couldn't. The whole task is read for it."""
+        """Outcomes for the next `fit` on the same data; None if there are none. It reads the whole task."""
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
@@ -192,7 +200,7 @@ def evaluate(
     cpus: int | None = None,
     before: PartialSearch | None = None,
 ) -> SearchResult:
-    """Run the trials to their end, in a session of their own where none is there.
+    """Run the trials to their end, in a new session if there is none.
 
     Args:
         trainable: that reports as `report_of` makes it, bound to its resources and to a `task`.
@@ -243,7 +251,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """The settings with a name that is this search's alone, and where others of it lie, if it has one."""
+    """Give the settings with a name of this search alone, and the folder and name that searches share."""
     if run.name is None:
         yield run, None
         return
@@ -255,19 +263,19 @@ def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]
 def _going_on(
     task: EvaluationTask, before: PartialSearch | None, earlier: tuple[Path, str] | None
 ) -> EvaluationTask:
-    """The task with what is known of it."""
+    """Return the task with the outcomes that are known from earlier searches."""
     if before is None and earlier is None:
         return task
     digest = task.digested()
     known = dict(before.known) if before is not None and before.task == digest else {}
     if earlier is None:
         return replace(task, known=known)
-    # Keys from there begin with the digest, so those of other tasks stay strangers.
+    # Keys in folders begin with the digest of the task, so those of other tasks are never equal.
     return replace(task, known=known | left_in(*earlier, len(task.splits)), digest=digest)
 
 
 class _Started:
-    """The session that searches have begun, for all that run in it at once."""
+    """Session that searches have started, shared by all that run at once."""
 
     lock = threading.Lock()
     users = 0
@@ -275,7 +283,7 @@ class _Started:
 
 @contextlib.contextmanager
 def _session(cpus: int | None) -> Iterator[None]:
-    """The session that there is, or one that ends with the last search in it."""
+    """Use the current session, or one that ends with the last search in it."""
     with _Started.lock:
         if not _Started.users and api.is_initialized():
             shared = False
@@ -324,24 +332,24 @@ def _sharing(
 
 
 AHEAD = 2
-"""Candidates under way for each that runs: there is a fold for a process as soon as it has done one, and at
-the end of a search the last candidates are evaluated by all processes, fold by fold."""
+"""Candidates under way for each one that runs, so that a process finds its next fold at once. At the end of a
+search all processes evaluate the folds of the last candidates."""
 
 
 def _in_tasks(
     bound: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> tuple[Bound, TuneConfig]:
-    """Have folds run as tasks, unless a candidate is to have a process, and the time, to itself.
+    """Return the settings with folds as tasks, unless each candidate needs a process of its own.
 
-    So has one that asks for checkpoints, which is refused there, and one with a GPU, which one process should
-    take at a time.
+    A candidate needs one for checkpoints, for a time limit, and for a GPU, which only one process should
+    use at a time.
     """
     request = bound.request({})
     saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
     if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU") or saved:
         return bound, tune
     limit = tune.max_concurrent_trials or math.inf
-    # More than are to run at once can be under way only where resources say how many run.
+    # More candidates can be under way than run at once only where resources limit those that run.
     if _to_the_end(task, tune, run) and request.head and _fit(bound) <= limit:
         return replace(bound, ahead=AHEAD), replace(tune, max_concurrent_trials=None)
     return replace(bound, ahead=1), tune
@@ -353,13 +361,13 @@ def _to_the_end(task: EvaluationTask, tune: TuneConfig, run: RunConfig) -> bool:
 
 
 def _at_once(bound: Bound, tune: TuneConfig) -> int:
-    """How many candidates run at once in the session that there is."""
+    """Return how many candidates run at once in the current session."""
     fit = _fit(bound)
     return max(1, min(fit, tune.max_concurrent_trials or fit))
 
 
 def _fit(bound: Bound) -> int:
-    """For how many the session that there is has resources."""
+    """Return how many candidates the current session has resources for."""
     there = session.engine().cluster_resources()  # known here, even where the node has just died
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
@@ -367,11 +375,11 @@ def _fit(bound: Bound) -> int:
 
 @contextlib.contextmanager
 def _place(run: RunConfig) -> Iterator[Path | None]:
-    """A folder for what trials leave that is gone afterwards; None: `run` names one that stays."""
+    """Give a temporary folder for the files of trials; None if `run` names a folder that stays."""
     if run.name or run.storage_path:
         yield None
         return
-    # Checkpoints of large models may need more room than there is where sessions have their folders.
+    # Checkpoints of large models may need more space than the session's folder has.
     with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder, api.linked(Path(folder)):
         yield Path(folder, "search")
 
@@ -415,7 +423,7 @@ def compared(
 def error_to_raise(
     candidates: Sequence[CandidateResult], error_score: object, *, by_portions: bool
 ) -> BaseException | None:
-    """Return what must leave `fit`: as from scikit-learn, all that fitting and scoring let through.
+    """Return the error that `fit` must raise; None if there is none.
 
     Args:
         candidates: in the order suggested.
@@ -428,7 +436,7 @@ def error_to_raise(
             cause = error.cause
             cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
-        # No process: a rule that failed in the driver, or waits for what is not reported.
+        # Errors of stop rules in the driver, such as a rule for a value that is not reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":
@@ -438,7 +446,7 @@ def error_to_raise(
 
 
 def _place_of(candidate: CandidateResult, *, by_portions: bool) -> str:
-    """Which candidate, and how far it was when its process died, as far as it has reported."""
+    """Return the candidate and its fold or portion at its last report, in words."""
     folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
     if by_portions or None not in candidate.outcomes:
         return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} portions"
@@ -449,9 +457,9 @@ def _place_of(candidate: CandidateResult, *, by_portions: bool) -> str:
 
 
 def warn_of_few(found: SearchResult, search: CandidateSource) -> None:
-    """Say so where a searcher that learns, or a space of the tuner's, has given fewer candidates than asked.
+    """Warn if the searcher has suggested fewer candidates than asked for.
 
-    Of a random search scikit-learn's own `ParameterSampler` says it.
+    For a random search, scikit-learn's own `ParameterSampler` warns.
     """
     given, asked = len(found.candidates), search.num_samples
     if found.ended_by is None and given < asked:

@@ -27,7 +27,7 @@ from sklearn.pipeline import Pipeline
 from trainkit.errors import ConfigError
 
 COUNTED_BY = "training_iteration"
-"""Reported with each report: portions trained so far."""
+"""Name of the metric with the portions trained so far."""
 
 
 class MethodKind(StrEnum):
@@ -43,14 +43,14 @@ class MethodKind(StrEnum):
 
 @dataclass(frozen=True)
 class IncrementalMethod:
-    """How one estimator is trained by portions.
+    """Method by which an estimator is trained in portions.
 
     Attributes:
         kind: see `Kind`.
-        resource: the parameter whose value is divided; None: each portion is one call.
-        synonyms: further names under which the estimator takes the same.
-        default: what it is where the parameter is None or absent.
-        running_total: the resource counts from the start of training; else what one call of `fit` does.
+        resource: parameter whose value is divided; None if each portion is one call.
+        synonyms: further names of that parameter.
+        default: value where the parameter is None or absent.
+        running_total: the resource counts from the start of training, not from the last call of `fit`.
     """
 
     kind: MethodKind
@@ -60,7 +60,7 @@ class IncrementalMethod:
     running_total: bool = True
 
     def maximum(self, parameters: Mapping[str, Any], portions: int) -> int:
-        """Return how much a whole training is, by the estimator's parameters; it takes `portions` at most.
+        """Return the amount of a complete training by the estimator's parameters.
 
         Raises:
             ConfigError: it is no whole number, or smaller than the number of portions.
@@ -78,32 +78,32 @@ class IncrementalMethod:
 
 
 def end_of(portion: int, maximum: int, portions: int) -> int:
-    """Return how much has been trained at the end of a portion; they differ by one at most.
+    """Return the amount of training at the end of a portion; portions differ by one at most.
 
     Args:
-        portion: from 1; 0: before the first.
-        maximum: a whole training.
-        portions: what it is divided into.
+        portion: from 1; 0 for the start.
+        maximum: amount of a complete training.
+        portions: number of portions.
     """
     return portion * maximum // portions
 
 
 def to_report(reports: Sequence[int], done: int) -> int:
-    """Return how many portions are trained until the next report; 1 beyond the last.
+    """Return the number of portions until the next report; 1 beyond the last.
 
     Args:
-        reports: after how many portions there is one, ascending.
-        done: portions before.
+        reports: portions after which there is a report, ascending.
+        done: portions so far.
     """
     following = bisect_right(reports, done)
     return reports[following] - done if following < len(reports) else 1
 
 
 def portions_at(reports: Sequence[int], count: int) -> int:
-    """Return after how many portions a candidate makes its report of that number, from 1.
+    """Return the portions at the `count`-th report of a candidate, from 1.
 
     Args:
-        reports: after how many portions there is one, ascending; beyond the last, after each.
+        reports: portions after which there is a report, ascending; beyond the last, after each.
         count: of reports.
     """
     return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
@@ -118,14 +118,14 @@ _CATBOOST_TREES = ("iterations", "n_estimators", "num_trees", "num_boost_round")
 """Source: CatBoost documentation, Training parameters, iterations and its aliases."""
 _STOPS_ITSELF = ("early_stopping_rounds", "early_stopping_round", "od_wait", "od_pval")
 DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
-"""Parameters that have a say in whether an estimator can be trained by portions, besides the resource."""
+"""Parameters, besides the resource, that decide if an estimator can be trained in portions."""
 
 
 def incremental_method(estimator: Any) -> IncrementalMethod:
-    """Return how this estimator, with the parameters that it has, is trained by portions.
+    """Return the method by which this estimator, with its parameters, is trained in portions.
 
     Raises:
-        ConfigError: it can't be, or has parameters that don't go with it.
+        ConfigError: there is no method, or a parameter contradicts it.
     """
     parameters = estimator.get_params(deep=False)
     name = type(estimator).__name__
@@ -154,20 +154,20 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
 
 
 def trained_step(estimator: Any, *, last_step: bool) -> Any:
-    """Return what is trained by portions: the estimator, or the last step of a pipeline.
+    """Return the estimator that is trained in portions: itself, or the last step of a pipeline.
 
     Args:
-        estimator: perhaps a pipeline.
-        last_step: False: a pipeline as a whole.
+        estimator: may be a pipeline.
+        last_step: train only the last step of a pipeline.
 
     Raises:
-        ConfigError: the pipeline has nothing to train there.
+        ConfigError: the pipeline has no estimator there.
     """
     if not isinstance(estimator, Pipeline):
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # of a class of the user's own
+            return estimator  # a class of the user's own
         raise ConfigError(
             "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
             "pipeline_auto_early_stop=True, so that its last step is, or early_stopping=None"
@@ -182,10 +182,10 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
 
 
 def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str = "") -> None:
-    """Refuse a search over what early stopping itself sets.
+    """Refuse a search over parameters that early stopping sets itself.
 
     Args:
-        way: how the estimator is trained.
+        way: method of training.
         searched: names of the parameters that candidates differ in.
         prefix: of the names of the trained step, such as "sgd__".
 
@@ -261,7 +261,7 @@ def _is_tree(estimator: Any) -> bool:
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:
-    """True if it is of one of these classes; packages that aren't loaded need not be."""
+    """Return True for an object of one of these classes; their package need not be loaded."""
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package
         for base in type(estimator).__mro__

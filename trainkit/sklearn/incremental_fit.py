@@ -29,15 +29,18 @@ from trainkit.sklearn.incremental import (
 
 
 def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
-    """Train so many passes more.
+    """Train an estimator for further passes over the data.
 
-    From an unfitted estimator it comes to the same, to the last bit, as `fit` with `max_iter=passes` and
-    `tol=None` where the estimator loops over passes by itself; else as calls of `partial_fit`.
+    scikit-learn's linear models by stochastic gradient descent do the passes of `fit` in one loop in C, and
+    one pass in `partial_fit`: for thousands of samples most of its time is spent outside of that loop. So
+    they are asked for several passes at once, as their `fit` does. From an unfitted estimator the result is
+    the same, to the last bit, as `fit` with `max_iter=passes` and `tol=None`; for other estimators, as calls
+    of `partial_fit`.
 
     Args:
-        estimator: with `partial_fit`; it is trained in place.
-        passes: from 1.
-        data: X, and y unless it learns without.
+        estimator: with `partial_fit`; trained in place.
+        passes: 1 or more.
+        data: X, and y for an estimator that takes labels.
         params: further arguments of `partial_fit`.
     """
     if passes > 1 and _loops(estimator):
@@ -56,8 +59,8 @@ def _loops(estimator: Any) -> bool:
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     usual = estimator.tol
-    estimator.tol = None  # the loop would end by it, which single passes never do
-    # Both `fit` and `partial_fit` of all these classes call this, with the number of passes by name.
+    estimator.tol = None  # it could end the loop early, which single passes never do
+    # `fit` and `partial_fit` of all these classes call this with the number of passes as a keyword.
     estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
     try:
         estimator.partial_fit(*data, **params)
@@ -67,29 +70,29 @@ def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> No
 
 
 def _with_passes(call: Any, passes: int, *args: Any, max_iter: int, **kwargs: Any) -> Any:
-    """`call` with another number of passes than the one it is asked for."""
+    """Call `call` with another number of passes."""
     del max_iter
     return call(*args, max_iter=passes, **kwargs)
 
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
-"""X, y and the further arguments of `fit`; y may be None."""
+"""Arguments of `fit`: X, y, which may be None, and further ones by name."""
 
 
 class IncrementalFit:
-    """A training that goes on by portions, and comes to the same as scikit-learn's calls made by hand.
+    """Incremental training, with the same result as scikit-learn's calls made by hand.
 
-    Transformers of a pipeline are fitted once, with the first portion; what they make of the data is kept.
+    Transformers of a pipeline are fitted once, with the first portion, and the transformed data is kept.
 
     Args:
-        estimator: unfitted, with its parameters; it is trained in place.
-        portions: that a whole training is divided into.
-        last_step: of a pipeline, its last step is trained by portions; else a pipeline as a whole.
-        labels: of all samples, those of later data too; None where the estimator learns without.
+        estimator: unfitted, with its parameters; trained in place.
+        portions: number of portions of a complete training.
+        last_step: train only the last step of a pipeline in portions.
+        labels: of all samples, also of later data; None for an estimator without labels.
         searched: names of the parameters that candidates differ in.
 
     Raises:
-        ConfigError: the estimator can't be trained so.
+        ConfigError: the estimator can't be trained in portions.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class IncrementalFit:
         require_free(self._way, searched, self._prefix)
         parameters = self._trained.get_params(deep=False)
         self._maximum = self._way.maximum(parameters, portions)
-        # What is set for a portion, and then set back.
+        # Parameters that are changed for a portion and then set back.
         self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
         self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
         self._data: Data | None = None
@@ -115,21 +118,21 @@ class IncrementalFit:
 
     @property
     def trained(self) -> Any:
-        """The step that is trained by portions, or the estimator itself."""
+        """Step that is trained in portions, or the estimator itself."""
         return self._trained
 
     @property
     def transforms(self) -> bool:
-        """True if a pipeline's transformers stand before what is trained."""
+        """True if transformers of a pipeline stand before the trained step."""
         return self._inside and any(
             step not in (None, "passthrough") for _, step in self.estimator.steps[:-1]
         )
 
     def advance(self, load: Callable[[], Data], portions: int = 1) -> None:
-        """Train so many portions more, by as few calls of the estimator as that takes.
+        """Train further portions, in as few calls of the estimator as possible.
 
         Args:
-            load: gives the data, for the estimator as a whole; the same each time. Called when needed.
+            load: returns the data for the estimator as a whole, the same each time; called when needed.
             portions: no more than are left.
         """
         X, y, params = self._prepared(load)
@@ -140,10 +143,10 @@ class IncrementalFit:
         self.done = portion
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Go on with other parameters, as a population based training does.
+        """Change parameters for the rest of the training, as population based training does.
 
         Raises:
-            ConfigError: one is not of the step that is trained.
+            ConfigError: a parameter is not of the trained step.
         """
         for name in parameters:
             if not name.startswith(self._prefix):
@@ -165,12 +168,12 @@ class IncrementalFit:
         if self._data is not None:
             return self._data
         data = self._transformed(*load())
-        if self.transforms:  # else it is the data itself, of which no copy is kept
+        if self.transforms:  # without transformers it is the data itself, which is not kept
             self._data = data
         return data
 
     def _transformed(self, X: Any, y: Any, params: dict[str, Any]) -> Data:
-        """Fit the transformers; return what the last step gets, as the pipeline itself would hand it on."""
+        """Fit the transformers; return the arguments that the pipeline gives its last step."""
         catcher = _Catcher(self._trained)
         self._end_with(catcher)
         try:
@@ -218,7 +221,7 @@ class IncrementalFit:
             self.estimator = model
 
     def _classes(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """All classes there are, for a `partial_fit` that must know them with the first call."""
+        """Return all classes, for a `partial_fit` that needs them in its first call."""
         return {} if "classes" in params else self._all_classes
 
     @functools.cached_property
@@ -231,18 +234,18 @@ class IncrementalFit:
         return {"classes": unique_labels(self._labels)}
 
     def _is_expected(self, warning: warnings.WarningMessage, amount: int) -> bool:
-        """True if it comes from nothing but the division into portions."""
+        """Return True if the warning is only due to the division into portions."""
         if issubclass(warning.category, ConvergenceWarning):
             iterations = getattr(self._trained, "n_iter_", None)
             ended_by_limit = iterations is not None and np.max(iterations) >= amount
             return ended_by_limit and self.done + 1 < self._portions
-        # Of a forest, that weights may differ if the data do; they are the same here.
+        # A forest warns that class weights may change with the data, which is the same here.
         return str(warning.message).startswith("class_weight presets")
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def state(self, load: Callable[[], Data]) -> dict[str, Any]:
-        """Return what `resume` takes: all that was learned; data only where it can't be had again.
+        """Return the state for `resume`; it holds transformed data only if that can't be computed again.
 
         Args:
             load: as for `advance`.
@@ -254,7 +257,7 @@ class IncrementalFit:
         return {name: getattr(self, name) for name in names} | {"data": data}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Go on from where another one stood that was made with the same arguments.
+        """Continue from the state of another one with the same arguments.
 
         Args:
             state: of the other.
@@ -276,13 +279,13 @@ class IncrementalFit:
 
 
 class _Catcher(BaseEstimator):  # type: ignore[misc]
-    """Stands for a pipeline's last step while the others are fitted, and keeps what it is given."""
+    """Last step of a pipeline that records the arguments of its `fit`."""
 
     def __init__(self, step: Any) -> None:
         self.step = step
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> _Catcher:
-        """Keep all of it."""
+        """Record the arguments."""
         self.caught: Data = X, y, params
         return self
 
@@ -298,7 +301,7 @@ def _labels(y: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
-    """Keep warnings back until the end, and then give those that are not expected."""
+    """Hold warnings back until the end, and then issue those that are not expected."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -39,4 +39,4 @@ __all__ = [
 ]
 
 HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
-"""Whether callbacks can be told of the tasks of a fit: since scikit-learn 1.9."""
+"""True since scikit-learn 1.9, in which a fit has callbacks."""

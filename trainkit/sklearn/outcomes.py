@@ -1,4 +1,7 @@
-"""Outcomes of folds: their form as reported metrics, and the keys of their candidates."""
+"""Outcomes of folds: as reported metrics, by keys of candidates, and from searches that were cut off.
+
+{"test_scores": {"auc": .9}, "fit_time": .1, ...} of fold 2  <->  split2_test_auc = .9, split2_fit_time = .1
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
 Outcome: TypeAlias = dict[str, Any]
-"""Of a fold, as scikit-learn has it: `test_scores` and perhaps `train_scores`, a number or a dict by scorer;
-`fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
+"""Outcome of a fold in the form of scikit-learn: `test_scores` and perhaps `train_scores`, a number or a dict
+by scorer; `fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
 
 SINGLE = "score"
-"""What a scorer without a name is called in `cv_results_`."""
+"""Name of a scorer without a name in `cv_results_`."""
 
 _BY_NAME = "scores_by_name"
-"""Reported of a fold whose scores are those of one scorer by name, where that is just `SINGLE`."""
+"""Reported flag of a fold with a dict of scores whose only name is `SINGLE`."""
 
 
 def metric_name(scorer: str = SINGLE) -> str:
-    """The reported metric that is the mean of a scorer's test scores, once all folds are done."""
+    """Return the name of the metric for the mean of a scorer's test scores over all folds."""
     return f"average_test_{scorer}"
 
 
@@ -39,9 +42,9 @@ def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str
     """Return the metrics to report after the first `len(outcomes)` folds.
 
     Args:
-        outcomes: of these.
-        folds: how many there are; until all are done the means are nan, so that no candidate passes for the
-            best by its easiest folds. None: these are all.
+        outcomes: of the first folds.
+        folds: number of all folds. Until all are done the means are nan, so that no candidate is the best by
+            its easiest folds. None if these are all.
     """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
@@ -66,16 +69,16 @@ def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str
 
 
 def folds_in(report: Mapping[str, Any]) -> int:
-    """Return how many folds were done by the time of this report."""
+    """Return how many folds were done at this report."""
     return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
 
 
 def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:
-    """Return what each fold came to, from the last report of a candidate; None: it was not done.
+    """Return the outcome of each fold from the last report of a candidate; None for a fold that was not done.
 
     Args:
-        report: as `report_of` made it.
-        folds: how many there are.
+        report: made by `report_of`.
+        folds: number of all folds.
     """
     return [_outcome_of(report, f"split{split}_") for split in range(folds)]
 
@@ -101,8 +104,8 @@ def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
     As in scikit-learn's, equal means share the better rank, and a mean that is not a number shares the worst.
 
     Args:
-        results: are changed.
-        scorer: whose ranks.
+        results: changed in place.
+        scorer: whose ranks are changed.
     """
     means = results[f"mean_test_{scorer}"]
     missing = np.isnan(means)
@@ -116,21 +119,21 @@ def _by_scorer(scores: Any) -> dict[str, float]:
 
 
 CANDIDATE_KEY = "candidate_key"
-"""The reported text by which a candidate is known again."""
+"""Name of the metric with the key of the candidate."""
 
 KnownOutcomes = Mapping[str, Sequence[Outcome]]
-"""By a candidate's key, what its first folds came to."""
+"""Outcomes of first folds, by the key of the candidate."""
 
 
 def digest(value: Any, what: str) -> str:
-    """Return a text that is the same for values that are pickled alike; arrays are read, not copied.
+    """Return a digest of the pickled value; arrays are read, not copied.
 
     Raises:
         SerializationError: `value` can't be pickled.
     """
     packed = pack(value, what)
     payload = bytes(packed.payload)
-    # A class of `__main__` travels with a name that is drawn anew in each program.
+    # The pickle of a class of `__main__` holds a name that is drawn anew in each program.
     for drawn in list(_DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):
         payload = payload.replace(drawn.encode(), b"")
     found = hashlib.blake2b(payload, digest_size=16)
@@ -140,15 +143,15 @@ def digest(value: Any, what: str) -> str:
 
 
 def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
-    """Return what a candidate is known by; '' if its parameters can't be pickled here again.
+    """Return the key of a candidate; '' if its parameters can't be pickled.
 
     Args:
         parameters: of the candidate.
-        task: digest of what it is evaluated on, where experiments with others may lie beside.
+        task: digest of the task, for keys that are kept beside those of other tasks.
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    except SerializationError:  # it came here pickled by an earlier state; it is only not known again
+    except SerializationError:  # the candidate is only not recognised by a later search
         return ""
 
 
@@ -169,7 +172,7 @@ class PartialSearch:
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
-    """Return what is known from the last reports of candidates: of each, the folds from the first on."""
+    """Return the outcomes in the last reports of candidates, up to the first fold that is missing."""
     known: dict[str, list[Outcome]] = {}
     for report in reports:
         key = report.get(CANDIDATE_KEY)
@@ -182,10 +185,10 @@ def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list
 
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[str]:
-    """Give the next experiment called `name` a folder of its own: search, search_2, search_3 ...
+    """Make a folder for the next experiment called `name`: search, search_2, search_3 ...
 
-    Made at once, as that is what only one can do of those that begin at the same time. One that is still
-    empty at the end of the block, as nothing came of the experiment, is removed.
+    It is made at once, so that of several searches that begin together each gets another. A folder that is
+    still empty at the end of the block is removed.
 
     Raises:
         StoreError: it can't be made.
@@ -207,7 +210,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _is_made(folder: Path) -> bool:
-    """Make it; False if it is there already."""
+    """Make the folder; return False if it is there already."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -216,13 +219,13 @@ def _is_made(folder: Path) -> bool:
 
 
 def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
-    """Return what is known from the experiments called `name` since the last of them that was finished.
+    """Return the outcomes of the experiments called `name` since the last one that was finished.
 
     Raises:
         StoreError: the file of one is damaged or foreign.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
-    folders = [folder for folder in made if (folder / FILENAME).exists()]  # others have come to nothing yet
+    folders = [folder for folder in made if (folder / FILENAME).exists()]  # others are still empty
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:

@@ -151,7 +151,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
 
 
 def _grid_of(param_grid: Any) -> ParameterGrid:
-    """The grid as scikit-learn has it; `tune.grid_search([...])` is one more way to write a list."""
+    """Return scikit-learn's grid; `tune.grid_search([...])` may stand for a list."""
     if isinstance(param_grid, Mapping):
         return ParameterGrid(_listed(param_grid))
     return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])

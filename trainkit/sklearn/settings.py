@@ -20,7 +20,7 @@ from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 
 STOPPED_BY = "stopped by "
-"""What the tuner puts before who has ended something."""
+"""Beginning of the tuner's words on a rule that has ended something."""
 
 
 class AfterAllFolds(Stopper):
@@ -28,7 +28,7 @@ class AfterAllFolds(Stopper):
 
     Args:
         rule: a stopper, a dictionary, a function, or several.
-        folds: how many there are.
+        folds: number of all folds.
     """
 
     def __init__(self, rule: StopRule, folds: int) -> None:
@@ -39,7 +39,7 @@ class AfterAllFolds(Stopper):
         self._facts: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
-        return AfterAllFolds(self._rule, self._folds)  # whose rules are copies of the user's
+        return AfterAllFolds(self._rule, self._folds)  # its rules are copies of the user's
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:
@@ -102,7 +102,7 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
 
 
 FILES_BESIDE = ("json", "csv")
-"""Files that an experiment which is kept has anyway, as with tune-sklearn."""
+"""Loggers of every experiment that is kept in a folder, as with tune-sklearn."""
 
 _OF_TUNE = (
     "max_concurrent_trials",
@@ -130,7 +130,7 @@ _OF_RUN = (
 )
 _OTHERS = ("local_dir", "max_failures", "resources_per_trial")
 TUNE_PARAMS = tuple(sorted((*_OF_TUNE, *_OF_RUN, *_OTHERS)))
-"""What `fit(tune_params=...)` may hold: names of `tune.run`."""
+"""Names in `fit(tune_params=...)`, which are those of `tune.run`."""
 _DECIDED = {
     "config": "the parameter space",
     "fail_fast": "error_score",
@@ -146,17 +146,17 @@ _DECIDED = {
     "scheduler": "early_stopping",
     "search_alg": "search_optimization",
 }
-"""What the search decides, and by which of its arguments."""
+"""Settings that the search decides, and its arguments for them."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that the tuner is told.
+    """Settings of the tuner for one `fit`.
 
     Attributes:
-        tune, run: its settings.
+        tune, run: of the experiment.
         resources: of a trial.
-        cpus: of a session that `fit` begins.
+        cpus: of a session that `fit` starts.
     """
 
     tune: TuneConfig
@@ -180,13 +180,13 @@ def settings_of(
 
     Args:
         search: the estimator, for its constructor's arguments.
-        suggesting: what suggests candidates.
-        metric: what searcher and scheduler optimise; None: nothing is.
-        scheduler: what stops candidates early; None: nothing does.
-        folds: of the cross-validation.
-        machine_cpus: that there are.
-        results_dir: where experiments are kept that are to be, without a place.
-        tune_params: of `fit`; they go before the constructor's arguments.
+        suggesting: source of the candidates.
+        metric: to optimise by searcher and scheduler; None for none.
+        scheduler: stops candidates early; None for none.
+        folds: number of folds.
+        machine_cpus: of this machine.
+        results_dir: folder for experiments that are kept and have no other folder.
+        tune_params: of `fit`; they override the constructor's arguments.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -220,7 +220,7 @@ def settings_of(
     )
     callbacks, files = loggers_of(search.loggers)
     storage = search.local_dir
-    if callbacks or files:  # what they write is to be read
+    if callbacks or files:  # their files are to be read
         storage = storage or results_dir
     kept = search.name is not None or storage is not None
     run = RunConfig(
@@ -259,7 +259,7 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `given`, or nothing.
 
     Raises:
-        ConfigError: it holds what is not known, or what the search decides.
+        ConfigError: a name is not known, or is decided by the search.
     """
     if given is None:
         return {}
@@ -279,23 +279,23 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
-    """Return the reported value that searcher and scheduler optimise: the mean of the refit scorer's scores.
+    """Return the metric for searcher and scheduler: the mean of the refit scorer's scores.
 
     Args:
         scoring: of the constructor.
-        refit: the same.
-        needed_by: who must have one, in words; None: nobody.
+        refit: of the constructor.
+        needed_by: argument that needs a metric, for the message; None for none.
 
     Returns:
-        None where there are several scorers, or perhaps, and none of them is named.
+        None if there are or may be several scorers, and `refit` names none of them.
 
     Raises:
-        ConfigError: somebody needs one, and it can't be told which.
+        ConfigError: a metric is needed, and the scorer is not known.
     """
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    # What a function gives, a number or several by name, is known only once it was called.
+    # A function returns a number, or several by name; which one is known only after a call.
     single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
     if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)
@@ -313,20 +313,20 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
 
 
 def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
-    """Return what `n_jobs` means, as joblib counts; None: as many as fit.
+    """Return the number of trials at once for `n_jobs`, as joblib counts; None for as many as fit.
 
     Raises:
         ConfigError: it is 0.
     """
     if n_jobs == 0:
-        raise ConfigError("n_jobs=0 leaves nobody to do the work: give 1 or more, or -1 for all CPUs")
+        raise ConfigError("n_jobs=0 leaves no process for the work: give 1 or more, or -1 for all CPUs")
     if n_jobs is None or n_jobs == -1:
         return None
     return int(n_jobs) if n_jobs > 0 else max(cpus + 1 + int(n_jobs), 1)
 
 
 def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
-    """Return what `sk_n_jobs` means: the CPUs of a trial; negative numbers as for `n_jobs`.
+    """Return the CPUs of a trial for `sk_n_jobs`; negative numbers as for `n_jobs`.
 
     Raises:
         ConfigError: it is 0.
@@ -338,7 +338,7 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
     return int(sk_n_jobs) if sk_n_jobs > 0 else max(cpus + 1 + int(sk_n_jobs), 1)
 
 
-# --- who is told ----------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
 def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:

@@ -1,4 +1,25 @@
-"""Samples of folds in shared memory: views of contiguous rows, and copies that workers share."""
+"""Samples of folds in shared memory: views of contiguous rows, and copies that workers share.
+
+Contiguous rows of X, such as those of `TimeSeriesSplit` or of a hold-out, are a view. The worker's mapping is
+copy-on-write, so an estimator may write to the view: what it wrote is dropped when the fold is done, and no
+other process sees it.
+
+For every other part of a fold the driver holds an anonymous file, empty at first, for one copy that all
+workers use:
+
+    empty -- a worker that needs the copy locks the file alone and writes it --> full
+    full  -- each user of the copy has a shared lock and a copy-on-write mapping of its own --> full
+    full  -- no process has a lock, and another copy is to be written --> empty
+
+The lock is on the worker's own open file, which its mapping keeps open. It lasts as long as any array of that
+mapping, also one that an estimator has kept, and ends when the process is killed. A full file is longer than
+the samples by a byte, so a file whose writer was killed is not taken for full.
+
+A process that finds the file empty waits to write by a lock of another kind, and then checks the file again.
+So no process waits for the users of a copy, who may use it for ever. Copies take no more memory than copies
+of each worker's own would, and far less where workers are at the same fold. A worker that can't open the
+driver's files makes its own copies.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +38,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 RowProvider: TypeAlias = Callable[[np.ndarray, Any, Callable[[], None]], Any]
-"""Takes X, indices of rows, and what to call when a piece of X was read; gives these rows, or None."""
+"""Function of X, indices of rows and a function to call after each piece of X; returns the rows or None."""
 
 
 def side_by_side(indices: Any) -> slice | None:
-    """Return the slice that means the same as `indices`; None: there is none.
+    """Return the slice for contiguous `indices`; None for others.
 
     Args:
         indices: of rows, whole numbers.
@@ -35,20 +56,20 @@ def side_by_side(indices: Any) -> slice | None:
 
 
 def lendable(train: Any, test: Any) -> tuple[slice | None, slice | None]:
-    """Return which rows of a fold may be views, of its training samples and of the others.
+    """Return the slices of a fold's training and test rows that may be views; None for rows that may not.
 
     Args:
         train: indices of the fold's training rows.
-        test: and of the others.
+        test: indices of its test rows.
     """
     ours, others = side_by_side(train), side_by_side(test)
-    # Rows in both would see what is written to the one in the other.
+    # A row in both would show in one what is written to the other.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
 
 
 class FoldArray(np.ndarray):
-    """An array that gives rows lying side by side as a view, or shared, where NumPy would copy them."""
+    """Array that gives contiguous rows as a view, and other rows from a shared copy."""
 
     views = False
     shared: RowProvider | None = None
@@ -70,14 +91,14 @@ class FoldArray(np.ndarray):
 def lent(
     X: Any, train: Any, test: Any, *, views: bool = True, shared: RowProvider | None = None
 ) -> Iterator[Any]:
-    """Give X, or what lends its rows in its place; what is written to views is dropped at the end.
+    """Give X as a FoldArray, or as it is; what is written to views is dropped at the end.
 
     Args:
-        X: of any kind; lent are arrays that the runtime has mapped.
+        X: of any kind; only arrays that the runtime has mapped become a FoldArray.
         train: indices of the fold's training rows.
-        test: and of the others.
-        views: whether rows side by side are views; they must not be used after the end.
-        shared: gives other rows; they may be.
+        test: indices of its test rows.
+        views: give contiguous rows as views, which must not be used after the end.
+        shared: gives other rows, which may be used after the end.
     """
     mapping = _mapping_of(X)
     if mapping is None:
@@ -89,7 +110,7 @@ def lent(
         return
 
     def forget() -> None:
-        """Drop this process's pages: what was written to them, and what was only read."""
+        """Drop this process's pages, those written to and those only read."""
         mapping.madvise(mmap.MADV_DONTNEED)
 
     lender = _writable(X).view(FoldArray)
@@ -108,7 +129,7 @@ def _writable(array: Any) -> Any:
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:
-    """The copy-on-write mapping that holds `array`, as the runtime makes one; None: it lies elsewhere."""
+    """Return the runtime's copy-on-write mapping that holds `array`; None if there is none."""
     if not isinstance(array, np.ndarray) or array.flags.writeable:
         return None
     base: Any = array
@@ -119,29 +140,29 @@ def _mapping_of(array: Any) -> mmap.mmap | None:
 
 
 LEAST_BYTES = 16 * 2**20
-"""What is smaller is copied sooner than found."""
+"""Bytes below which a copy of a worker's own is faster than a shared one."""
 
 MOST_FILES = 128
-"""Each takes a descriptor of the driver, which may have as few as a thousand."""
+"""Files at most, as each takes one of the driver's descriptors, which may be as few as a thousand."""
 
 CHUNK_BYTES = 4 * 2**20
 
 _MADV_POPULATE_READ = 22  # of Linux 5.14; the mmap module doesn't name it
 
 Part: TypeAlias = tuple[int, int]
-"""Which fold, and of that: 0 the training samples, 1 the others."""
+"""Number of a fold, and 0 for its training samples or 1 for its test samples."""
 
 Split: TypeAlias = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
 class SharedCopies:
-    """Where the copies lie; it travels to the workers.
+    """Files of the shared copies, as workers find them.
 
     Attributes:
         pid: of the driver.
-        token: in the names of its files, which nobody else's have.
-        files: the driver's descriptors.
+        token: unique text in the names of the files.
+        files: descriptors of the driver.
     """
 
     pid: int
@@ -149,16 +170,16 @@ class SharedCopies:
     files: Mapping[Part, int]
 
     def take(self, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]) -> Any:
-        """Return `X[rows, ...]`, which may be written to as any copy; None: it can't be had here.
+        """Return `X[rows, ...]` as a writable copy; None if the file is not accessible here.
 
         Args:
             X: array of samples.
-            part: for which there is a file.
-            rows: the samples of that part, the same in every worker.
-            read: called again and again while a copy is made, when a piece of X was read.
+            part: one of `files`.
+            rows: indices of its samples, the same in every worker.
+            read: called after each piece of X that is read for a copy.
 
         Raises:
-            MemoryError: there is no room for it.
+            MemoryError: there is not enough memory.
         """
         fd = self._opened(part)
         if fd is None:
@@ -177,19 +198,19 @@ class SharedCopies:
     def _fill(
         self, fd: int, size: int, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]
     ) -> None:
-        """Write the copy, unless who had the turn before has; it is locked beside others then."""
+        """Write the copy unless the previous writer has; leave the file with a shared lock."""
         while True:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # Nobody keeps a lock of a file that is not full. It is looked at again after this, as who empties
-            # files may come in between one lock and the other.
+            # No process keeps a lock of a file that is not full. The loop checks it again, as another process
+            # may empty files between one lock and the other.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
 
     def _empty_unused(self, but: Part) -> None:
-        """Give the memory back of all copies that nobody uses now."""
+        """Free the memory of all copies that no process uses."""
         for part in self.files:
             fd = None if part == but else self._opened(part)
             if fd is None:
@@ -198,13 +219,13 @@ class SharedCopies:
                 if os.fstat(fd).st_size:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(fd, 0)
-            except BlockingIOError:  # it is used
+            except BlockingIOError:  # in use
                 continue
             finally:
                 os.close(fd)
 
     def _opened(self, part: Part) -> int | None:
-        """The file, opened anew, as a lock belongs to one opening; None: it isn't there for this process."""
+        """Open the file anew, as a lock belongs to one opening; return None if this process can't."""
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # of another machine, or of a driver that has ended
@@ -216,12 +237,12 @@ class SharedCopies:
 
 
 def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]:
-    """Return the parts of folds to share copies of; none where there are too many, or X is of another kind.
+    """Return the parts of folds to share copies of; none if they are too many or X is no plain array.
 
     Args:
-        X: what is split.
-        splits: of each fold, the indices of its training and of its test samples.
-        views: whether samples that lie side by side are lent as a view.
+        X: samples.
+        splits: indices of the training and of the test samples of each fold.
+        views: contiguous samples are given as views and need no copy.
     """
     if type(X) is not np.ndarray or X.dtype.kind not in "biufc" or not X.ndim or not len(X):
         return []
@@ -237,20 +258,20 @@ def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]
 def _is_worth(X: np.ndarray, rows: Any) -> bool:
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 1:
         return False
-    # What NumPy lays out in another order than row by row is left to it.
+    # Copies that NumPy would not lay out row by row are left to NumPy.
     return X[:1].nbytes * len(rows) >= LEAST_BYTES and bool(X[rows[:2], ...].flags.c_contiguous)
 
 
 @contextlib.contextmanager
 def held(parts: Sequence[Part]) -> Iterator[SharedCopies]:
-    """Hold a file for each of these parts until the block ends; none where so many can't be opened."""
+    """Hold a file for each part until the block ends; none if so many can't be opened."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}
     try:
         try:
             for part in parts:
                 files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
-        except OSError:  # the program needs what descriptors there are: each worker copies for itself
+        except OSError:  # descriptors have run out: each worker makes its own copies
             while files:
                 os.close(files.popitem()[1])
         yield SharedCopies(os.getpid(), token, files)
@@ -266,7 +287,7 @@ def _name(token: str, part: Part) -> str:
 
 @contextlib.contextmanager
 def _turn_to_write(fd: int) -> Iterator[None]:
-    """Be the only one that writes to this file; by a lock that those of `flock` have nothing to do with."""
+    """Hold the lock of the file's writer, which is independent of the locks of `flock`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _whole_file(fcntl.F_WRLCK))
     try:
         yield
@@ -275,7 +296,7 @@ def _turn_to_write(fd: int) -> Iterator[None]:
 
 
 def _whole_file(kind: int) -> bytes:
-    """The C library's `struct flock`: kind, where it starts from, start, length (0: all) and no pid."""
+    """Return the C library's `struct flock` for a whole file."""
     return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
 
 
@@ -296,9 +317,9 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 
 
 def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
-    """Write the samples one after another, and the byte behind them.
+    """Write the samples and one byte behind them.
 
-    By calls and not through a mapping: where memory has run out these raise, and a mapping kills.
+    Calls are used in place of a mapping: if memory has run out, calls raise and a mapping kills the process.
     """
     at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
     offset = 0
@@ -309,7 +330,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             read()
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
-        os.ftruncate(fd, 0)  # half of it is of use to nobody
+        os.ftruncate(fd, 0)  # half a copy is of no use
         raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
 
 
@@ -322,12 +343,12 @@ def _written(fd: int, piece: memoryview, offset: int) -> int:
 
 @dataclass(frozen=True)
 class FoldCopies:
-    """The copies of one fold, asked for by the indices of its samples.
+    """Shared copies of one fold, by the indices of its samples.
 
     Args:
         copies: of all folds.
-        fold: which one.
-        split: its training samples and the others, as indices.
+        fold: number of the fold.
+        split: indices of its training and of its test samples.
     """
 
     copies: SharedCopies
@@ -335,7 +356,7 @@ class FoldCopies:
     split: Split
 
     def __call__(self, X: np.ndarray, rows: Any, read: Callable[[], None]) -> Any:
-        """Return `X[rows, ...]`; None: these are not the samples of a part that has a copy."""
+        """Return `X[rows, ...]`; None if no copy holds these samples."""
         for place, mine in enumerate(self.split):
             if (self.fold, place) in self.copies.files and (rows is mine or _same(rows, mine)):
                 return self.copies.take(X, (self.fold, place), mine, read)

@@ -30,11 +30,11 @@ from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
-"""Values of a domain that are listed for scikit-learn, which then draws none of them twice."""
+"""Most values of a domain that are listed for scikit-learn, which draws none of a list twice."""
 
 
 class DomainDistribution:
-    """A domain as scikit-learn draws from it.
+    """Distribution in scikit-learn's form that draws from a domain.
 
     Args:
         domain: of numbers.
@@ -49,10 +49,10 @@ class DomainDistribution:
 
 
 def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
-    """Return the one dictionary, or the several, of which a space consists.
+    """Return the dictionaries of a space as a list.
 
     Raises:
-        SpaceError: it is neither.
+        SpaceError: the space is neither a dictionary nor a list of dictionaries.
     """
     found = [distributions] if isinstance(distributions, Mapping) else distributions
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, Mapping) for each in found):
@@ -64,7 +64,7 @@ def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
 
 
 def is_declared(distributions: Any) -> bool:
-    """True if conditions, rules or computed values are in the space, which only the tuner can draw."""
+    """Return True if the space has conditions, rules or computed values, which only the tuner can draw."""
     return any(_is_structure(leaf) for each in dictionaries(distributions) for leaf in each.values())
 
 
@@ -78,7 +78,7 @@ def _is_structure(leaf: Any) -> bool:
 
 
 def for_sampler(distributions: Any) -> list[dict[str, Any]]:
-    """Return the space as `ParameterSampler` takes it; what it takes anyway stays as it is.
+    """Return the space for `ParameterSampler`; forms that it knows stay as they are.
 
     Raises:
         SpaceError: a parameter is given in a form that is not known.
@@ -108,8 +108,8 @@ def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any
     """Return the space as `param_space` of a tuner: domains by name.
 
     Args:
-        distributions: as a user writes them.
-        hyperopt: what is an expression of hyperopt's stays one.
+        distributions: as the user writes them.
+        hyperopt: leave expressions of hyperopt as they are.
 
     Raises:
         SpaceError: a parameter can't be translated exactly; or there are several dictionaries.
@@ -137,10 +137,10 @@ def _leaf_of(name: str, given: Any) -> Any:
 
 
 def for_hyperopt(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space in which some are hyperopt's expressions with the others as such, too.
+    """Return a space with all parameters as expressions of hyperopt.
 
     Raises:
-        SpaceError: one can't stand beside them.
+        SpaceError: a domain has no such expression.
     """
     return {
         name: given if is_expression(given) else _expression_of(name, given) for name, given in space.items()
@@ -165,7 +165,7 @@ def _expression_of(name: str, leaf: Any) -> Any:
 
 
 def domain_of(name: str, given: Any) -> Domain:
-    """Return what one parameter may be, as a domain of exactly the same values and distribution.
+    """Return the domain of a parameter, with exactly the same values and distribution.
 
     Args:
         name: of the parameter, for errors.
@@ -173,7 +173,7 @@ def domain_of(name: str, given: Any) -> Domain:
             domain, or a distribution of Optuna's.
 
     Raises:
-        SpaceError: it is none of these, or has no exact translation.
+        SpaceError: it has another form, or no exact translation.
     """
     if isinstance(given, Domain):
         return given
@@ -196,17 +196,17 @@ def domain_of(name: str, given: Any) -> Domain:
 
 
 def is_expression(given: Any) -> bool:
-    """True for hyperopt's own, such as `hp.uniformint("n", 1, 9)`."""
+    """Return True for an expression of hyperopt, such as `hp.uniformint("n", 1, 9)`."""
     return type(given).__module__.startswith("hyperopt.")
 
 
 def is_list(given: Any) -> bool:
-    """True for lists of values, arrays among them."""
+    """Return True for a list or an array of values."""
     return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
 
 
 def is_range(given: Any) -> bool:
-    """True for tuples that mean all between two numbers: (low, high), or with a word as third."""
+    """Return True for a range: (low, high), or (low, high, prior)."""
     return (
         isinstance(given, tuple)
         and len(given) in (2, 3)
@@ -229,7 +229,7 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # Their parameters in public words, whatever mixture of place, scale and shapes they were given as.
+    # Public methods give the parameters, whether they were given as location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)

@@ -40,7 +40,7 @@ from trainkit.tune.trial.actor import SerializedTrainable, seed_generators
 from trainkit.tune.trial.trainable import Trainable
 
 REPORT_EVERY_S = 0.1
-"""Folds that take less are reported together: a report is a round trip."""
+"""Seconds for which short folds are collected in one report, as each report is a round trip."""
 
 session.register("trainkit.sklearn.trials")
 
@@ -50,18 +50,18 @@ class EvaluationTask:
     """Task that every candidate is evaluated on; it travels to the workers once, its arrays as shared memory.
 
     Attributes:
-        estimator: to clone, unfitted.
+        estimator: unfitted, to clone.
         X, y: as given to `fit`, indexable; y may be None.
-        splits: of each fold, the indices of its training and of its test samples.
+        splits: indices of the training and of the test samples of each fold.
         scorer: one scorer, several as scikit-learn's multimetric scorer, or the user's callable.
         fit_params, score_params: as routed to the estimator and to the scorer.
         return_train_score, error_score, verbose: as scikit-learn means them.
-        surroundings: of the call of `fit`, which hold for each fold too.
-        told: what to tell callbacks of each fold; None: there are none.
-        candidates: how many there will be; None: that isn't known.
-        known: by a candidate's key, what its first folds came to in a search that was cut off.
-        digest: of the above but `known`, where the search is kept in a folder; else ''.
-        copies: where workers share copies of folds' samples; None: each makes its own.
+        context: of the call of `fit`, applied around each fold.
+        callbacks: of scikit-learn; None if there are none.
+        candidates: their number; None if it is not known.
+        known: outcomes of first folds from a search that was cut off, by the candidate's key.
+        digest: of the task without `known` if the search is kept in a folder; else ''.
+        copies: of the folds' samples, shared by workers; None if each makes its own.
     """
 
     estimator: Any
@@ -74,19 +74,27 @@ class EvaluationTask:
     return_train_score: bool
     error_score: Any
     verbose: int
-    surroundings: SklearnContext
-    told: FoldCallbacks | None = None
+    context: SklearnContext
+    callbacks: FoldCallbacks | None = None
     candidates: int | None = None
     known: KnownOutcomes = field(default_factory=dict)
     digest: str = ""
     copies: SharedCopies | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # An estimator may be frozen, which a clone shares; of data and folds the arrays stay shared memory.
+        # A frozen estimator is shared by its clones, so its arrays must be writable; X and y stay shared.
         self.__dict__.update(state, estimator=own(state["estimator"]))
 
+    def known_outcomes(self, key: str) -> list[Outcome]:
+        """Return the outcomes of a candidate's first folds that are known from an earlier search."""
+        return list(self.known.get(key, ()))
+
+    def in_context(self) -> AbstractContextManager[None]:
+        """Apply the context of the call of `fit`."""
+        return self.context.applied()
+
     def digested(self) -> str:
-        """Return a text that differs for tasks whose outcomes may."""
+        """Return a digest of all that the outcomes depend on."""
         data = self.X, self.y, self.splits, self.fit_params, self.score_params
         return digest((*data, self.estimator, self.scorer, self.return_train_score, self.error_score), "X, y")
 
@@ -98,7 +106,7 @@ class EvaluationTask:
         outcome: Outcome = {"test_scores": score}
         if self.return_train_score:
             outcome["train_scores"] = score
-        # Nobody knows how long it took.
+        # The time is not known.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
         return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
@@ -114,15 +122,15 @@ class EvaluationTask:
         Raises:
             Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
         """
-        with self.surroundings.entered():
+        with self.context.applied():
             return self._outcome(parameters, split, candidate)
 
     def lent(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
-        """Give X, or what gives the samples of fold `split` without a copy where it can, as `lent` does.
+        """Give X as an array that gives the samples of fold `split` without a copy where it can.
 
         Args:
             split: which fold, from 0.
-            views: whether its samples may be views, which are used within the block only.
+            views: allow views, which must be used within the block only.
         """
         samples = self.splits[split]
         shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
@@ -152,32 +160,32 @@ class EvaluationTask:
             split_progress=(split, folds),
             candidate_progress=None if self.candidates is None else (candidate, self.candidates),
             error_score=self.error_score,
-            **({} if self.told is None else self.told.told(candidate, split, folds)),
+            **({} if self.callbacks is None else self.callbacks.arguments(candidate, split, folds)),
         )
         return outcome
 
 
 def own(value: Any) -> Any:
-    """Return a copy whose arrays can be written to, as those that lie in shared memory can't be.
+    """Return a copy with writable arrays, as arrays in shared memory are read-only.
 
-    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The value is pickled, as
-    it was to be sent here: what can be pickled can't always be copied otherwise, such as what holds a module.
+    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The copy is made by
+    pickle, as some values can be pickled and not copied otherwise, such as one that holds a module.
     """
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
-    # Protocol 5 would keep arrays that can't be written to as they are.
+    # Protocol 5 would keep read-only arrays as they are.
     return pickle.loads(cloudpickle.dumps(value, protocol=4))
 
 
 def own_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
-    """Return a candidate's parameters as this process may change them; in the driver they are as given."""
+    """Return parameters that this process may change; in the driver they are those that were given."""
     if os.getpid() == driver_pid:
         return config
     return {name: own(value) for name, value in config.items()}
 
 
 class FoldTrial(SerializedTrainable):
-    """Evaluates a candidate; it reports what it has when a fold is done, or several short ones are."""
+    """Trial that fits and scores each fold, and reports after a fold or after several short ones."""
 
     def setup(self, config: dict[str, Any], *, task: EvaluationTask) -> None:  # type: ignore[override]
         self._task = task
@@ -185,7 +193,7 @@ class FoldTrial(SerializedTrainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._key = candidate_key(new_config, self._task.digest)
-        self._outcomes = list(self._task.known.get(self._key, ()))
+        self._outcomes = self._task.known_outcomes(self._key)
         self._parameters = own_parameters(new_config, self._trial.driver_pid)
         return True
 
@@ -214,7 +222,7 @@ class FoldTrial(SerializedTrainable):
         candidate, split = int(self.trial_id.rsplit("_", 1)[1]), len(self._outcomes)
         seed = self._trial.seed
         if seed is not None and os.getpid() != self._trial.driver_pid:
-            seed_generators(trial_seed(seed, split))  # so that it draws the same, wherever and whenever
+            seed_generators(trial_seed(seed, split))  # the same draws in every process and order
         self._outcomes.append(self._task.outcome(self._parameters, split, candidate))
 
     def _report(self) -> dict[str, Any]:
@@ -233,7 +241,7 @@ class FoldByFoldTrial(FoldTrial):
     def step(self) -> dict[str, Any]:
         if self._is_told:
             self._evaluate_next()
-        self._is_told = True  # what was known from the start is a report without further folds
+        self._is_told = True  # outcomes known from the start are a report of their own
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -250,7 +258,7 @@ STATE = "folds.pkl"
 
 
 class IncrementalTrial(Trainable):
-    """Trains a candidate in all folds at once; each report holds all scores, after some portions more."""
+    """Trial that trains all folds of a candidate in portions, and reports the scores of all folds."""
 
     def setup(  # type: ignore[override]
         self, config: dict[str, Any], *, task: EvaluationTask, reports: Sequence[int], last_step: bool
@@ -272,13 +280,13 @@ class IncrementalTrial(Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        with self._task.surroundings.entered():
+        with self._task.in_context():
             outcomes = [fold.advance() for fold in self._folds]
         counted = {COUNTED_BY: portions_at(self._reports, self.iteration + 1)}
         return report_of(outcomes) | counted | {"done": all(fold.over for fold in self._folds)}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        with self._task.surroundings.entered():
+        with self._task.in_context():
             state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
         with Path(checkpoint_dir, STATE).open("wb") as file:
             cloudpickle.dump(state, file, protocol=5)
@@ -286,13 +294,13 @@ class IncrementalTrial(Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         with Path(checkpoint, STATE).open("rb") as file:
             state = cloudpickle.load(file)
-        # It may be another candidate's, whose training goes on with the parameters of this one.
+        # The checkpoint may be of another candidate, to be trained further with the parameters of this one.
         changed = {
             name: value
             for name, value in self.config.items()
             if name not in state["config"] or not _alike(value, state["config"][name])
         }
-        with self._task.surroundings.entered():
+        with self._task.in_context():
             for fold, stored in zip(self._folds, state["folds"], strict=True):
                 fold.resume(stored, changed)
 
@@ -301,14 +309,14 @@ class IncrementalTrial(Trainable):
 
 
 class IncrementalFold:
-    """A candidate in one fold, in the course of its training.
+    """Training of a candidate on one fold.
 
     Args:
-        task: what it is evaluated on.
-        split: which fold.
+        task: data and settings.
+        split: number of the fold.
         parameters: of the candidate.
-        reports: after how many portions it is scored; the last is a whole training.
-        last_step: of a pipeline, its last step is trained by portions.
+        reports: portions after which it is scored; the last is a complete training.
+        last_step: train only the last step of a pipeline in portions.
     """
 
     def __init__(
@@ -333,7 +341,7 @@ class IncrementalFold:
 
     @property
     def over(self) -> bool:
-        """True if nothing is left to train: all was, or it has failed."""
+        """True if the training is complete or has failed."""
         return self._failure is not None or self._started.done >= self._reports[-1]
 
     def advance(self) -> Outcome:
@@ -357,7 +365,7 @@ class IncrementalFold:
     def _started(self) -> IncrementalFit:
         if self._piecewise is None:
             estimator = clone(self._task.estimator)
-            # Parameters may be estimators, which each fold trains for itself.
+            # Parameters may be estimators, of which each fold trains its own clone.
             estimator.set_params(**clone(dict(self._parameters), safe=False))
             self._piecewise = IncrementalFit(
                 estimator,
@@ -370,7 +378,7 @@ class IncrementalFold:
 
     def _data(self) -> Data:
         task = self._task
-        # No views: the estimator may keep what it is given, from one report to the next.
+        # No views: the estimator may keep its samples from one report to the next.
         with task.lent(self._split, views=False) as lent:
             X, y = safe_split(self._started.estimator, lent, task.y, self._train)
         return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
@@ -403,7 +411,7 @@ class IncrementalFold:
         with task.lent(self._split, views=False) as lent:
             X, y = safe_split(scored, lent, task.y, samples, self._train)
         params = check_method_params(task.X, params=task.score_params, indices=samples)
-        if samples is self._test and self._started.transforms and _asks_for_predictions(task.scorer):
+        if samples is self._test and self._started.transforms and _uses_only_predictions(task.scorer):
             if self._transformed_test is None:
                 self._transformed_test = scored[:-1].transform(X)
             scored, X = self._started.trained, self._transformed_test
@@ -424,7 +432,7 @@ class IncrementalFold:
         """Go on from `state`, with the parameters that have changed since.
 
         Raises:
-            ConfigError: one of them can't change in the course of a training.
+            ConfigError: one of them can't change during a training.
         """
         self._fit_time = state["fit_time"]
         self._failure = state["failure"]
@@ -434,13 +442,13 @@ class IncrementalFold:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equality that takes estimators with the same parameters for equal."""
+    """Return True for equal values, and for estimators of one class with equal parameters."""
     return same(one, other) or (type(one) is type(other) and repr(one) == repr(other))
 
 
-def _asks_for_predictions(scorer: Any) -> bool:
+def _uses_only_predictions(scorer: Any) -> bool:
     """Return True if the score depends on the estimator's predictions only, so its last step will do."""
     if routing_enabled():
-        return False  # transformers may ask for arguments
+        return False  # transformers may request arguments
     scorers = scorer._scorers.values() if isinstance(scorer, MultimetricScorer) else [scorer]
     return all(isinstance(each, (BaseScorer, PassthroughScorer)) for each in scorers)

@@ -25,13 +25,13 @@ CALLBACKS = Registry(
 
 
 class Callback:
-    """Extend this and give an object in RunConfig(callbacks=[...]).
+    """Base class of callbacks, which are given by RunConfig(callbacks=[...]).
 
     Every method is called after its event is committed to the experiment file. What a callback raises
     is reported once and never touches a trial. `trials` and `trial` are for reading.
 
     Attributes:
-        refresh_s: how often `on_step_end` is wanted though nothing has happened; None: never.
+        refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.
     """
 
     refresh_s: float | None = None
@@ -43,7 +43,7 @@ class Callback:
         total_num_samples: int | None = None,
         **info: Any,
     ) -> None:
-        """The experiment begins, or goes on.
+        """Called when the experiment begins or goes on.
 
         `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
         and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
@@ -53,39 +53,43 @@ class Callback:
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """The loop is about to handle what has arrived."""
+        """Called before new events are handled."""
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """The loop has handled it; `info` holds `time`, `resources`, `resources_used`, `total_samples`, and
-        `remaining_s`: about how many seconds it will take yet, None while that can't be said.
+        """Called after new events were handled.
+
+        `info` holds `time`, `resources`, `resources_used`, `total_samples` and `remaining_s`: an estimate of
+        the seconds to the end, or None while there is none.
         """
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial's process has set it up."""
+        """Called when the process of a trial has set it up."""
 
     def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial runs again; `info["results"]` holds the results that it goes on from, oldest first."""
+        """Called when a trial runs again from the results in `info["results"]`, the oldest first."""
 
     def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial has a new checkpoint."""
+        """Called when a trial has a new checkpoint."""
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
     ) -> None:
-        """A trial has reported."""
+        """Called when a trial has reported."""
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial has ended, by itself or stopped."""
+        """Called when a trial has ended, by itself or stopped."""
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial has failed and will be run again; `info["failure"]` says why it failed."""
+        """Called when a trial has failed and will run again; `info["failure"]` says why it failed."""
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial has failed for good; `trial.failure` says why."""
+        """Called when a trial has failed for good; `trial.failure` says why."""
 
     def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """A trial goes on with another configuration; `info` holds `donor`, the trial whose state it has
-        taken over, or None, and `donor_iteration`, the donor's last report before that.
+        """Called when a trial goes on with another configuration.
+
+        `info` holds `donor`, the trial whose state it has taken over, or None, and `donor_iteration`, the
+        last report of the donor before that.
         """
 
     def on_checkpoint(
@@ -96,10 +100,10 @@ class Callback:
         checkpoint: SavedCheckpoint,
         **info: Any,
     ) -> None:
-        """A checkpoint was committed."""
+        """Called when a checkpoint was committed."""
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
-        """The experiment has ended, or was interrupted.
+        """Called when the experiment has ended or was interrupted.
 
         `info` holds what `on_step_end` hears; `ending`: why it ended early, '' where all trials have ended;
         `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits; and
@@ -114,15 +118,15 @@ class Callback:
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave, after `setup`; for the callback of the same class and place."""
+        """Take the state of the callback with the same class and place; called after `setup`."""
 
 
 ASK_S = 1.0
-"""A reporter is asked at least this often, whatever happens."""
+"""Seconds after which a reporter is asked though nothing happens."""
 
 
 class ProgressReporter:
-    """Extend this and give an object in RunConfig(progress_reporter=...)."""
+    """Base class of reporters, which are given by RunConfig(progress_reporter=...)."""
 
     def setup(
         self,
@@ -132,7 +136,7 @@ class ProgressReporter:
         mode: str | None = None,
         **info: Any,
     ) -> None:
-        """The experiment begins, or goes on.
+        """Called when the experiment begins or goes on.
 
         Args:
             start_time: when, in seconds since 1970.
@@ -147,17 +151,17 @@ class ProgressReporter:
         raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        """Show how the trials stand; `sys_info` are lines on the experiment as a whole."""
+        """Show the trials; `sys_info` are lines on the experiment as a whole."""
         raise NotImplementedError(f"{type(self).__name__} must define report()")
 
 
 class ReporterCallback(Callback):
-    """Asks a reporter.
+    """Callback that calls a reporter.
 
     Args:
-        reporter: to ask.
+        reporter: to call.
         verbose: of RunConfig.
-        kept: False: the experiment's folder is gone when it has ended, and the reporter is not told of it.
+        kept: False if the experiment's folder is removed at the end; then the reporter gets no path.
     """
 
     refresh_s = ASK_S

@@ -33,14 +33,16 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class MetricWatch(Callback):
-    """Warns once; trials fail only at their end, since the metric may come with a later report.
+    """Callback that warns of a metric or time attribute that the first report lacks.
+
+    A trial without the metric fails only at its end, as the metric may come with a later report.
 
     Args:
         metrics: to be reported.
-        time_attr: what the scheduler counts by.
-        scheduler: what it is called.
-        first_judgement: the time at which it judges a trial at the earliest; None: that is not to be told.
-        judged_by: the metric that the scheduler judges by; None: by none.
+        time_attr: of the scheduler.
+        scheduler: name of its class.
+        first_judgement: time at which the scheduler judges a trial at the earliest; None for no warning.
+        judged_by: metric that the scheduler judges by; None for none.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """Say what `result` has in place of `name`: all that it has, and the nearest name if one is like it."""
+    """Return the names that `result` has in place of `name`, with the nearest one if there is one."""
     names = flatten({name: value for name, value in result.items() if name != "config"})
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
