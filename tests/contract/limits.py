@@ -66,8 +66,8 @@ DOORS = {door for floor in FLOORS for door in floor}
 LAYERS = {
     "runtime.local": "main > worker > client | node > memory > wire, system",
     "tune": (
-        "tuner > experiment > executor, simulation > callbacks, results, plots > store > controller > search"
-        " > schedulers > trial, space > core"
+        "tuner, simulation > experiment > executor > plots > results > sync > config > integrations"
+        " > callbacks > display > store > controller > search > schedulers > trial, space > core"
     ),
     "train": (
         "trainer > tune > workers > options > operator > lightning > step > strategies > data, checkpoint"

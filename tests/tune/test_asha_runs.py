@@ -14,7 +14,7 @@ from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler, create_scheduler
-from trainkit.tune.simulation.results import Simulation
+from trainkit.tune.simulation.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("inline")
 

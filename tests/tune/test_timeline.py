@@ -6,7 +6,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.plots.timeline import lanes
+from trainkit.tune.plots.curves import lanes
 from trainkit.tune.store.records import Span
 
 

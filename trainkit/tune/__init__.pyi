@@ -37,7 +37,7 @@ from trainkit.tune.results.result import Result as Result
 from trainkit.tune.results.result_grid import ResultGrid as ResultGrid
 from trainkit.tune.schedulers import create_scheduler as create_scheduler
 from trainkit.tune.search import create_searcher as create_searcher
-from trainkit.tune.simulation.results import Simulation as Simulation
+from trainkit.tune.simulation.simulate import Simulation as Simulation
 from trainkit.tune.simulation.simulate import simulate as simulate
 from trainkit.tune.space import choice as choice
 from trainkit.tune.space import forbid as forbid

@@ -30,7 +30,7 @@ DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """What is searched for, and how.
+    """Settings of the search: metric, searcher, scheduler, number of trials.
 
     Args:
         mode: "min" or "max"; for several objectives a list, with one for each metric.

@@ -150,14 +150,14 @@ class Controller:
 
     @property
     def ended_by(self) -> Ending | None:
-        """What ends the experiment, or has ended it, before all its trials had; None: nothing."""
+        """Reason why the experiment ends, or has ended, before all its trials had; None: there is none."""
         return self._state.ending
 
     @property
     def error(self) -> Exception | None:
-        """What broke the experiment off, for `fit` to raise once those that ran have ended.
+        """Error that broke the experiment off, such as one of the searcher, the scheduler or a stopper.
 
-        Such as what searcher, scheduler or stopper raised.
+        `fit` raises it once the trials that ran have ended.
         """
         return self._state.error
 
@@ -181,7 +181,7 @@ class Controller:
 
     @property
     def ending(self) -> str:
-        """The same in words; '' for nothing."""
+        """Reason of the early end in words; '' if there is none."""
         return self._state.ending.why if self._state.ending is not None else ""
 
     @property

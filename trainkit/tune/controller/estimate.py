@@ -106,7 +106,7 @@ class _Lengths:
         return self._steps[low][0]
 
     def rest(self, running: RunningTrial) -> float:
-        """What a trial that has run so long has yet before it, on average."""
+        """Return how much longer a trial runs on average that has run so long."""
         survival_now = next(
             (after for length, after in reversed(self._steps) if length <= running.elapsed_s), 1.0
         )
@@ -154,7 +154,7 @@ class TimeEstimate:
             self._finished.append(spent)
 
     def remaining_s(self, running: Sequence[Trial], to_come: int | None, time: float) -> float | None:
-        """The same as the function, for these trials, now."""
+        """Return the seconds that these trials, and those to come, still take; None: unknown."""
         return remaining_s(self._finished, [self._running(trial, time) for trial in running], to_come)
 
     def _running(self, trial: Trial, time: float) -> RunningTrial:

@@ -182,7 +182,7 @@ class ResultAdded(NamedTuple):
 
 
 class DecisionMade(NamedTuple):
-    """What was decided on a report, and why."""
+    """Decision on a report, with its reason."""
 
     trial: Trial
     attempt: int
@@ -335,7 +335,7 @@ FILES_ONLY = (Adopt, DeleteCheckpoint)
 
 @dataclass(slots=True)
 class Step:
-    """What handling a batch of events came to."""
+    """Records and actions that a batch of events led to."""
 
     records: list[Record] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)

@@ -31,7 +31,7 @@ _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory was not enough: the process's, the machine's or a GPU's."""
+    """Return whether `error` says that memory was not enough: the process's, the machine's or a GPU's."""
     if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()

@@ -50,7 +50,10 @@ def require_known_donors(state: ControllerState, trial_id: str, decision: Decisi
 
 
 def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
-    """Whether a trial that is to be paused runs on instead, being the next to go on; that is noted."""
+    """Return whether a trial that is to be paused runs on instead, as it would be the next to go on.
+
+    If it does, that is recorded.
+    """
     decision = active.pause
     if decision is None or decision.donors or decision.request is not None:
         return False

@@ -54,7 +54,7 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Plan:
-    """What the experiment asks of its trials.
+    """Rules of an experiment for its trials.
 
     Attributes:
         metric: that every trial must have reported when it ends; None: no such rule.
@@ -84,7 +84,7 @@ class Plan:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """What every trial must have in a report when it ends."""
+        """Metrics that every trial must have reported when it ends."""
         return () if self.metric is None else (self.metric, *self.other_metrics)
 
 
@@ -168,7 +168,7 @@ def words_of(stopper: Stopper) -> str:
 
 
 def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
-    """What says of a report why `rule` ends the trial by it, as facts; or None."""
+    """Return the function that says, as facts, why a report ends its trial by `rule`; None: it does not."""
     if isinstance(rule, Mapping):
         return lambda trial_id, result: _reached(rule, result)
     if isinstance(rule, Stopper):

@@ -15,7 +15,7 @@ _SIMULATED = {
     "has": "the simulated workers have",
     "more": "simulate more workers: each has 1 CPU and nothing else",
 }
-"""What is said of them to who asks for too much."""
+"""Words of the message to a user who asks for too much."""
 
 
 class ResourceLedger:

@@ -46,7 +46,7 @@ class _Leaving:
 
 
 class LeavingProcesses:
-    """See the module.
+    """Processes that were told to end: waited for, and killed if that takes too long.
 
     Args:
         now: the time, in seconds, which never falls.

@@ -129,7 +129,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What is kept of an exception; a mistake in the arguments would only be made again."""
+    """Return an exception as a failure; a mistake in the arguments is not retried."""
     cause = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     wrong = (MetricError, ConfigError, SerializationError)
     return Failure(

@@ -173,11 +173,12 @@ class ExperimentLoop:
         self._hub.step(step.records, time=self._now(), **self.info())
 
     def info(self) -> dict[str, Any]:
-        """What callbacks hear besides the events."""
+        """Return the facts that callbacks are given besides the events."""
+        ledger = self._controller.ledger
         return {
             "total_samples": self._total_samples,
-            "resources": self._controller.ledger.existing,
-            "resources_used": self._controller.ledger.used(),
+            "resources": ledger.existing,
+            "resources_used": ledger.used(),
             "remaining_s": self._remaining_s(self._now()),
         }
 

@@ -32,14 +32,14 @@ from trainkit.tune.core.trial import TrialStatus, safe_name
 from trainkit.tune.display import say
 from trainkit.tune.executor.base import Executor, SpecFactory
 from trainkit.tune.experiment import setup
-from trainkit.tune.experiment.description import (
+from trainkit.tune.experiment.loop import ExperimentLoop, InterruptHandler
+from trainkit.tune.experiment.setup import (
     describe_metric,
     describe_settings,
     new_facts,
     restored_run_config,
     restored_tune_config,
 )
-from trainkit.tune.experiment.loop import ExperimentLoop, InterruptHandler
 from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
 from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
 from trainkit.tune.space.encoding import holds_opaque
@@ -112,7 +112,7 @@ class ExperimentRun:
         self._address = address
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
-        """What ended it early, once `fit` has returned or raised; None: nothing did."""
+        """Reason of its early end, once `fit` has returned or raised; None: there is none."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
@@ -251,7 +251,7 @@ class ExperimentRun:
         return ExperimentStore.open(self.folder)
 
     def results(self) -> ResultGrid:
-        """What the experiment's file holds now, be it finished, running or interrupted.
+        """Return the results in the experiment's file, be it finished, running or interrupted.
 
         Raises:
             StoreError: there is none, or it is damaged or foreign.

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 FILENAME = "model.txt"
 
 
-class TuneReportCheckpointCallback:
+class LightGBMCheckpointCallback:
     """Reports the evaluation of each round, such as 'eval-binary_logloss', and checkpoints of the model.
 
     To go on from one: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
@@ -66,7 +66,7 @@ class TuneReportCheckpointCallback:
         self._reporter.report(found, save, self._filename)
 
 
-class TuneReportCallback(TuneReportCheckpointCallback):
+class LightGBMReportCallback(LightGBMCheckpointCallback):
     """Reports the evaluation of each round, without checkpoints.
 
     Args:
@@ -78,3 +78,7 @@ class TuneReportCallback(TuneReportCheckpointCallback):
         super().__init__(
             metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
         )
+
+
+TuneReportCheckpointCallback = LightGBMCheckpointCallback
+TuneReportCallback = LightGBMReportCallback

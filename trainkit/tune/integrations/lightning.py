@@ -48,7 +48,7 @@ HOOKS = frozenset(
 _Base: Any = _BASES[0] if len(_BASES) == 1 else type("_Base", _BASES, {})
 
 
-class TuneReportCheckpointCallback(_Base):  # type: ignore[misc]
+class LightningCheckpointCallback(_Base):  # type: ignore[misc]
     """Reports what the Trainer has logged, with a checkpoint: give it in `Trainer(callbacks=[...])`.
 
     To go on from one: `trainer.fit(model, ckpt_path=path)`, where `path` is `filename` in the folder
@@ -89,7 +89,7 @@ class TuneReportCheckpointCallback(_Base):  # type: ignore[misc]
             self._reporter.report(trainer.callback_metrics, save, self._filename)
 
 
-class TuneReportCallback(TuneReportCheckpointCallback):
+class LightningReportCallback(LightningCheckpointCallback):
     """Reports what the Trainer has logged, without checkpoints.
 
     Args:
@@ -99,3 +99,7 @@ class TuneReportCallback(TuneReportCheckpointCallback):
 
     def __init__(self, metrics: Metrics = None, on: str | Sequence[str] = "validation_end") -> None:
         super().__init__(metrics, save_checkpoints=False, on=on)
+
+
+TuneReportCheckpointCallback = LightningCheckpointCallback
+TuneReportCallback = LightningReportCallback

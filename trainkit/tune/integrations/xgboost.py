@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 FILENAME = "model.ubj"
 
 
-class TuneReportCheckpointCallback(xgboost.callback.TrainingCallback):
+class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
     """Reports the evaluation of each round, such as 'eval-logloss', and checkpoints of the model.
 
     To go on from one: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
@@ -75,7 +75,7 @@ class TuneReportCheckpointCallback(xgboost.callback.TrainingCallback):
         self._reporter.report(self._last, save, self._filename)
 
 
-class TuneReportCallback(TuneReportCheckpointCallback):
+class XGBoostReportCallback(XGBoostCheckpointCallback):
     """Reports the evaluation of each round, without checkpoints.
 
     Args:
@@ -87,3 +87,7 @@ class TuneReportCallback(TuneReportCheckpointCallback):
         super().__init__(
             metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
         )
+
+
+TuneReportCheckpointCallback = XGBoostCheckpointCallback
+TuneReportCallback = XGBoostReportCallback

@@ -1,4 +1,4 @@
-"""Pictures of an experiment, with matplotlib: a kind each in a file of its own, loaded when it is drawn.
+"""Pictures of an experiment, with matplotlib: loaded when one is drawn.
 
 A figure is made without pyplot: nothing global changes, no window opens, and it works without a display.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from trainkit.tune.results.result_grid import ResultGrid
 
 KINDS = {
-    "curves": "learning curves",
-    "lineage": "where the members of a population got their weights",
-    "parallel": "parallel coordinates",
-    "pareto": "the Pareto front of two objectives",
-    "rungs": "rungs of a scheduler",
-    "timeline": "workers against time",
+    "curves": ("curves:draw_curves", "learning curves"),
+    "lineage": ("lineage:draw_lineage", "where the members of a population got their weights"),
+    "parallel": ("parallel:draw_parallel", "parallel coordinates"),
+    "pareto": ("parallel:draw_pareto", "the Pareto front of two objectives"),
+    "rungs": ("rungs:draw_rungs", "rungs of a scheduler"),
+    "timeline": ("curves:draw_timeline", "workers against time"),
 }
-"""By name, which is that of its file too, what a kind is."""
+"""Of each kind of plot the module and function that draw it, and what it shows."""
 _SPELLINGS = {
     "learning curves": "curves",
     "learning_curves": "curves",
@@ -36,7 +36,7 @@ _SPELLINGS = {
 
 
 def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw `grid`; see `ResultGrid.plot`, and the function `draw` of the kind's file for its options.
+    """Draw `grid`; see `ResultGrid.plot`, and the function that draws the kind for its options.
 
     Raises:
         ConfigError: there is no such kind or option.
@@ -45,10 +45,11 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
     """
     name = _SPELLINGS.get(kind, kind)
     if name not in KINDS:
-        kinds = ", ".join(f"{known!r} ({what})" for known, what in KINDS.items())
+        kinds = ", ".join(f"{known!r} ({what})" for known, (_, what) in KINDS.items())
         raise ConfigError(f"plot(kind={kind!r}): the kinds are {kinds}")
     load("matplotlib.figure", "plots", "tune")
-    draw = importlib.import_module(f"{__name__}.{name}").draw
+    module, _, function = KINDS[name][0].partition(":")
+    draw = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     known = [each for each in draw.__kwdefaults__ if each != "ax"]
     for option in options:
         if option not in known:

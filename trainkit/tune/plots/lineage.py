@@ -22,7 +22,7 @@ WINNER = style.BEST[0]
 TAKES_OVER = style.BEST[1]
 
 
-def draw(
+def draw_lineage(
     grid: ResultGrid,
     *,
     ax: Axes | None = None,

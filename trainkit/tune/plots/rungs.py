@@ -56,7 +56,7 @@ PROMOTION = RungLabels("promoted", "not promoted")
 WAITING = RungLabels("went on", "stopped, or still waiting")
 
 
-def draw(
+def draw_rungs(
     grid: ResultGrid,
     *,
     ax: Axes | None = None,

@@ -77,9 +77,7 @@ class Mirror(Callback):
         try:
             if new and self._address.holds_experiment():
                 raise ConfigError(already_there(self._address))
-            self._address.fs.makedirs(self._address.root, exist_ok=True)
-            self._address.fs.pipe_file(self._address.path(f"{WORKSHOP}.partial"), b"trainkit")
-            self._address.remove(f"{WORKSHOP}.partial")
+            self._address.require_writable(f"{WORKSHOP}.partial")
             if not new:
                 self._take_in(self._address.sizes())
         except ConfigError:

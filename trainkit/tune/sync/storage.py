@@ -48,6 +48,12 @@ class Address:
         self.fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         self.fs.put_file(str(source), path)
 
+    def require_writable(self, name: str) -> None:
+        """Write and remove a file `name`, which raises if the folder can't be written."""
+        self.fs.makedirs(self.root, exist_ok=True)
+        self.fs.pipe_file(self.path(name), b"trainkit")
+        self.remove(name)
+
     def replace(self, source: Path, name: str) -> None:
         """Copy a file there; a reader sees the old one or the new one, whole."""
         self.put(source, f"{name}.partial")

@@ -1,22 +1,314 @@
-"""The two ways a trial runs in a process: an actor, or a task per step."""
+"""A trial in its process: runners of the user's code, driven by an actor or by a task per step."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import socket
 import sys
-from collections.abc import Mapping
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from greenlet import greenlet  # type: ignore[import-untyped]
+
+from trainkit.errors import MetricError
 from trainkit.runtime import api, session
 from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
+from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.registry import take_environments
+from trainkit.tune.core.values import is_scalar
+from trainkit.tune.trial.context import TrialContext, TrialStopped
+from trainkit.tune.trial.environment import TrialEnvironment
 from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
-from trainkit.tune.trial.runners import Runner, make_runner
 from trainkit.tune.trial.trainable import Trainable
+
+CHECKPOINT_DIR = "checkpoint_dir"
+"""The argument by which functions of Ray 1.x are told where the checkpoint lies that they go on from."""
+
+
+def older_arguments(
+    function: Callable[..., Any], parameters: Mapping[str, Any], checkpoint: str | None
+) -> dict[str, Any]:
+    """Return the further arguments of a function in an older form.
+
+    Args:
+        function: the user's.
+        parameters: what is bound to it already.
+        checkpoint: path of the one to go on from.
+    """
+    if CHECKPOINT_DIR in parameters:
+        return {}
+    try:
+        wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
+    except ValueError:
+        return {}
+    # One that functools.partial has bound has that value as its default.
+    by_partial = CHECKPOINT_DIR in getattr(function, "keywords", ())
+    return {CHECKPOINT_DIR: checkpoint} if wanted is not None and not by_partial else {}
+
+
+class Runner(ABC):
+    """One attempt of a trial."""
+
+    @abstractmethod
+    def advance(self) -> Reply:
+        """Run to the next report, or to the end."""
+
+    @abstractmethod
+    def save(self) -> Reply:
+        """Save a checkpoint where the trial waits; nothing if it can't, or has saved this state."""
+
+    @abstractmethod
+    def stop(self, save: bool) -> Reply:
+        """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
+        del spec
+        return False
+
+    def close(self) -> str:
+        """Clean up what was kept for another trial; return the traceback of what that raises."""
+        return ""
+
+
+class FunctionRunner(Runner):
+    """Runs `function(config, **parameters)`, which reports by `tune.report`, by yielding or by returning."""
+
+    def __init__(self, spec: TrialSpec, function: Any, parameters: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._function = function
+        self._parameters = parameters
+        self._session = TrialContext(spec, self._hand_over)
+        self._greenlet = greenlet(self._run)
+
+    def advance(self) -> Reply:
+        self._greenlet.parent = greenlet.getcurrent()
+        progress: Reply = self._greenlet.switch()
+        return progress
+
+    def save(self) -> Reply:
+        return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
+
+    def stop(self, save: bool) -> Reply:
+        del save  # a function saves by itself, with its reports
+        self._session.stopping = True
+        if not self._greenlet:  # it has not begun, and need not
+            return reply(self._session.meter.iteration, done=True)
+        try:
+            return self.advance()
+        except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
+            return reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
+
+    def _hand_over(self, progress: Reply) -> None:
+        parent = self._greenlet.parent
+        parent.switch(progress)
+
+    def _run(self) -> Reply:
+        self._session.activate()
+        try:
+            older = older_arguments(self._function, self._parameters, self._spec.checkpoint)
+            output = self._function(self._spec.config, **self._parameters, **older)
+            if inspect.isgenerator(output):
+                try:
+                    for item in output:
+                        self._session.report(as_metrics(item), None)
+                finally:
+                    output.close()
+                output = None
+            if self._session.stopping or output is None or (isinstance(output, Mapping) and not output):
+                return self._session.end()
+            return self._session.progress(as_metrics(output), None, done=True)
+        except TrialStopped:
+            return self._session.end()
+        finally:
+            self._session.deactivate()
+
+
+class ClassRunner(Runner):
+    """Steps a `Trainable`."""
+
+    def __init__(
+        self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
+    ) -> None:
+        # Where another trial may take the object over, it is cleaned up once none does.
+        self._keeps = keep and cls.reset_config is not Trainable.reset_config
+        self._kept = False
+        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
+        self._begin(spec)
+
+    def _begin(self, spec: TrialSpec) -> None:
+        self._spec = spec
+        self._next_checkpoint = spec.next_checkpoint
+        # Iteration of the checkpoint that holds the present state; -1: none does.
+        self._saved_at = spec.iteration if spec.checkpoint is not None else -1
+        if spec.checkpoint is not None:
+            try:
+                self._trainable.restore(spec.checkpoint)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        if not self._kept:
+            return False
+        self._kept = False
+        try:
+            accepted = self._trainable.take_over(spec)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if not accepted:
+            # The trial that it belonged to has long ended: nothing else could tell what this raises.
+            sys.stderr.write(self._clean_up())
+            return False
+        self._begin(spec)
+        return True
+
+    def close(self) -> str:
+        kept, self._kept = self._kept, False
+        return self._clean_up() if kept else ""
+
+    def advance(self) -> Reply:
+        try:
+            metrics = self._trainable.train()
+            done = bool(metrics.pop("done", False))
+            iteration, every = self._trainable.iteration, self._spec.checkpoint_frequency
+            due = bool(metrics.pop("should_checkpoint", False)) or (every > 0 and iteration % every == 0)
+            dirname = self._save() if due or (done and self._spec.checkpoint_at_end) else None
+            if dirname is not None:
+                metrics["checkpoint_dir_name"] = dirname
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        return reply(iteration, metrics, dirname, done, self._end() if done else "")
+
+    def save(self) -> Reply:
+        try:
+            return reply(self._trainable.iteration, checkpoint=self._save_if_new())
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def stop(self, save: bool) -> Reply:
+        dirname, problem = None, ""
+        try:
+            dirname = self._save_if_new() if save else None
+        except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
+            problem = traceback.format_exc()
+        return reply(self._trainable.iteration, None, dirname, True, problem + self._end())
+
+    def _end(self) -> str:
+        if self._keeps:
+            self._kept = True
+            return ""
+        return self._clean_up()
+
+    def _give_up(self, error: BaseException) -> None:
+        if problem := self._clean_up():
+            error.add_note(f"then cleanup() raised too:\n{problem}")
+
+    def _clean_up(self) -> str:
+        """Let the user's clean-up run; return the traceback of what it raises, as all else is settled."""
+        try:
+            self._trainable.stop()
+        except (Exception, SystemExit):
+            return traceback.format_exc()
+        return ""
+
+    def _save_if_new(self) -> str | None:
+        saved = self._saved_at == self._trainable.iteration
+        return None if saved or not self._trainable.can_save() else self._save()
+
+    def _save(self) -> str:
+        dirname = checkpoint_dirname(self._next_checkpoint)
+        self._trainable.save(os.path.join(self._spec.trial_dir, dirname))
+        self._next_checkpoint += 1
+        self._saved_at = self._trainable.iteration
+        return dirname
+
+
+def as_metrics(output: Any) -> dict[str, Any]:
+    """Return what a function returned or yielded as metrics; a number alone is the metric `_metric`.
+
+    Raises:
+        MetricError: it is neither a dictionary nor a number.
+    """
+    if isinstance(output, Mapping):
+        return dict(output)
+    if is_scalar(output):
+        return {"_metric": output}
+    raise MetricError(
+        f"the trainable returned or yielded a {type(output).__name__}; "
+        "give a dictionary of metrics, a number or None"
+    )
+
+
+class EnvironmentRunner(Runner):
+    """Runs another one at home: in the trial's folder, with its files for what is printed.
+
+    Args:
+        spec: the trial.
+        make: makes the runner, which runs code of the user's too.
+    """
+
+    def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
+        self._spec = spec
+        with _in_environment(spec):
+            self._inner = make()
+
+    def advance(self) -> Reply:
+        with _in_environment(self._spec):
+            return self._inner.advance()
+
+    def save(self) -> Reply:
+        with _in_environment(self._spec):
+            return self._inner.save()
+
+    def stop(self, save: bool) -> Reply:
+        with _in_environment(self._spec):
+            return self._inner.stop(save)
+
+    def take_over(self, spec: TrialSpec) -> bool:
+        with _in_environment(spec):
+            taken = self._inner.take_over(spec)
+        self._spec = spec if taken else self._spec
+        return taken
+
+    def close(self) -> str:
+        with _in_environment(self._spec):
+            return self._inner.close()
+
+
+def _in_environment(spec: TrialSpec) -> AbstractContextManager[None]:
+    return spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
+
+
+def make_runner(
+    spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any], *, keep: bool = False
+) -> Runner:
+    """Return the runner for this form of trainable.
+
+    Args:
+        spec: the trial.
+        trainable: the user's function or class.
+        parameters: what `with_parameters` bound.
+        keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
+    """
+    take_environments(spec.environments)
+
+    def make() -> Runner:
+        if isinstance(trainable, type) and issubclass(trainable, Trainable):
+            return ClassRunner(spec, trainable, parameters, keep=keep)
+        return FunctionRunner(spec, trainable, parameters)
+
+    return make() if spec.house == TrialEnvironment() else EnvironmentRunner(spec, make)
 
 
 class TrialActor:
@@ -145,7 +437,7 @@ class SharedArguments:
 
 
 _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
-"""What this process was given."""
+"""Arguments that this process was given."""
 
 
 def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:

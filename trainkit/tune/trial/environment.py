@@ -23,7 +23,7 @@ from trainkit.settings import OLD_WORKING_DIR
 
 @dataclass(frozen=True)
 class TrialEnvironment:
-    """What a trial's code finds.
+    """Surroundings of a trial's code: working directory and log files.
 
     Attributes:
         log_files: names, in the trial's folder, of what takes stdout and stderr; None: they stay as they are.
