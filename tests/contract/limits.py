@@ -30,12 +30,12 @@ COUNTS = {
     "imports within train": Limit(0, 0),
     "rooms without a layer": Limit(4, 0),
     "circles of files": Limit(0, 0),
-    "chains through a part": Limit(27, 0),
+    "chains through a part": Limit(11, 0),
     "crowded folders": Limit(0, 0),
     "files": Limit(338, 319, slack=5),
     "lines of code": Limit(49_398, 40_999, slack=500),
     "long files": Limit(0, 0),
-    "small files": Limit(5, 0),
+    "small files": Limit(4, 0),
     "classes of one name": Limit(4, 0),
     "constructors of many parts": Limit(0, 0),
     "docstrings that are riddles": Limit(39, 39, slack=5),
@@ -85,6 +85,10 @@ MAY_HEAD = {
 
 CHAINS: dict[str, str] = {
     "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
+    "trainkit/tune/trial/runners.py self._greenlet.parent.switch": "greenlet's way to go on in the caller",
+    "trainkit/tune/search/hyperopt/spaces.py self._pyll.stochastic.sample": "a module of Hyperopt's",
+    "trainkit/tune/sync/mirror.py self._address.fs.makedirs": "fsspec's file system, which an address is in",
+    "trainkit/tune/sync/mirror.py self._address.fs.pipe_file": "fsspec's file system, which an address is in",
 }
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 

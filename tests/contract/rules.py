@@ -171,6 +171,8 @@ def chains(source: Source, reasons: Collection[str] = ()) -> list[Breach]:
                 begins_at = 1 if parts[0] in ("self", "cls") else 0 if parts[0].startswith("_") else None
                 if begins_at is None or len(parts) - begins_at < 3:
                     continue
+                if parts[-1] == "remote":  # of an actor's handle: that is how its method is called
+                    continue
                 chain = ".".join(parts)
                 if f"{module.file} {chain}" not in reasons:
                     fix = f"ask {'.'.join(parts[: begins_at + 1])} to do it, or be given the part itself"

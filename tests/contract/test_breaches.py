@@ -136,6 +136,7 @@ def test_a_chain_through_a_part(write: Write) -> None:
                 self._node.census.dead.add(1)
                 self.parts.append(2)
                 self.name.upper()
+                self._actor.method.remote()
                 return self._node.census.dead
     """
     found = rules.chains(write({"node.py": text}))
