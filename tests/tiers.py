@@ -60,7 +60,8 @@ OTHERS = {
     "external": """
         cli/test_stop.py
         contract/test_loading.py
-        runtime/test_detached.py runtime/test_neighbours.py runtime/test_patterns.py
+        runtime/test_added_engines.py runtime/test_detached.py runtime/test_neighbours.py
+        runtime/test_patterns.py
         runtime/test_ray.py runtime/test_ray_cluster.py runtime/test_types.py
         scikit/test_optional.py scikit/test_ray_searches.py scikit/test_search_kept.py
         scikit/test_searches_benchmark.py

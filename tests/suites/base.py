@@ -10,6 +10,7 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS
 from trainkit.runtime.engine import PROMISES
+from trainkit.runtime.session import ENGINES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,7 +60,7 @@ class Suite:
         super().__init_subclass__()
         if not cls.engine:
             return
-        made = PROMISES[cls.engine]
+        made = PROMISES.get(cls.engine) or ENGINES.get(cls.engine).promises
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:

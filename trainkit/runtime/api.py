@@ -111,8 +111,8 @@ def init(
         address: a Ray cluster's, such as "auto" or "ray://host:10001", to run on it; None or "local" runs
             on this machine alone.
         engine: "local" runs calls in forked processes of this machine; "inline" runs them in this
-            process, in order, for a debugger and for fast tests; "ray" runs them on Ray. Default: "ray"
-            with an `address`, else "local".
+            process, in order, for a debugger and for fast tests; "ray" runs them on Ray. Or the name of one
+            that a package adds. Default: "ray" with an `address`, else "local".
         num_cpus: CPUs to share out; default, those this process may use.
         num_gpus: GPUs to share out; default, those this process may see. A number larger than the
             machine's is taken at its word, so that placement can be tried without hardware.

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 from trainkit.errors import ConfigError
 from trainkit.resources import total
-from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.session import engine
 from trainkit.runtime.specs import ActorID, JobID, NodeID, PlacementGroupID, TaskID, WhereAmI
@@ -203,7 +202,7 @@ def get_runtime_context() -> RuntimeContext:
 
 def promises() -> frozenset[str]:
     """Return the promises of the engine in use, by the names of `trainkit.runtime.engine.PROMISES`."""
-    return PROMISES[engine().name]
+    return engine().promises
 
 
 def cluster_resources() -> dict[str, float]:

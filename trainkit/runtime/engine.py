@@ -39,6 +39,7 @@ from trainkit.runtime.specs import (
     ObjectRef,
     Placement,
     PlacementGroupId,
+    SessionSpec,
     TaskSpec,
     WhereAmI,
 )
@@ -75,6 +76,11 @@ class Engine(Protocol):
     """
 
     name: str
+    promises: frozenset[str]
+
+    @classmethod
+    def start(cls, spec: SessionSpec) -> Engine:
+        """Start a session; called in the driver, by `trainkit.init`."""
 
     @property
     def is_worker(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import logging
 import numbers
 import os
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from trainkit.errors import (
     ArgumentTypeError,
@@ -23,6 +22,7 @@ from trainkit.errors import (
     NodeDiedError,
     NotInitializedError,
 )
+from trainkit.registry import Registry
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import signals
 from trainkit.runtime.engine import Engine
@@ -288,7 +288,15 @@ def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
     return [frozenset({"torch"})] if "torch" in wanted() else []
 
 
-ENGINES = ("local", "inline", "ray")
+ENGINES = Registry(
+    "engine",
+    {
+        "inline": "trainkit.runtime.inline.engine:InlineEngine",
+        "local": "trainkit.runtime.local.client.engine:LocalEngine",
+        "ray": "trainkit.runtime.ray.engine:RayEngine",
+    },
+)
+"""One row for each; other packages add theirs by entry points."""
 RAY_PRIVATE = frozenset(
     {
         "_driver_object_store_memory",
@@ -327,9 +335,9 @@ def engine_name(engine: str | None, address: str | None, local_mode: bool) -> st
     remote = address not in (None, "local")
     if engine is None:
         engine = "ray" if remote else "inline" if local_mode else "local"
-    if engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r}; there are 'local', 'inline' and 'ray'")
-    if remote and engine != "ray":
+    if engine not in ENGINES.own_names():
+        ENGINES.get(engine)
+    if remote and engine in ("local", "inline"):
         raise ConfigError(f"address={address!r} needs engine='ray', and engine={engine!r} was asked for")
     if local_mode and engine != "inline":
         raise ConfigError(f"local_mode=True is engine='inline', and engine={engine!r} was asked for")
@@ -448,18 +456,12 @@ def start(name: str, spec: SessionSpec) -> Engine:
     if name != "ray":  # the rest has no use for Ray's arguments
         _warn_of_system_config(name, config)
         spec = replace(spec, extra={})
-    if name == "inline":
-        inline = importlib.import_module("trainkit.runtime.inline.engine")
-        return cast("Engine", inline.InlineEngine(spec))
-    if name == "ray":
-        if find_spec("ray") is None:
-            raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
-        ray_engine = importlib.import_module("trainkit.runtime.ray.engine")
-        return cast("Engine", ray_engine.RayEngine.start(spec))
-    if sys.platform != "linux":
+    if name == "ray" and find_spec("ray") is None:
+        raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
+    if name == "local" and sys.platform != "linux":
         raise ConfigError(
             f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
             "everything in this process"
         )
-    local = importlib.import_module("trainkit.runtime.local.client.engine")
-    return cast("Engine", local.LocalEngine.start(spec))
+    started: Engine = ENGINES.get(name).start(spec)
+    return started

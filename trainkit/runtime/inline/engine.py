@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime.context import address_info
+from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.calls import (
     Actors,
@@ -98,8 +99,14 @@ class InlineEngine:
     """Engine in the calling process; implements `trainkit.runtime.engine.Engine`."""
 
     name = "inline"
+    promises = PROMISES["inline"]
     alive = True
     is_worker = False
+
+    @classmethod
+    def start(cls, spec: SessionSpec) -> Self:
+        """Start a session in this process."""
+        return cls(spec)
 
     def __init__(self, spec: SessionSpec) -> None:
         self._namespace, self._labels = spec.namespace, spec.labels

@@ -29,6 +29,7 @@ from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, Worker
 from trainkit.resources import Bundle
 from trainkit.runtime import session
 from trainkit.runtime.context import address_info
+from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.ray import actors, errors
@@ -78,6 +79,7 @@ class RayEngine:
     """
 
     name = "ray"
+    promises = PROMISES["ray"]
 
     def __init__(self, *, is_worker: bool, owned: bool) -> None:
         self.is_worker = is_worker

@@ -14,6 +14,7 @@ from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError, Train
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import session
 from trainkit.runtime.context import address_info
+from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_lookup import ActorClient, ActorLookup
 from trainkit.runtime.local.client.actors import ConnectionParts, actor_peers
@@ -85,6 +86,7 @@ class LocalEngine:
     """
 
     name = "local"
+    promises = PROMISES["local"]
 
     def __init__(
         self,

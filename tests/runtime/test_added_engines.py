@@ -1,0 +1,50 @@
+"""Engines of other packages: the one of the page runs, and passes the suite."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.packages import install_from_page
+from tests.pages import EXPECTED, ROOT
+from trainkit.errors import ConfigError
+
+PAGE = "docs/extending/add-an-engine.md"
+SNIPPET = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+def test_the_engine_of_the_page_runs_by_its_name(counting: dict[str, str], tmp_path: Path) -> None:
+    use, _ = SNIPPET.findall((ROOT / PAGE).read_text())
+    script = tmp_path / "use.py"
+    script.write_text(use)
+    done = subprocess.run(
+        [sys.executable, script], env=counting, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == EXPECTED.findall(use)
+
+
+def test_the_engine_of_the_page_passes_the_suite(counting: dict[str, str], tmp_path: Path) -> None:
+    _, suite = SNIPPET.findall((ROOT / PAGE).read_text())
+    (tmp_path / "test_counting.py").write_text(suite)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_counting.py"]
+    done = subprocess.run(command, env=counting, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_an_unknown_engine_lists_those_that_there_are(counting: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"engine='count' is none of counting, inline, local, ray\. Did you"
+    ):
+        trainkit.init(engine="count")
