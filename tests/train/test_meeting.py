@@ -11,20 +11,23 @@ import pytest
 import torch.distributed as dist
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.process_group import RendezvousStore, _interface_of
-from trainkit.train.distributed.rendezvous import LocalRank, local_ranks
+from trainkit.train.distributed.process_group import _interface_of
+from trainkit.train.distributed.rendezvous import LocalRank, RendezvousStore, local_ranks
 
 # Two processes of one machine that take each other for those of two.
 MEMBER = """
 import sys
-from trainkit.train.distributed.process_group import Listener, Rendezvous, join
+from trainkit.train.distributed.process_group import join_process_group
+from trainkit.train.distributed.rendezvous import Rendezvous, RendezvousStore
 
 rank = int(sys.argv[1])
-listener = Listener("127.0.0.1") if rank == 0 else None
+listener = RendezvousStore("127.0.0.1") if rank == 0 else None
 if listener is not None:
     print(listener.place, flush=True)
 place = listener.place if listener is not None else sys.argv[2]
-group = join(Rendezvous(place, "gloo", 60), rank=rank, world_size=2, address="127.0.0.1", listener=listener)
+group = join_process_group(
+    Rendezvous(place, "gloo", 60), rank=rank, world_size=2, address="127.0.0.1", listener=listener
+)
 print(group.gather_integers(rank + 5), flush=True)
 group.leave()
 """

@@ -48,7 +48,7 @@ class TorchTrainer:
         timeout_s: seconds that one collective operation may take.
         use_fp16: the same as `precision="fp16"`.
         use_tqdm: show a progress bar, worker 0's.
-        add_dist_sampler: deal each loader's samples out among workers; False leaves it to the operator.
+        add_dist_sampler: share each loader's samples among workers; False leaves it to the operator.
         scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
             "manual"; needed if any are registered.
         use_local: run worker 0 in this process.

@@ -151,7 +151,7 @@ def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -
     Args:
         workers: "own" shares by rank.
         rank: of the worker.
-        data_rank: its number among those who are dealt samples, which workers that hold one model together
+        data_rank: its number among those that share the samples, which workers that hold one model together
             have in common.
     """
     if rank < len(workers) and workers[rank].get("data_rank", rank) == data_rank:

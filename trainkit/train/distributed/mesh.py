@@ -73,7 +73,7 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 
 
 class DataParallelGroup(ProcessGroup):
-    """The workers as those who deal out samples see them: each row of the grid counts as one.
+    """The workers that share the samples: each row of the grid counts as one.
 
     All workers of a row are given the same samples. Collectives run over all workers, so all must call them.
 

@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -21,33 +20,18 @@ import torch.distributed as dist
 
 from trainkit.errors import CheckpointError, ConfigError, message_of
 from trainkit.train.distributed.failure_cause import lost_peer
+from trainkit.train.distributed.rendezvous import Rendezvous, RendezvousStore, rendezvous_store
 
 _INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where the backends listen; who sets the variables differently is obeyed."""
 
 _LOOPBACK = "lo"
-"""Nothing of a gang of one machine may listen on the network."""
+"""Workers of one machine must not listen on the network."""
 
 _SIOCGIFADDR = 0x8915
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Address and rank with which a worker joins the others.
-
-    Attributes:
-        place: "file://" and a path that all workers can open, in a folder that only the user can; or
-            "tcp://", worker 0's address and port.
-        backend: "gloo" or "nccl".
-        timeout_s: how long one collective may take.
-    """
-
-    place: str
-    backend: str
-    timeout_s: float
 
 
 class ProcessGroup:
@@ -160,59 +144,6 @@ class TorchProcessGroup(ProcessGroup):
         self._joined = False
 
 
-class RendezvousStore:
-    """The store that workers of several machines meet at, in the process of worker 0.
-
-    Args:
-        address: of this machine, among those of the workers'.
-
-    Raises:
-        ConfigError: this machine has no such address.
-    """
-
-    def __init__(self, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        try:
-            listening = socket.create_server((address, 0), family=family)
-        except OSError as error:
-            raise ConfigError(
-                f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
-                f"join the machine to the cluster by an address that is its own"
-            ) from error
-        port = listening.getsockname()[1]
-        self.place = f"tcp://{address}:{port}"
-        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
-        self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
-            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-        )
-
-
-def set_torchrun_variables(
-    place: str, *, rank: int, world_size: int, local_rank: int, local_size: int
-) -> None:
-    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
-
-    An Accelerator takes itself for the only one without them, and loggers print on every rank.
-
-    Args:
-        place: where the workers meet; workers of one machine meet at no address, and name none.
-        rank: this worker's number.
-        world_size: how many there are.
-        local_rank: its number among those of its machine.
-        local_size: how many these are.
-    """
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-    }
-    os.environ.update({name: str(number) for name, number in numbers.items()})
-    scheme, _, address = place.partition("://")
-    if scheme == "tcp":
-        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")
-
-
 def join_process_group(
     rendezvous: Rendezvous,
     *,
@@ -240,7 +171,9 @@ def join_process_group(
             "other TorchTrainer with use_local=True and several workers, or the group that the program made"
         )
     timeout = timedelta(seconds=rendezvous.timeout_s)
-    store = listener.store if listener is not None else _store(rendezvous.place, world_size, timeout)
+    store = (
+        listener.store if listener is not None else rendezvous_store(rendezvous.place, world_size, timeout)
+    )
     store.set_timeout(timeout)
     interface = _LOOPBACK if address is None else _interface_of(address)
     bound = {} if interface is None else dict.fromkeys(_INTERFACE, interface)
@@ -254,16 +187,6 @@ def join_process_group(
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
-
-
-def _store(place: str, world_size: int, timeout: timedelta) -> Any:
-    scheme, _, rest = place.partition("://")
-    if scheme == "file":
-        return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
-    host, _, port = rest.rpartition(":")
-    return dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
-        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
-    )
 
 
 def _interface_of(address: str) -> str | None:

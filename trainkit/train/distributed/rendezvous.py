@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
 
 from trainkit.errors import ConfigError
 from trainkit.runtime import api as runtime
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Address and rank with which a worker joins the others.
+
+    Attributes:
+        place: "file://" and a path that all workers can open, in a folder that only the user can; or
+            "tcp://", worker 0's address and port.
+        backend: "gloo" or "nccl".
+        timeout_s: how long one collective may take.
+    """
+
+    place: str
+    backend: str
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,7 @@ def make_rendezvous(
             f"can't wait for each other: use num_workers=1, or init() with the local engine"
         )
     if on_one_machine():
-        path = runtime.scratch_dir() / f"gang-{secrets.token_hex(8)}"
+        path = runtime.scratch_dir() / f"rendezvous-{secrets.token_hex(8)}"
         held.callback(path.unlink, missing_ok=True)
         return f"file://{path}", local_ranks([""] * world_size)
     homes = ask({rank: (rank == 0,) for rank in range(world_size)})
@@ -88,3 +110,67 @@ def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
     """
     sizes = Counter(nodes)
     return [LocalRank(nodes[:rank].count(node), sizes[node]) for rank, node in enumerate(nodes)]
+
+
+class RendezvousStore:
+    """The store that workers of several machines meet at, in the process of worker 0.
+
+    Args:
+        address: of this machine, among those of the workers'.
+
+    Raises:
+        ConfigError: this machine has no such address.
+    """
+
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listening = socket.create_server((address, 0), family=family)
+        except OSError as error:
+            raise ConfigError(
+                f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
+                f"join the machine to the cluster by an address that is its own"
+            ) from error
+        port = listening.getsockname()[1]
+        self.place = f"tcp://{address}:{port}"
+        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
+        self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+
+def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
+    """Return torch's store at the place where the workers meet."""
+    scheme, _, rest = place.partition("://")
+    if scheme == "file":
+        return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
+    host, _, port = rest.rpartition(":")
+    return dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+        host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+    )
+
+
+def set_torchrun_variables(
+    place: str, *, rank: int, world_size: int, local_rank: int, local_size: int
+) -> None:
+    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
+
+    An Accelerator takes itself for the only one without them, and loggers print on every rank.
+
+    Args:
+        place: where the workers meet; workers of one machine meet at no address, and name none.
+        rank: this worker's number.
+        world_size: how many there are.
+        local_rank: its number among those of its machine.
+        local_size: how many these are.
+    """
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+    }
+    os.environ.update({name: str(number) for name, number in numbers.items()})
+    scheme, _, address = place.partition("://")
+    if scheme == "tcp":
+        os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")

@@ -487,12 +487,12 @@ class LightningFit:
             )
 
     def _weight(self, loader: Any, index: int) -> float:
-        dealt = getattr(loader, "batch_sampler", None)
-        if not isinstance(dealt, ShardedBatchSampler):
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, ShardedBatchSampler):
             return 1.0
         worker = self._worker
         weight = batch_weight(
-            index, index + 1, dealt.sizes(), every=1, rank=worker.rank, world_size=worker.world_size
+            index, index + 1, sampler.sizes(), every=1, rank=worker.rank, world_size=worker.world_size
         )
         return weight.averaged
 

@@ -78,7 +78,7 @@ class Place:
         group: all workers of the trainer.
         step: precision, accumulation, clipping, compilation.
         wrap: whether models are wrapped so that gradients are averaged (`wrap_ddp`).
-        split: whether samples are dealt out (`add_dist_sampler`).
+        split: samples are shared among workers (`add_dist_sampler`).
     """
 
     devices: tuple[torch.device, ...]
@@ -116,7 +116,7 @@ class Strategy(Protocol):
     Attributes:
         devices: of this worker; the first is where its batches go.
         group: the workers that train together.
-        data: those among whom the samples are dealt; workers that hold one model together count as one.
+        data: the group that shares the samples; workers that hold one model together count as one.
         averages: whether `backward` averages gradients over `data`; a loss is weighted only if so.
     """
 

@@ -66,7 +66,7 @@ def _logged_order(model: DistributedDataParallel) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class DDP(WholeModel):
-    """The whole model on every worker, samples dealt out, gradients averaged; the default with several."""
+    """The whole model on every worker, samples shared, gradients averaged; the default with several."""
 
     def build(self, place: Place) -> Strategy:
         # A worker alone has nobody to average with.

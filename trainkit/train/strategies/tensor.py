@@ -44,7 +44,7 @@ class TensorParallel:
 
     Args:
         degree: workers that hold one copy together; None is all of them. With more workers there are
-            several copies, among which the samples are dealt.
+            several copies, which share the samples.
         plan: which modules are split, and how. Names (or patterns, as `layers.*.fc1`) to torch's styles, such
             as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that returns such
             a dictionary, or splits the model itself and returns it. What it doesn't name is whole on each

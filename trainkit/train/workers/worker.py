@@ -29,11 +29,18 @@ from trainkit.train.checkpoint.state import (
 )
 from trainkit.train.data.feed import Feed
 from trainkit.train.data.prefetch import pinned
-from trainkit.train.distributed import process_group, rendezvous
-from trainkit.train.distributed import rendezvous as meeting
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
-from trainkit.train.distributed.process_group import ProcessGroup, Rendezvous, RendezvousStore
-from trainkit.train.distributed.rendezvous import LocalRank, WorkerAddress
+from trainkit.train.distributed.process_group import ProcessGroup, join_process_group
+from trainkit.train.distributed.rendezvous import (
+    LocalRank,
+    Rendezvous,
+    RendezvousStore,
+    WorkerAddress,
+    on_one_machine,
+    own_address,
+    own_node,
+    set_torchrun_variables,
+)
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.operator import TrainingOperator
@@ -79,11 +86,11 @@ def joined_strategy(spec: WorkerSpec, listener: RendezvousStore | None) -> Strat
         torch.cuda.set_device(devices[0])
     group = ProcessGroup()
     if spec.rendezvous is not None:
-        group = process_group.join_process_group(
+        group = join_process_group(
             spec.rendezvous,
             rank=spec.rank,
             world_size=options.num_workers,
-            address=None if meeting.on_one_machine() else meeting.own_address(),
+            address=None if on_one_machine() else own_address(),
             listener=listener,
         )
     place = Place(
@@ -118,8 +125,8 @@ class Worker:
         Args:
             listens: let the others meet in this process.
         """
-        self._listener = RendezvousStore(rendezvous.own_address()) if listens else None
-        return WorkerAddress(rendezvous.own_node(), None if self._listener is None else self._listener.place)
+        self._listener = RendezvousStore(own_address()) if listens else None
+        return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
     def start(self, spec: WorkerSpec) -> frozenset[str]:
         """Meet the other workers and set up the operator; return the result of `data`."""
@@ -129,7 +136,7 @@ class Worker:
             seed_generators(spec.seed)
         in_trainers_process = options.use_local and spec.rank == 0
         if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
-            process_group.set_torchrun_variables(
+            set_torchrun_variables(
                 spec.rendezvous.place,
                 rank=spec.rank,
                 world_size=options.num_workers,

@@ -18,8 +18,7 @@ from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime import session
 from trainkit.runtime.specs import ObjectRef
-from trainkit.train.distributed.process_group import Rendezvous
-from trainkit.train.distributed.rendezvous import LocalRank, make_rendezvous
+from trainkit.train.distributed.rendezvous import LocalRank, Rendezvous, make_rendezvous
 from trainkit.train.options import TrainerOptions
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.placement import WorkerPlacement
