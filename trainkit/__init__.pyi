@@ -37,11 +37,11 @@ from trainkit.runtime.api import wait as wait
 from trainkit.runtime.specs import ActorID as ActorID
 from trainkit.runtime.specs import JobID as JobID
 from trainkit.runtime.specs import NodeID as NodeID
-from trainkit.runtime.specs import ObjectRef as ObjectID  # noqa: F401 - an older name of Ray's
 from trainkit.runtime.specs import ObjectRef as ObjectRef
 from trainkit.runtime.specs import PlacementGroupID as PlacementGroupID
 from trainkit.runtime.specs import TaskID as TaskID
 from trainkit.runtime.specs import WorkerID as WorkerID
 from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
 
+ObjectID = ObjectRef  # an older name of Ray's
 __version__: str

@@ -13,7 +13,7 @@ from trainkit.errors import did_you_mean
 
 
 def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
-    """Return what a package raises that is asked for a name that it doesn't have; the nearest is told.
+    """Return the error of a package that lacks a name; it names the nearest one that there is.
 
     Args:
         module: name of the package, whose `__getattr__` was called.
@@ -32,8 +32,8 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
     return AttributeError(f"module {module!r} has no attribute {name!r}{'.' * bool(hint)}{hint}")
 
 
-IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as (\w+)", re.MULTILINE)
-"""A line of a stub: the module, the name there, and the name that the package gives it."""
+IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 
 
 def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -43,7 +43,9 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
     """
     folder = os.path.dirname(str(sys.modules[module].__file__))
     with open(os.path.join(folder, "__init__.pyi"), encoding="utf-8") as file:
-        home_of = {name: (home, there) for home, there, name in IMPORT.findall(file.read())}
+        stub = file.read()
+    home_of = {name: (home, name) for home, name in IMPORT.findall(stub)}
+    home_of |= {alias: home_of[name] for alias, name in ALIAS.findall(stub)}
 
     def __getattr__(name: str) -> Any:
         if name not in home_of:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.compat import finder, table
+
+ROOT = Path(__file__).parents[2]
 
 PLACES = {
     "trainkit": "ActorID JobID NodeID ObjectID PlacementGroupID TaskID WorkerID",
@@ -131,7 +134,8 @@ def test_all_names_are_imported_by_a_star() -> None:
     exec("from trainkit.util import *", names)
     assert names["placement_group"] is trainkit.placement_group
     assert {"ActorPool", "queue", "state", "scheduling_strategies"} <= names.keys()
-    exec("from trainkit.tune.sample import *", names)
+    exec("from trainkit.cloudpickle import *; from trainkit.tune.sample import *", names)
+    assert "dumps" in names
     assert names["uniform"] is tune.uniform
 
 
@@ -223,6 +227,28 @@ from trainkit import tune
 assert uniform is tune.uniform
 """
     run("-c", script)
+
+
+STUBS = sorted(
+    path.relative_to(ROOT).with_suffix("")
+    for path in (ROOT / "trainkit").rglob("*.pyi")
+    if not path.with_suffix(".py").exists()
+)
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=str)
+def test_type_checkers_see_what_is_served(stub: Path) -> None:
+    module = importlib.import_module(".".join(stub.parts).removesuffix(".__init__"))
+    text = (ROOT / f"{stub}.pyi").read_text()
+    for home in re.findall(r"^from (\S+) import \*", text, re.M):
+        source = importlib.import_module(home)
+        assert all(
+            getattr(module, name) is getattr(source, name) for name in source.__all__ if name in dir(module)
+        )
+    for home, there, name in re.findall(r"^from (\S+) import (\w+) as (\w+)", text, re.M):
+        served = getattr(module, name, None)
+        said = getattr(importlib.import_module(home), there)
+        assert served is said or inspect.ismodule(said) or name.startswith("_")
 
 
 # The table

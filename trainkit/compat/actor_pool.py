@@ -1,4 +1,4 @@
-"""A pool of actors that work is handed out to, as each becomes free."""
+"""Pool of actors, each of which is given the next value once it is free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Result: TypeAlias = "ObjectRef[Any] | list[ObjectRef[Any]]"
 
 
 class ActorPool(Generic[A]):
-    """Hands values to whichever of its actors is free, and their results back.
+    """Pool of actors: gives each value to an actor that is free, and collects the results.
 
     An actor is free again as soon as its call has ended, also when that raised; calls for which there was
     no free actor are sent whenever the pool is asked for something. For the use of one thread.
@@ -43,7 +43,7 @@ class ActorPool(Generic[A]):
     @overload
     def map(self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]) -> Iterator[Any]: ...
     def map(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Submit all `values`, and hand out the results in their order; see `submit`.
+        """Submit all `values` and return an iterator over their results in order, as by `submit`.
 
         Results that nobody has asked for before are forgotten. An error of one call is raised at its place,
         and the iterator goes on behind it.
@@ -79,7 +79,7 @@ class ActorPool(Generic[A]):
         self._submitted += 1
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The result of the earliest submission that has not been handed out.
+        """Return the result of the earliest submission that was not returned yet.
 
         Args:
             timeout: seconds; None waits as long as it takes.
@@ -95,7 +95,7 @@ class ActorPool(Generic[A]):
         return self._hand_out(first)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The result that arrived first; see `get_next`."""
+        """Return the result that arrived first; the arguments are those of `get_next`."""
         first = next(iter(self._owed), None)
         if first is not None:
             self._await(lambda: bool(self._arrived), timeout, first if ignore_if_timedout else None)
@@ -192,7 +192,7 @@ class ActorPool(Generic[A]):
 
 
 class _Results(Iterator[R]):
-    """Goes on behind an error, which a generator would not."""
+    """Iterator over results that continues after an error, as a generator could not."""
 
     def __init__(self, pool: ActorPool[Any], take: Callable[[], Any]) -> None:
         self._pool = pool

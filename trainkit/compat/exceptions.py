@@ -1,4 +1,4 @@
-"""The errors of the runtime by Ray's names, so that `except ray.exceptions.X` needs another first word only.
+"""Errors of the runtime by the names of `ray.exceptions`.
 
 An error that can happen here is a class of `trainkit.errors`; where Ray tells apart what is one thing here,
 two names are one class. An error of a part of Ray that is not here has a class of its own, which nothing

@@ -1,4 +1,4 @@
-"""Import of old paths: a module that has no file is served by the table, a real one gets its old names."""
+"""Finder of old paths: modules without a file, and old names of modules that have one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Finder:
 
 
 class Served(Loader):
-    """Loader of a module that has its names from others."""
+    """Loader of a module without a file: the table names the modules that have its names."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -85,7 +85,7 @@ class Served(Loader):
 
 
 class Extended(Loader):
-    """Loader of a real module that gets old names besides its own; all else is its own loader's."""
+    """Loader of a module with a file, which adds old names to its own."""
 
     def __init__(self, loader: Any, row: Row) -> None:
         self._loader = loader
@@ -144,7 +144,7 @@ def add_names(module: ModuleType, row: Row) -> None:
 
 
 def named(row: Row, name: str) -> Any:
-    """Return what `name` stands for."""
+    """Return the object, or the module, that `name` stands for."""
     home, new = row.names[name]
     module = importlib.import_module(home)
     return getattr(module, new) if new else module
@@ -155,8 +155,8 @@ def public_names(row: Row) -> list[str]:
     found = set(row.names)
     for home in row.homes:
         there = importlib.import_module(home)
-        found |= set(getattr(there, "__all__", [name for name in dir(there) if not name.startswith("_")]))
-    return sorted(found)
+        found |= set(getattr(there, "__all__", dir(there)))
+    return sorted(name for name in found if not name.startswith("_"))
 
 
 def install() -> None:

@@ -96,7 +96,7 @@ def _as_completed(
 
 
 class _Arriving:
-    """References of which some are known to be done.
+    """Set of references, some of which are known to be done.
 
     All are looked at only when none is known to be done: a look at each chunk would take a time that
     grows with the square of their number.

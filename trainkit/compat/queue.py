@@ -16,11 +16,11 @@ __all__ = ["Empty", "Full", "Queue"]
 
 
 class Empty(queue.Empty):
-    """Nothing was in the queue, or came within the time given."""
+    """The queue was empty, for as long as the caller waited."""
 
 
 class Full(queue.Full):
-    """There was no room in the queue, nor any within the time given."""
+    """The queue was full, for as long as the caller waited."""
 
 
 class Queue:
@@ -45,7 +45,7 @@ class Queue:
         return self.qsize()
 
     def qsize(self) -> int:
-        """How many items it holds now."""
+        """Return the number of items that it holds now."""
         size: int = get(self.actor.qsize.remote())
         return size
 
@@ -162,7 +162,7 @@ class QueueActor:
                 self._givers.remove((turn, item))
 
     async def get(self, timeout: float | None) -> tuple[Any, ...]:
-        """The first item in a tuple; an empty one if there was none; see `put`."""
+        """Return a tuple of the first item, or an empty one if none came within `timeout` seconds."""
         if self._items:
             return tuple(self._take(1))
         if timeout == 0:

@@ -83,7 +83,7 @@ class AverageMeterCollection:
             self._meters.setdefault(name, AverageMeter()).update(value, n=n)
 
     def summary(self) -> dict[str, Any]:
-        """`batch_count`, `num_samples`, and each metric as its mean and, under `last_<name>`, its last."""
+        """Return `batch_count`, `num_samples`, and each metric's mean and last value (`last_<name>`)."""
         stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
         for name, meter in self._meters.items():
             stats[str(name)] = meter.avg

@@ -1,4 +1,4 @@
-"""Names of what reports hold, by those of `ray.tune.result`."""
+"""Keys of reports, by the names of `ray.tune.result`."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def run(
     local_dir: str | os.PathLike[str] | None = None,
     **obsolete: Any,
 ) -> ExperimentAnalysis:
-    """Run an experiment to its end; the same as `Tuner(...).fit()`, by the names of `ray.tune.run`.
+    """Run an experiment to its end, as `Tuner(...).fit()` does, with the arguments of `ray.tune.run`.
 
     Args:
         run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`.
@@ -246,7 +246,7 @@ def _resumed(
     resume: bool | str | None,
     resume_config: Any,
 ) -> Tuner | None:
-    """The experiment to go on with; None where a new one is to begin."""
+    """Return the experiment to continue, or None where a new one begins."""
     wish = resuming(resume, resume_config)
     if not wish.wanted:
         return None

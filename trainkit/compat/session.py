@@ -1,4 +1,4 @@
-"""A trial's side of `trainkit.tune` by the names of `ray.air.session`."""
+"""Functions for code in a trial, by the names of `ray.air.session`."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ __all__ = [
 
 
 def get_experiment_name() -> str:
-    """Name of the experiment's folder."""
+    """Return the name of the experiment's folder."""
     return get_context().get_experiment_name()
 
 
 def get_world_size() -> int:
-    """Processes that report in this trial: 1."""
+    """Return the number of processes that report in this trial: 1."""
     return get_context().get_world_size()
 
 
 def get_world_rank() -> int:
-    """Rank of this process among them: 0."""
+    """Return the rank of this process among them: 0."""
     return get_context().get_world_rank()
 
 
 def get_local_rank() -> int:
-    """Rank of this process among those of its machine: 0."""
+    """Return the rank of this process among those of its machine: 0."""
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
-    """Processes of this trial that report, on this machine: 1."""
+    """Return the number of processes of this trial that report on this machine: 1."""
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
-    """Rank of this machine among those of the trial: 0."""
+    """Return the rank of this machine among those of the trial: 0."""
     return get_context().get_node_rank()

@@ -51,7 +51,7 @@ _FOLLOW_S = 0.5
 
 
 class State(dict[str, Any]):
-    """One row of a listing; its columns are attributes too."""
+    """Row of a listing; its columns are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -271,7 +271,7 @@ def get_log(
     _interval: float | None = None,
     filter_ansi_code: bool = False,
 ) -> Iterator[str]:
-    """Give what a worker printed, in pieces.
+    """Yield the output of a worker, in pieces.
 
     Args:
         address: see `list_actors`.

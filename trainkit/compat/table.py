@@ -1,4 +1,4 @@
-"""Table of old names: the module, or the name in a module, that stands for each today.
+"""Table of old names, with the module or the name in a module that stands for each today.
 
 Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
 

@@ -198,8 +198,8 @@ class TuneSearchCV(TuneBaseSearchCV):
         loggers: of "tensorboard", "csv", "mlflow", "json" and "wandb", callbacks, or their classes. What is
             kept has CSV and JSON files anyway.
         pipeline_auto_early_stop: of a pipeline, the last step is trained by portions.
-        stopper: of `trainkit.tune.stopper`, or what else RunConfig(stop=...) takes; it sees reports in which
-            all folds have a score.
+        stopper: a stopper of `trainkit.tune`, or what else RunConfig(stop=...) takes; it sees reports in
+            which all folds have a score.
         time_budget_s: seconds, or a timedelta; candidates that are not complete then are left out.
         sk_n_jobs: CPUs, and threads, of a candidate; None: 1.
         mode: "min" where less is better; None: "max".

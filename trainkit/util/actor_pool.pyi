@@ -1,1 +1,1 @@
-from trainkit.compat.actor_pool import *
+from trainkit.compat.actor_pool import ActorPool as ActorPool

@@ -29,7 +29,7 @@ ITERATION = "training_iteration"
 
 
 class ByTrial(dict[str, Any]):
-    """By the path of each trial's folder, as in Ray 1.x; a trial's id finds its value too."""
+    """Values of trials by the path of the trial's folder, as in Ray 1.x, and by its id."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
         # Trials of an experiment in memory have no folder.
@@ -43,7 +43,7 @@ class ByTrial(dict[str, Any]):
 
 
 class ExperimentAnalysis:
-    """An experiment to look at, finished or running, ours or one that Ray Tune wrote.
+    """Results of an experiment, finished or running, of trainkit or of Ray Tune.
 
     Args:
         experiment_checkpoint_path: of the experiment's folder, or of a file in it; or its address.
@@ -80,7 +80,7 @@ class ExperimentAnalysis:
 
     @classmethod
     def of(cls, grid: ResultGrid) -> ExperimentAnalysis:
-        """Look at results as they are, also of an experiment that was kept in memory."""
+        """Return the analysis of `grid`, also of an experiment that was kept in memory."""
         analysis = cls.__new__(cls)
         analysis._grid = grid
         return analysis
@@ -100,7 +100,7 @@ class ExperimentAnalysis:
 
     @property
     def default_mode(self) -> str | None:
-        """Which end of it is better, "min" or "max"."""
+        """Direction in which it is better, "min" or "max"."""
         return self._grid.mode
 
     @property
@@ -139,7 +139,7 @@ class ExperimentAnalysis:
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:
-        """Of the best trial, the checkpoint whose report is best; None if it saved none."""
+        """The best trial's checkpoint with the best report; None if it saved none."""
         best = self.best_trial
         return self.get_best_checkpoint(best)
 
@@ -316,7 +316,7 @@ class ExperimentAnalysis:
     # --- the experiment itself ----------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """When the experiment began, as Ray's state file says it: {"start_time": seconds since 1970}."""
+        """Return the start of the experiment in the form of Ray: {"start_time": seconds since 1970}."""
         return {"start_time": self.runner_data().get("created")}
 
     def runner_data(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+from trainkit.air import Checkpoint as Checkpoint

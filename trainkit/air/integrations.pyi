@@ -1,0 +1,2 @@
+from trainkit.tune.integrations import mlflow as mlflow
+from trainkit.tune.integrations import wandb as wandb

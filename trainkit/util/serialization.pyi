@@ -1,0 +1,2 @@
+from trainkit.compat.helpers import deregister_serializer as deregister_serializer
+from trainkit.compat.helpers import register_serializer as register_serializer
