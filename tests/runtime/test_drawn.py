@@ -36,7 +36,7 @@ from tests.runtime.small_programs import (
     Up,
     Var,
 )
-from tests.suites.base import BUILT_IN
+from trainkit.testing.engine import BUILT_IN
 
 
 @st.composite

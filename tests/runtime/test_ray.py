@@ -15,7 +15,6 @@ import pytest
 import trainkit
 from tests.runtime import ray_actors
 from tests.runtime.ray_actors import Loop, Many
-from tests.suites.base import Suite
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_arguments import ArgumentSuite
@@ -24,6 +23,7 @@ from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
 from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
+from trainkit.testing.engine import Suite
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 

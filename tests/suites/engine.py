@@ -2,54 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
-from tests.suites.base import Suite, needs
 from trainkit.errors import (
-    ActorDiedError,
     ConfigError,
     GetTimeoutError,
-    InfeasibleError,
-    SerializationError,
     TaskError,
     message_of,
 )
-
-
-class Counter:
-    def __init__(self, start: int = 0) -> None:
-        self.count = start
-
-    def add(self, amount: int = 1) -> int:
-        self.count += amount
-        return self.count
-
-    def pair(self) -> tuple[str, int]:
-        return "count", self.count
-
-    def fail(self) -> None:
-        raise LookupError("nothing here")
-
-    def set(self, items: list[int]) -> None:
-        items.append(1)
-
-
-class Refuses:
-    def __init__(self) -> None:
-        raise OSError(5, "no such device")
-
-    def method(self) -> None:
-        return
+from trainkit.testing import engine
+from trainkit.testing.engine import Counter, double
 
 
 class TwoArguments(Exception):
@@ -73,10 +41,6 @@ class Unprintable(Exception):
         raise RuntimeError("no text for you")
 
 
-def double(value: Any) -> Any:
-    return value + value
-
-
 def raise_(error: Exception) -> None:
     raise error
 
@@ -97,52 +61,8 @@ def raise_with_lock() -> None:
     raise ValueError("locked", threading.Lock())
 
 
-class EngineSuite(Suite):
-    """Inherit and name the engine; every test uses the public verbs alone."""
-
-    def test_a_task_returns_its_value(self) -> None:
-        remote = trainkit.remote(double)
-        assert trainkit.get(remote.remote(4)) == 8
-        assert trainkit.get([remote.remote(i) for i in range(5)]) == [0, 2, 4, 6, 8]
-
-    def test_a_lambda_and_a_closure_travel_by_value(self) -> None:
-        offset = 10
-        assert trainkit.get(trainkit.remote(lambda x: x + offset).remote(1)) == 11
-
-    def test_a_reference_as_an_argument_is_resolved_and_one_in_a_list_is_not(self) -> None:
-        ref = trainkit.put(3)
-        assert trainkit.get(trainkit.remote(double).remote(ref)) == 6
-        kinds = trainkit.remote(lambda refs: [type(ref).__mro__[-3].__name__ for ref in refs])
-        assert trainkit.get(kinds.remote([ref])) == ["ObjectRef"]
-
-    def test_a_task_waits_for_the_tasks_it_takes_values_from(self) -> None:
-        remote = trainkit.remote(double)
-        ref = remote.remote(1)
-        for _ in range(5):
-            ref = remote.remote(ref)
-        assert trainkit.get(ref) == 64
-
-    def test_several_results(self) -> None:
-        first, second = trainkit.remote(num_returns=2)(lambda: (1, 2)).remote()
-        assert trainkit.get([second, first]) == [2, 1]
-        with pytest.raises(ValueError, match="num_returns=2 but returned 3 values"):
-            trainkit.get(trainkit.remote(num_returns=2)(lambda: (1, 2, 3)).remote()[0])
-
-    def test_an_actor_keeps_its_state_and_its_order(self) -> None:
-        counter = trainkit.remote(Counter).remote(5)
-        refs = [counter.add.remote() for _ in range(20)]
-        assert trainkit.get(refs) == list(range(6, 26))
-        assert trainkit.get(counter.pair.options(num_returns=2).remote()) == ["count", 25]
-
-    def test_two_actors_do_not_share_state(self) -> None:
-        one, two = (trainkit.remote(Counter).remote() for _ in range(2))
-        trainkit.get([one.add.remote(3), two.add.remote(4)])
-        assert trainkit.get([one.add.remote(0), two.add.remote(0)]) == [3, 4]
-
-    def test_arguments_are_copies(self) -> None:
-        items: list[int] = []
-        trainkit.get(trainkit.remote(Counter).remote().set.remote(items))
-        assert items == []
+class EngineSuite(engine.EngineSuite):
+    """The shipped suite, and further promises; every test uses the public verbs alone."""
 
     def test_an_error_is_also_what_was_raised(self) -> None:
         with pytest.raises(LookupError, match="nothing here") as caught:
@@ -151,20 +71,6 @@ class EngineSuite(Suite):
         assert 'raise LookupError("nothing here")' in caught.value.remote_traceback
         assert "Counter.fail" in caught.value.remote_traceback
         assert type(caught.value.cause) is LookupError
-
-    def test_an_actor_lives_on_after_an_error(self) -> None:
-        counter = trainkit.remote(Counter).remote()
-        with pytest.raises(LookupError):
-            trainkit.get(counter.fail.remote())
-        assert trainkit.get(counter.add.remote()) == 1
-
-    def test_a_failed_constructor_fails_every_call(self) -> None:
-        actor = trainkit.remote(Refuses).remote()
-        for _ in range(2):
-            with pytest.raises(OSError, match="no such device") as caught:
-                trainkit.get(actor.method.remote())
-            assert caught.value.errno == 5
-            assert isinstance(caught.value, ActorDiedError)
 
     @pytest.mark.parametrize(
         ("function", "expected", "text"),
@@ -224,21 +130,6 @@ class EngineSuite(Suite):
             trainkit.get(trainkit.remote(outer).remote())
         assert caught.value.code == 7
         assert "raise_two_arguments" in caught.value.remote_traceback
-
-    def test_what_cannot_be_pickled_is_named(self) -> None:
-        config = {"model": {"lock": threading.Lock()}}
-        with pytest.raises(SerializationError, match=r"\['model'\]\['lock'\]"):
-            trainkit.remote(double).remote(config)
-        with pytest.raises(SerializationError, match="the result of"):
-            trainkit.get(trainkit.remote(threading.Lock).remote())
-
-    def test_a_request_that_can_never_fit_is_refused_at_once(self) -> None:
-        with pytest.raises(InfeasibleError, match="1000 CPU, but this machine has"):
-            trainkit.remote(num_cpus=1000)(double).remote(1)
-        with pytest.raises(InfeasibleError, match="not enough GPU"):
-            trainkit.remote(num_gpus=100)(Counter).remote()
-        with pytest.raises(InfeasibleError, match="dongle"):
-            trainkit.placement_group([{"CPU": 1, "dongle": 1}])
 
     @pytest.mark.parametrize(
         ("options", "text"),
@@ -328,32 +219,6 @@ class EngineSuite(Suite):
         with pytest.raises(ConfigError, match="async def"):
             trainkit.remote(work)
 
-    def test_handles_to_one_actor_are_equal(self) -> None:
-        one, other = trainkit.remote(Counter).remote(), trainkit.remote(Counter).remote()
-        (again,) = trainkit.get(trainkit.put([one]))
-        assert again == one
-        assert hash(again) == hash(one)
-        assert one != other
-
-    def test_a_reference_has_a_name(self) -> None:
-        one, other = trainkit.put(1), trainkit.put(1)
-        assert one.hex() != other.hex()
-        assert bytes.fromhex(one.hex()) == one.binary()
-
-    def test_nothing_is_waited_for_at_once(self) -> None:
-        assert trainkit.wait([]) == ([], [])
-
-    def test_modules_of_the_working_directory_can_be_imported(self, tmp_path: Path) -> None:
-        (tmp_path / "lies_here.py").write_text("VALUE = 6")
-
-        def value() -> int:
-            import lies_here  # type: ignore[import-not-found]
-
-            return int(lies_here.VALUE)
-
-        remote = trainkit.remote(runtime_env={"working_dir": str(tmp_path)})(value)
-        assert trainkit.get(remote.remote()) == 6
-
     def test_get_and_wait_refuse_what_is_no_reference(self) -> None:
         ref: Any = trainkit.put(1)
         for verb, wrong in (
@@ -368,36 +233,6 @@ class EngineSuite(Suite):
         with pytest.raises(ConfigError, match="same reference twice"):
             trainkit.wait([ref, ref])
 
-    def test_wait_keeps_the_order_and_the_count(self) -> None:
-        refs = [trainkit.put(i) for i in range(4)]
-        ready, rest = trainkit.wait(refs, num_returns=3)
-        assert (ready, rest) == (refs[:3], refs[3:])
-
-    @pytest.mark.parametrize("size", [10, 200_000])
-    @pytest.mark.parametrize("order", ["C", "F"])
-    def test_arrays_arrive_equal_and_read_only(self, size: int, order: Any) -> None:
-        array = np.asarray(np.arange(2 * size, dtype=np.float64).reshape(2, size), order=order)
-        back = trainkit.get(trainkit.put({"array": array, "text": "beside"}))
-        np.testing.assert_array_equal(back["array"], array)
-        assert not back["array"].flags.writeable
-        assert trainkit.get(trainkit.remote(lambda a: a.sum()).remote(array)) == array.sum()
-
-    @pytest.mark.parametrize("dtype", ["datetime64[ns]", "O", "U3", "complex64", "bool"])
-    def test_arrays_of_any_type(self, dtype: str) -> None:
-        array = np.array([0, 1, 0], dtype="int64").astype(dtype)
-        back = trainkit.get(trainkit.put(array))
-        assert back.dtype == array.dtype
-        assert (back == array).all()
-
-    @pytest.mark.parametrize("size", [4, 100_000])
-    def test_what_is_sent_is_a_copy_of_that_moment(self, size: int) -> None:
-        array = np.ones(size)
-        ref = trainkit.put(array)
-        total = trainkit.remote(lambda a: float(a.sum())).remote(array)
-        array[:] = 7
-        assert trainkit.get(ref).sum() == size
-        assert trainkit.get(total) == size
-
     @pytest.mark.parametrize("size", [4, 100_000])
     def test_a_tensor_is_the_readers_own(self, size: int) -> None:
         torch = pytest.importorskip("torch")
@@ -406,14 +241,6 @@ class EngineSuite(Suite):
         trainkit.get(ref)[0].zero_()
         assert trainkit.get(ref)[0].sum() == size
         assert tensor.sum() == size
-
-    def test_a_reference_may_be_copied_and_nested(self) -> None:
-        ref = trainkit.put(np.ones(100_000))
-        assert copy.deepcopy({"ref": ref})["ref"] is ref
-        pending = trainkit.remote(double).remote(2)
-        (again,) = trainkit.get(trainkit.put([pending]))
-        assert trainkit.get(again) == 4
-        assert trainkit.get(ref).sum() == 100_000
 
     def test_an_application_of_fastapi_travels(self) -> None:
         fastapi = pytest.importorskip("fastapi")
@@ -431,62 +258,6 @@ class EngineSuite(Suite):
         with pytest.raises(v1.ValidationError) as caught:
             trainkit.get(trainkit.remote(lambda: Model(value="many")).remote())
         assert caught.value.errors()[0]["loc"] == ("value",)
-
-    def test_a_list_that_holds_itself_travels(self) -> None:
-        items: list[Any] = [1]
-        items.append(items)
-        back = trainkit.get(trainkit.put(items))
-        assert back[1] is back
-
-    def test_a_request_that_no_bundle_could_hold_is_refused(self) -> None:
-        group = trainkit.placement_group([{"CPU": 1}, {"CPU": 1}])
-        with pytest.raises(InfeasibleError, match="2 CPU can never be met in this placement group"):
-            trainkit.remote(double).options(num_cpus=2, placement_group=group)
-        assert group.wait(30)
-        trainkit.remove_placement_group(group)
-
-    def test_a_placement_group_is_seen_from_inside(self) -> None:
-        group = trainkit.placement_group([{"CPU": 1}, {"cpu": 1}])
-        assert group.wait(10)
-        assert trainkit.get(group.ready()) is None
-
-        class Member:
-            def bundles(self) -> Any:
-                current = trainkit.get_current_placement_group()
-                return current and current.bundle_specs
-
-        options = {"placement_group": group, "placement_group_bundle_index": 1, "num_cpus": 1}
-        member = trainkit.remote(Member).options(**options).remote()
-        assert trainkit.get(member.bundles.remote()) == [{"CPU": 1}, {"CPU": 1}]
-        trainkit.remove_placement_group(group)
-        assert trainkit.get_current_placement_group() is None
-
-    def test_resources_are_told(self) -> None:
-        assert trainkit.cluster_resources()["CPU"] == 4
-        assert trainkit.available_resources()["CPU"] <= 4
-
-    @needs("placement")
-    def test_a_resource_that_is_used_up_is_not_among_the_available(self) -> None:
-        group = trainkit.placement_group([{"CPU": 4}])
-        assert group.wait(60)
-        assert eventually(lambda: "CPU" not in trainkit.available_resources())
-        trainkit.remove_placement_group(group)
-        assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
-
-    @needs("isolation")
-    def test_the_object_store_is_a_resource(self) -> None:
-        whole = trainkit.cluster_resources()["object_store_memory"]
-        ref = trainkit.put(np.zeros(8 << 20, np.uint8))
-        assert eventually(lambda: trainkit.available_resources()["object_store_memory"] <= whole - (8 << 20))
-        assert trainkit.get(ref).size == 8 << 20
-
-    def test_a_killed_actor_says_so(self) -> None:
-        counter = trainkit.remote(Counter).remote()
-        trainkit.get(counter.add.remote())
-        trainkit.kill(counter)
-        trainkit.kill(counter)
-        with pytest.raises(trainkit.errors.ActorDiedError, match="kill"):
-            trainkit.get(counter.add.remote())
 
     def test_initializing_twice_is_refused(self) -> None:
         with pytest.raises(RuntimeError):

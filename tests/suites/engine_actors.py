@@ -11,7 +11,6 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.suites.base import Suite, needs
 from tests.suites.parts import (
     Courier,
     Keeper,
@@ -24,6 +23,7 @@ from tests.suites.parts import (
     value_of_named,
 )
 from trainkit.errors import ActorDiedError, ConfigError
+from trainkit.testing.engine import Suite, needs
 
 
 def keeper(value: Any = None, **options: Any) -> Any:

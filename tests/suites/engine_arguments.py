@@ -9,9 +9,9 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.base import Suite, needs
 from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, fibonacci, wait_for
 from trainkit.errors import ActorDiedError, TaskCancelledError
+from trainkit.testing.engine import Suite, needs
 
 SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""

@@ -14,7 +14,6 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.base import Suite, lacks, needs
 from tests.suites.parts import (
     Courier,
     Keeper,
@@ -42,6 +41,7 @@ from trainkit.errors import (
     TaskError,
 )
 from trainkit.runtime.streams import ObjectRefGenerator
+from trainkit.testing.engine import Suite, lacks, needs
 
 SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""

@@ -9,7 +9,6 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.base import Suite, needs
 from tests.suites.parts import (
     Keeper,
     await_file,
@@ -21,6 +20,7 @@ from tests.suites.parts import (
 )
 from trainkit.errors import ActorDiedError, ConfigError, InfeasibleError, WorkerDiedError
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
+from trainkit.testing.engine import Suite, needs
 
 MIB = 1 << 20
 TOTALS = {"CPU": SESSION_CPUS, "GPU": 2, "licence": 2}
