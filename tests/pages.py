@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = ROOT / "README.md"
+CONFORMANCE = ROOT / "docs" / "extending" / "conformance.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"# -> (.+)$", re.MULTILINE)
 
@@ -33,7 +34,7 @@ def name(page: Path) -> str:
 def running(group: str) -> list[Path]:
     """The pages of a group that have code; in groups, as test files run side by side."""
     found = [page for page in PAGES if BLOCK.search(page.read_text()) and _group(page) == group]
-    return [page for page in found if page != README]  # of which each block is run by itself
+    return [page for page in found if page not in (README, CONFORMANCE)]  # their blocks are run one by one
 
 
 def _group(page: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.suites.strategies import Row, StrategySuite
+from trainkit.testing.strategy import Row, StrategySuite
 from trainkit.train.strategies.layers import Layers
 from trainkit.train.strategies.pipeline import Pipeline
 from trainkit.train.strategies.tensor import TensorParallel

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.testing.searcher import Row, Search
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, create_searcher
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.suites.searchers import TREE, Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.testing.searcher import TREE, Row, Search
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search import ConcurrencyLimiter, create_searcher
 from trainkit.tune.search.bohb import TuneBOHB

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.suites.searchers import Row, Search, loss_of
 from trainkit import tune
+from trainkit.testing.searcher import Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, Decision, FIFOScheduler, HyperBandForBOHB, Verdict
 from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.search.bohb.observations import Knowledge

@@ -5,9 +5,9 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.testing.searcher import Row, Search
 from trainkit.tune.search import OptunaSearch
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from tests.suites.searchers import TREE, Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.testing.searcher import TREE, Row, Search
 from trainkit.tune.search import HyperOptSearch, create_searcher
 from trainkit.tune.space.encoding import decode_config, encode_config
 from trainkit.tune.space.search_space import Space

@@ -10,9 +10,9 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.suites.searchers import SPACE, TREE, Row, Search, loss_of
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.testing.searcher import SPACE, TREE, Row, Search, loss_of
 from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
 from trainkit.tune.search.optuna.study import MARK
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from optuna import samplers
 
-from tests.suites.searchers import TREE, Row, Search, loss_of
 from trainkit import tune
+from trainkit.testing.searcher import TREE, Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandScheduler, Verdict
 from trainkit.tune.search import BayesOptSearch, HyperOptSearch, OptunaSearch, Repeater
 from trainkit.tune.search.optuna.study import MARK

@@ -11,9 +11,9 @@ import pytest
 import torch
 from optuna import samplers
 
-from tests.suites.searchers import TREE, Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
+from trainkit.testing.searcher import TREE, Row, Search
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import OptunaSearch
 from trainkit.tune.search.optuna.study import MARK

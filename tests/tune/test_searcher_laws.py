@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.suites.searchers import Row, Search
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.testing.searcher import Row, Search
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,

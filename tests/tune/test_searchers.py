@@ -5,7 +5,7 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from tests.suites.searchers import Row, SearcherSuite
+from trainkit.testing.searcher import Row, SearcherSuite
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import (
     BasicVariantGenerator,
@@ -61,11 +61,20 @@ ROWS = (
     Row("repeated-random", lambda **given: Repeater(BasicVariantGenerator(**given), 2), repeat=2),
     Row("repeated-optuna", lambda **given: Repeater(OptunaSearch(**given), 2), repeat=2),
     Row("repeated-bohb", lambda **given: Repeater(TuneBOHB(**given), 2), repeat=2),
-    Row("own", OwnSearch, takes_points=False),
 )
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-@pytest.mark.parametrize("row", ROWS, ids=str, indirect=True)
 class TestSearchers(SearcherSuite):
-    pass
+    @pytest.fixture(params=ROWS, ids=str)
+    def row(self, request):
+        return request.param
+
+
+class TestAnOwnSearcher(SearcherSuite):
+    """As the page on conformance shows it."""
+
+    takes_points = False
+
+    def make(self, **arguments):
+        return OwnSearch(**arguments)

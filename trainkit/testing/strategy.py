@@ -1,18 +1,17 @@
-"""What every strategy promises: a plain PyTorch loop's numbers, whole state, checkpoints for any other."""
+"""Conformance suite of strategies: numbers of a plain loop, whole state, checkpoints that fit any other."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import digits
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 
 STEPS = 50
@@ -54,9 +53,17 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
+def make_data(dtype: torch.dtype) -> TensorDataset:
+    """Return points of 64 features, and the class of ten that each is nearest to."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(10, 64, generator=generator, dtype=torch.float64)
+    features = torch.rand(SAMPLES, 64, generator=generator, dtype=torch.float64)
+    return TensorDataset(features.to(dtype), torch.cdist(features, centres).argmin(1))
+
+
 def make_loaders(dtype: torch.dtype, batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Training, shuffled by the global generator, and validation."""
-    data = digits(SAMPLES, dtype)
+    data = make_data(dtype)
     return DataLoader(data, batch_size, shuffle=True), DataLoader(data, batch_size)
 
 
@@ -136,7 +143,20 @@ def losses_of(trainer: TorchTrainer) -> list[float]:
 
 
 class StrategySuite:
-    """Subclass it with a fixture `row`."""
+    """The promises of every strategy. A subclass names one, and starts a session with four CPUs.
+
+    Attributes:
+        strategy: a name, or an object.
+        workers: how many it is tested with.
+    """
+
+    strategy: ClassVar[Any] = None
+    workers: ClassVar[int] = 2
+
+    @pytest.fixture
+    def row(self) -> Row:
+        """Return the strategy to test; a subclass for several of them overrides it."""
+        return Row(self.strategy, self.workers)
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)], ids=str)
     def test_the_numbers_are_those_of_a_plain_loop(

@@ -1,11 +1,11 @@
-"""What every searcher promises: points first, the space it was given, one sequence for a seed, replays."""
+"""Conformance suite of searchers: points first, only the given space, one sequence for a seed, replays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,12 +27,14 @@ class Row:
         make: a new searcher, which takes `points_to_evaluate`.
         takes_points: True if it does.
         repeat: trials of one configuration.
+        covers: True if it comes to suggest each configuration of a small space.
     """
 
     name: str
     make: Callable[..., Searcher]
     takes_points: bool = True
     repeat: int = 1
+    covers: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -56,7 +58,7 @@ TREE = {
 
 
 def loss_of(config: dict[str, Any]) -> float:
-    """Some function of all numbers of a configuration."""
+    """Return some function of all numbers of a configuration."""
     total = 0.0
     for key, value in config.items():
         if isinstance(value, dict):
@@ -147,15 +149,30 @@ class Search:
 
 
 class SearcherSuite:
-    """Subclass it in a test module, with `rows`."""
+    """The promises of every searcher. A subclass says how one is made.
 
-    rows: tuple[Row, ...] = ()
+    Attributes:
+        takes_points: False for a searcher without `points_to_evaluate`.
+        covers: False for one that stays near its best, and so never comes to all of a small space.
+    """
+
+    takes_points: ClassVar[bool] = True
+    covers: ClassVar[bool] = True
+
+    def make(self, **arguments: Any) -> Searcher:
+        """Return a new searcher.
+
+        Args:
+            **arguments: `points_to_evaluate`, in a test of it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} says by `make` how its searcher is made")
 
     @pytest.fixture
-    def row(self, request: pytest.FixtureRequest) -> Iterator[Row]:
-        yield request.param
+    def row(self) -> Row:
+        """Return the searcher to test; a subclass for several of them overrides it."""
+        return Row(type(self).__name__, self.make, self.takes_points, covers=self.covers)
 
-    def test_configurations_are_of_the_space(self, row: Row):
+    def test_configurations_are_of_the_space(self, row: Row) -> None:
         space = Space.of(SPACE)
         configs = Search(row, SPACE).run()
         assert len(configs) == 12 * row.repeat
@@ -164,14 +181,12 @@ class SearcherSuite:
             assert space.allows(config), config
             assert config["constant"] == {"a": [1, 2]}
 
-    # row 1.24
-    def test_one_seed_gives_one_history_and_another_another(self, row: Row):
+    def test_one_seed_gives_one_history_and_another_another(self, row: Row) -> None:
         assert Search(row, SPACE).run() == Search(row, SPACE).run()
         assert Search(row, SPACE).run() != Search(row, SPACE, seed=1).run()
 
-    # rows 1.5, 2.9
     @pytest.mark.parametrize("space", [SPACE, TREE])
-    def test_a_replay_gives_the_same_next_suggestions(self, row: Row, space: dict[str, Any]):
+    def test_a_replay_gives_the_same_next_suggestions(self, row: Row, space: dict[str, Any]) -> None:
         """At every point of a search with failures, NaN and several trials at once."""
         search = Search(row, space)
         for step in range(12 * row.repeat):
@@ -183,16 +198,14 @@ class SearcherSuite:
                 search.finish(ids[step - 2], error=step % 2 == 0)
                 search.finish(ids[step - 1])
 
-    # row 1.28
-    def test_only_active_parameters_are_there(self, row: Row):
+    def test_only_active_parameters_are_there(self, row: Row) -> None:
         configs = Search(row, TREE, num_samples=30).run()
         names = {tuple(config["model"]) for config in configs}
         assert names == {("name", "depth"), ("name", "width")}
         kinds = {(config["model"]["name"], next(iter(list(config["model"])[1:]))) for config in configs}
         assert kinds == {("tree", "depth"), ("net", "width")}
 
-    # rows 1.28, 2.6
-    def test_what_is_forbidden_never_comes(self, row: Row):
+    def test_what_is_forbidden_never_comes(self, row: Row) -> None:
         space = {
             "a": tune.choice([1, 2, 3]),
             "b": tune.choice([1, 2, 3]),
@@ -200,27 +213,27 @@ class SearcherSuite:
             "never": tune.forbid({"a": 1, "b": [1, 2]}, lambda config: config["a"] == config["b"] == 3),
         }
         configs = Search(row, space, num_samples=40).run()
-        assert len(configs) == 40 * row.repeat
+        assert len(configs) == 40 * row.repeat or not row.covers
         pairs = {(config["a"], config["b"]) for config in configs}
         assert not pairs & {(1, 1), (1, 2), (3, 3)}
 
-    # row 2.13
-    def test_a_finite_space_is_gone_through_once(self, row: Row):
+    def test_a_finite_space_is_gone_through_once(self, row: Row) -> None:
         space = {"a": tune.choice(["x", "y", "z"]), "b": tune.randint(0, 4)}
         search = Search(row, space, num_samples=30)
         configs = search.run()
         firsts = [config for config in configs if config.get("__trial_index__", 0) == 0]
         pairs = [(config["a"], config["b"]) for config in firsts]
-        assert len(pairs) == len(set(pairs)) == 12
-        assert search.proposals.reason == "all 12 configurations of the space were tried"
+        assert len(pairs) == len(set(pairs))
+        if row.covers:
+            assert len(pairs) == 12
+            assert search.proposals.reason == "all 12 configurations of the space were tried"
 
-    # row 2.13
-    def test_duplicates_may_be_asked_for(self, row: Row):
+    def test_duplicates_may_be_asked_for(self, row: Row) -> None:
         search = Search(row, {"a": tune.choice(["x", "y"])}, num_samples=6, allow_duplicates=True)
         assert len(search.run()) == 6 * row.repeat
         assert search.proposals.reason == ""
 
-    def test_points_come_first_and_as_often_as_they_are_given(self, row: Row):
+    def test_points_come_first_and_as_often_as_they_are_given(self, row: Row) -> None:
         if not row.takes_points:
             pytest.skip("takes no points")
         point = {"lr": 0.5, "net": {"width": 8, "steps": 0.3}, "kind": "adam"}
@@ -233,17 +246,17 @@ class SearcherSuite:
         assert len(configs) == 12
         assert configs[3]["lr"] not in (0.5, 0.25)
 
-    def test_no_end_where_none_is_asked_for(self, row: Row):
+    def test_no_end_where_none_is_asked_for(self, row: Row) -> None:
         search = Search(row, SPACE, num_samples=-1 if row.repeat == 1 else 50)
         assert len(search.run(25)) == 25
 
-    def test_a_search_over_nothing_that_works_goes_on(self, row: Row):
+    def test_a_search_over_nothing_that_works_goes_on(self, row: Row) -> None:
         search = Search(row, SPACE)
         while search.next() is not None:
             search.finish(list(search.configs)[-1], loss=math.nan, error=len(search.configs) % 2 == 0)
         assert len(search.configs) == 12 * row.repeat
 
-    def test_a_trial_that_goes_on_after_its_end_ends_again(self, row: Row):
+    def test_a_trial_that_goes_on_after_its_end_ends_again(self, row: Row) -> None:
         search = Search(row, SPACE)
         search.run(2 * row.repeat)
         first = next(iter(search.configs))
@@ -251,7 +264,7 @@ class SearcherSuite:
         restored = search.restored()
         assert search.run(4) == restored.run(4)
 
-    def test_without_a_metric_it_says_so_or_needs_none(self, row: Row):
+    def test_without_a_metric_it_says_so_or_needs_none(self, row: Row) -> None:
         searcher = row.make()
         try:
             searcher.begin(Space.of(SPACE), metric=None, mode=None, num_samples=4 * row.repeat, seed=0)
