@@ -85,7 +85,6 @@ MAY_HEAD = {
 
 CHAINS: dict[str, str] = {
     "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
-    "trainkit/tune/trial/runners.py self._greenlet.parent.switch": "greenlet's way to go on in the caller",
     "trainkit/tune/search/hyperopt/spaces.py self._pyll.stochastic.sample": "a module of Hyperopt's",
     "trainkit/tune/sync/mirror.py self._address.fs.makedirs": "fsspec's file system, which an address is in",
     "trainkit/tune/sync/mirror.py self._address.fs.pipe_file": "fsspec's file system, which an address is in",
