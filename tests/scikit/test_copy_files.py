@@ -16,7 +16,7 @@ from sklearn.model_selection import KFold
 
 from tests.scikit.copy_files import copy_files
 from trainkit.sklearn import shared_memory
-from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, held, lent, parts_to_copy
+from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array, open_copies, parts_to_copy
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ class TestTheFile:
 
     @pytest.fixture
     def copies(self) -> Iterator[SharedCopies]:
-        with held([self.PART, (0, 1)]) as found:
+        with open_copies([self.PART, (0, 1)]) as found:
             yield found
         assert not copy_files()
 
@@ -134,7 +134,9 @@ class TestTheFile:
     def test_of_another_machine_is_none(self, copies: SharedCopies, change: dict[str, Any]) -> None:
         elsewhere = SharedCopies(**vars(copies) | change)
         assert self.take(elsewhere) is None
-        with lent(self.X, self.ROWS, self.ROWS, shared=FoldCopies(elsewhere, 0, (self.ROWS, self.ROWS))) as X:
+        with fold_array(
+            self.X, self.ROWS, self.ROWS, shared=FoldCopies(elsewhere, 0, (self.ROWS, self.ROWS))
+        ) as X:
             np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
 
 
@@ -143,7 +145,7 @@ def test_where_a_program_may_open_no_more_files_there_are_none() -> None:
     opened = os.open("/dev/null", os.O_RDONLY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 1, before[1]))
     try:
-        with held([(fold, 0) for fold in range(opened + 2)]) as copies:
+        with open_copies([(fold, 0) for fold in range(opened + 2)]) as copies:
             assert not copies.files
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -17,7 +17,7 @@ from sklearn.svm import SVC
 
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.shared_memory import side_by_side
+from trainkit.sklearn.shared_memory import contiguous_slice
 
 MB = 1_000_000
 
@@ -98,7 +98,7 @@ class TestLent:
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(1, 3))
 def test_rows_side_by_side_are_a_slice(first: int, count: int, step: int) -> None:
     indices = np.arange(first, first + count * step, step)
-    rows = side_by_side(indices)
+    rows = contiguous_slice(indices)
     if step == 1 or count == 1:
         np.testing.assert_array_equal(np.arange(200)[rows], indices)
     else:
@@ -107,4 +107,4 @@ def test_rows_side_by_side_are_a_slice(first: int, count: int, step: int) -> Non
 
 @pytest.mark.parametrize("indices", [[0, 2, 1], [1, 0], [0, 0, 2], [], [-1, 0, 1]])
 def test_other_rows_are_none(indices: list[int]) -> None:
-    assert side_by_side(np.array(indices, dtype=int)) is None
+    assert contiguous_slice(np.array(indices, dtype=int)) is None

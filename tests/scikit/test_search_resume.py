@@ -22,7 +22,7 @@ from tests.runtime.programs import Programs
 from tests.scikit.odd import Odd, data, done
 from trainkit.errors import StoreError
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.sklearn.outcomes import candidate_key, claimed, digest, known_of
+from trainkit.sklearn.outcomes import candidate_key, claim_folder, digest, known_of
 
 X, Y = data()
 
@@ -265,18 +265,18 @@ def test_only_the_folds_before_the_first_gap_are_known() -> None:
 
 def test_names_are_counted(tmp_path: Path) -> None:
     for expected in ("search", "search_2", "search_3"):
-        with claimed(tmp_path / "new", "search") as name:
+        with claim_folder(tmp_path / "new", "search") as name:
             assert name == expected
             (tmp_path / "new" / name / "experiment.sqlite").touch()
 
 
 def test_a_name_is_given_once_to_those_that_begin_at_the_same_time(tmp_path: Path) -> None:
-    with claimed(tmp_path, "search") as first, claimed(tmp_path, "search") as second:
+    with claim_folder(tmp_path, "search") as first, claim_folder(tmp_path, "search") as second:
         assert (first, second) == ("search", "search_2")
     assert not list(tmp_path.iterdir()), "nothing came of them"
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="search cannot be made"), claimed(tmp_path / "file", "search"):
+    with pytest.raises(StoreError, match="search cannot be made"), claim_folder(tmp_path / "file", "search"):
         pass

@@ -24,10 +24,10 @@ from trainkit.sklearn.early_stopping import EarlyStopping, early_stopping_of, re
 from trainkit.sklearn.experiment import (
     CandidateResult,
     SearchResult,
-    compared,
+    comparable_candidates,
     error_to_raise,
     evaluate,
-    warn_of_few,
+    warn_if_few,
 )
 from trainkit.sklearn.internals import (
     BaseSearchCV,
@@ -148,8 +148,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 search.total,
             )
             found = self._evaluate(task, search, stopping, tune_params)
-        warn_of_few(found, search)
-        candidates = compared(found, task, self._second_fit(stopping), by_portions=stopping is not None)
+        warn_if_few(found, search)
+        candidates = comparable_candidates(
+            found, task, self._second_fit(stopping), by_portions=stopping is not None
+        )
         self._keep_results(candidates, scorers, refit_metric, by_portions=stopping is not None)
         self._forget_refitted()
         if found.interrupted:

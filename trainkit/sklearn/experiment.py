@@ -20,13 +20,13 @@ from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.outcomes import (
     Outcome,
     PartialSearch,
-    claimed,
+    claim_folder,
     folds_in,
     known_of,
-    left_in,
+    outcomes_left_in,
     outcomes_of,
 )
-from trainkit.sklearn.shared_memory import held, parts_to_copy
+from trainkit.sklearn.shared_memory import open_copies, parts_to_copy
 from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
@@ -208,7 +208,7 @@ def evaluate(
         tune: what is searched for, and how.
         run: where it is kept; without a name or a path, in memory.
         folds: how many a candidate has.
-        resumes: whether its trials take over what is known of their candidate.
+        resumes: trials start from the known outcomes of their candidate.
         cpus: of the session, if it is begun here; None: this machine's.
         before: what an earlier call came to, be it on the same task or another.
 
@@ -218,12 +218,12 @@ def evaluate(
     """
     task: EvaluationTask = trainable.parameters["task"]
     with contextlib.ExitStack() as stack:
-        run, earlier = stack.enter_context(_named(run))
+        run, earlier = stack.enter_context(_with_own_name(run))
         if resumes:
-            task = _going_on(task, before, earlier)
+            task = _with_known_outcomes(task, before, earlier)
         stack.enter_context(_session(cpus))
-        folder = stack.enter_context(_place(run))
-        bound, tune, run = stack.enter_context(_sharing(task, trainable, tune, run))
+        folder = stack.enter_context(_temporary_folder(run))
+        bound, tune, run = stack.enter_context(_with_shared_copies(task, trainable, tune, run))
         bound = checked_trainable(bound, run)
         whole = make_space(space, tune)
         if folder is None:
@@ -250,17 +250,17 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _named(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
+def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
     """Give the settings with a name of this search alone, and the folder and name that searches share."""
     if run.name is None:
         yield run, None
         return
     folder, _ = new_place(run.storage_path, run.storage_filesystem, run.name)
-    with claimed(folder.parent, run.name) as own:
+    with claim_folder(folder.parent, run.name) as own:
         yield replace(run, name=own), (folder.parent, run.name)
 
 
-def _going_on(
+def _with_known_outcomes(
     task: EvaluationTask, before: PartialSearch | None, earlier: tuple[Path, str] | None
 ) -> EvaluationTask:
     """Return the task with the outcomes that are known from earlier searches."""
@@ -271,10 +271,10 @@ def _going_on(
     if earlier is None:
         return replace(task, known=known)
     # Keys in folders begin with the digest of the task, so those of other tasks are never equal.
-    return replace(task, known=known | left_in(*earlier, len(task.splits)), digest=digest)
+    return replace(task, known=known | outcomes_left_in(*earlier, len(task.splits)), digest=digest)
 
 
-class _Started:
+class _SharedSession:
     """Session that searches have started, shared by all that run at once."""
 
     lock = threading.Lock()
@@ -284,32 +284,32 @@ class _Started:
 @contextlib.contextmanager
 def _session(cpus: int | None) -> Iterator[None]:
     """Use the current session, or one that ends with the last search in it."""
-    with _Started.lock:
-        if not _Started.users and api.is_initialized():
+    with _SharedSession.lock:
+        if not _SharedSession.users and api.is_initialized():
             shared = False
         else:
             shared = True
-            if not _Started.users:
+            if not _SharedSession.users:
                 api.init(num_cpus=cpus or os.cpu_count())
-            _Started.users += 1
+            _SharedSession.users += 1
     try:
         yield
     finally:
         if shared:
-            with _Started.lock:
-                _Started.users -= 1
-                if not _Started.users:
+            with _SharedSession.lock:
+                _SharedSession.users -= 1
+                if not _SharedSession.users:
                     api.shutdown()
 
 
 BLOCK_ROUNDS = 4
-"""Candidates known beforehand are evaluated fold by fold in blocks of so many for each that runs at once. The
+"""Candidates of a block for each that runs at once, where candidates are known beforehand. The
 more there are, the longer workers are at the same fold; but an early end leaves so many incomplete. Where one
 is asked for there is one for each."""
 
 
 @contextlib.contextmanager
-def _sharing(
+def _with_shared_copies(
     task: EvaluationTask, trainable: Bound, tune: TuneConfig, run: RunConfig
 ) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
     """Return the trainable of the task; if its folds are large, workers share copies of them."""
@@ -320,7 +320,7 @@ def _sharing(
         bound = with_parameters(trainable, task=task)
         yield *(_in_tasks(bound, task, tune, run) if here and by_folds else (bound, tune)), run
         return
-    with held(parts) as copies:
+    with open_copies(parts) as copies:
         bound = with_parameters(trainable, task=replace(task, copies=copies))
         if by_folds:
             bound = replace(bound, trainable=FoldByFoldTrial)
@@ -374,7 +374,7 @@ def _fit(bound: Bound) -> int:
 
 
 @contextlib.contextmanager
-def _place(run: RunConfig) -> Iterator[Path | None]:
+def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
     """Give a temporary folder for the files of trials; None if `run` names a folder that stays."""
     if run.name or run.storage_path:
         yield None
@@ -384,7 +384,7 @@ def _place(run: RunConfig) -> Iterator[Path | None]:
         yield Path(folder, "search")
 
 
-def compared(
+def comparable_candidates(
     found: SearchResult, task: EvaluationTask, again: str, *, by_portions: bool
 ) -> list[CandidateResult]:
     """Return the candidates to compare; a warning says how many are left out.
@@ -399,7 +399,7 @@ def compared(
         KeyboardInterrupt: it was Ctrl-C, and there is none.
         ConfigError: there is none for another reason.
     """
-    complete, cut_off = settled(found.candidates, task, by_portions=by_portions)
+    complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
         cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
     if not complete and found.interrupted:
@@ -440,12 +440,13 @@ def error_to_raise(
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":
-            error.args = (f"{message_of(error)}\nIt was at {_place_of(candidate, by_portions=by_portions)}",)
+            position = _position_of(candidate, by_portions=by_portions)
+            error.args = (f"{message_of(error)}\nIt was at {position}",)
             return error
     return None
 
 
-def _place_of(candidate: CandidateResult, *, by_portions: bool) -> str:
+def _position_of(candidate: CandidateResult, *, by_portions: bool) -> str:
     """Return the candidate and its fold or portion at its last report, in words."""
     folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
     if by_portions or None not in candidate.outcomes:
@@ -456,7 +457,7 @@ def _place_of(candidate: CandidateResult, *, by_portions: bool) -> str:
     )
 
 
-def warn_of_few(found: SearchResult, search: CandidateSource) -> None:
+def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
     """Warn if the searcher has suggested fewer candidates than asked for.
 
     For a random search, scikit-learn's own `ParameterSampler` warns.
@@ -472,7 +473,7 @@ def warn_of_few(found: SearchResult, search: CandidateSource) -> None:
         )
 
 
-def settled(
+def complete_candidates(
     candidates: Sequence[CandidateResult], task: EvaluationTask, *, by_portions: bool
 ) -> tuple[list[CandidateResult], int]:
     """Return the candidates that have an outcome for each fold, and how many are left out.

@@ -184,7 +184,7 @@ def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list
 
 
 @contextlib.contextmanager
-def claimed(parent: Path, name: str) -> Iterator[str]:
+def claim_folder(parent: Path, name: str) -> Iterator[str]:
     """Make a folder for the next experiment called `name`: search, search_2, search_3 ...
 
     It is made at once, so that of several searches that begin together each gets another. A folder that is
@@ -218,7 +218,7 @@ def _is_made(folder: Path) -> bool:
     return True
 
 
-def left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
+def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
     """Return the outcomes of the experiments called `name` since the last one that was finished.
 
     Raises:

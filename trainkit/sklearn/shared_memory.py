@@ -41,7 +41,7 @@ RowProvider: TypeAlias = Callable[[np.ndarray, Any, Callable[[], None]], Any]
 """Function of X, indices of rows and a function to call after each piece of X; returns the rows or None."""
 
 
-def side_by_side(indices: Any) -> slice | None:
+def contiguous_slice(indices: Any) -> slice | None:
     """Return the slice for contiguous `indices`; None for others.
 
     Args:
@@ -55,14 +55,14 @@ def side_by_side(indices: Any) -> slice | None:
     return slice(first, last + 1)
 
 
-def lendable(train: Any, test: Any) -> tuple[slice | None, slice | None]:
+def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
     """Return the slices of a fold's training and test rows that may be views; None for rows that may not.
 
     Args:
         train: indices of the fold's training rows.
         test: indices of its test rows.
     """
-    ours, others = side_by_side(train), side_by_side(test)
+    ours, others = contiguous_slice(train), contiguous_slice(test)
     # A row in both would show in one what is written to the other.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
@@ -80,7 +80,7 @@ class FoldArray(np.ndarray):
         whole = self.view(np.ndarray)
         if len(rest) != 1 or rest[0] is not Ellipsis:
             return whole[key]
-        found = side_by_side(rows) if self.views else None
+        found = contiguous_slice(rows) if self.views else None
         if found is not None:
             return whole[found]
         copy = None if self.shared is None else self.shared(whole, rows, self.forget)
@@ -88,7 +88,7 @@ class FoldArray(np.ndarray):
 
 
 @contextmanager
-def lent(
+def fold_array(
     X: Any, train: Any, test: Any, *, views: bool = True, shared: RowProvider | None = None
 ) -> Iterator[Any]:
     """Give X as a FoldArray, or as it is; what is written to views is dropped at the end.
@@ -104,7 +104,7 @@ def lent(
     if mapping is None:
         yield X
         return
-    views = views and lendable(train, test) != (None, None)
+    views = views and view_slices(train, test) != (None, None)
     if not views and shared is None:
         yield X
         return
@@ -248,8 +248,8 @@ def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]
         return []
     found = []
     for fold, split in enumerate(splits):
-        lent = lendable(*split) if views else (None, None)
-        for place, (rows, view) in enumerate(zip(split, lent, strict=True)):
+        slices = view_slices(*split) if views else (None, None)
+        for place, (rows, view) in enumerate(zip(split, slices, strict=True)):
             if view is None and _is_worth(X, rows):
                 found.append((fold, place))
     return found if len(found) <= MOST_FILES else []
@@ -263,7 +263,7 @@ def _is_worth(X: np.ndarray, rows: Any) -> bool:
 
 
 @contextlib.contextmanager
-def held(parts: Sequence[Part]) -> Iterator[SharedCopies]:
+def open_copies(parts: Sequence[Part]) -> Iterator[SharedCopies]:
     """Hold a file for each part until the block ends; none if so many can't be opened."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}

@@ -33,7 +33,7 @@ from trainkit.sklearn.internals import (
     score,
 )
 from trainkit.sklearn.outcomes import CANDIDATE_KEY, KnownOutcomes, Outcome, candidate_key, digest, report_of
-from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, lent
+from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.space.domains import same
 from trainkit.tune.trial.actor import SerializedTrainable, seed_generators
@@ -83,7 +83,7 @@ class EvaluationTask:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A frozen estimator is shared by its clones, so its arrays must be writable; X and y stay shared.
-        self.__dict__.update(state, estimator=own(state["estimator"]))
+        self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
     def known_outcomes(self, key: str) -> list[Outcome]:
         """Return the outcomes of a candidate's first folds that are known from an earlier search."""
@@ -125,7 +125,7 @@ class EvaluationTask:
         with self.context.applied():
             return self._outcome(parameters, split, candidate)
 
-    def lent(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
+    def fold_array(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
         """Give X as an array that gives the samples of fold `split` without a copy where it can.
 
         Args:
@@ -134,10 +134,10 @@ class EvaluationTask:
         """
         samples = self.splits[split]
         shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
-        return lent(self.X, *samples, views=views, shared=shared)
+        return fold_array(self.X, *samples, views=views, shared=shared)
 
     def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        with self.lent(split) as X:
+        with self.fold_array(split) as X:
             return self._scored(X, parameters, split, candidate)
 
     def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
@@ -165,7 +165,7 @@ class EvaluationTask:
         return outcome
 
 
-def own(value: Any) -> Any:
+def writable_copy(value: Any) -> Any:
     """Return a copy with writable arrays, as arrays in shared memory are read-only.
 
     Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The copy is made by
@@ -177,11 +177,11 @@ def own(value: Any) -> Any:
     return pickle.loads(cloudpickle.dumps(value, protocol=4))
 
 
-def own_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
+def writable_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
     """Return parameters that this process may change; in the driver they are those that were given."""
     if os.getpid() == driver_pid:
         return config
-    return {name: own(value) for name, value in config.items()}
+    return {name: writable_copy(value) for name, value in config.items()}
 
 
 class FoldTrial(SerializedTrainable):
@@ -194,7 +194,7 @@ class FoldTrial(SerializedTrainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._key = candidate_key(new_config, self._task.digest)
         self._outcomes = self._task.known_outcomes(self._key)
-        self._parameters = own_parameters(new_config, self._trial.driver_pid)
+        self._parameters = writable_parameters(new_config, self._trial.driver_pid)
         return True
 
     def step(self) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class IncrementalTrial(Trainable):
         self._begin(config)
 
     def _begin(self, config: Mapping[str, Any]) -> None:
-        parameters = own_parameters(config, self._trial.driver_pid)
+        parameters = writable_parameters(config, self._trial.driver_pid)
         self._folds = [
             IncrementalFold(self._task, split, parameters, self._reports, last_step=self._last_step)
             for split in range(len(self._task.splits))
@@ -334,7 +334,7 @@ class IncrementalFold:
         self._parameters = parameters
         self._reports = reports
         self._last_step = last_step
-        self._piecewise: IncrementalFit | None = None
+        self._fit: IncrementalFit | None = None
         self._fit_time = 0.0
         self._failure: str | None = None
         self._transformed_test: Any = None
@@ -363,24 +363,24 @@ class IncrementalFold:
 
     @property
     def _started(self) -> IncrementalFit:
-        if self._piecewise is None:
+        if self._fit is None:
             estimator = clone(self._task.estimator)
             # Parameters may be estimators, of which each fold trains its own clone.
             estimator.set_params(**clone(dict(self._parameters), safe=False))
-            self._piecewise = IncrementalFit(
+            self._fit = IncrementalFit(
                 estimator,
                 self._reports[-1],
                 last_step=self._last_step,
                 labels=self._task.y,
                 searched=self._parameters,
             )
-        return self._piecewise
+        return self._fit
 
     def _data(self) -> Data:
         task = self._task
         # No views: the estimator may keep its samples from one report to the next.
-        with task.lent(self._split, views=False) as lent:
-            X, y = safe_split(self._started.estimator, lent, task.y, self._train)
+        with task.fold_array(self._split, views=False) as array:
+            X, y = safe_split(self._started.estimator, array, task.y, self._train)
         return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
 
     # --- scores -----------------------------------------------------------------------------------
@@ -408,8 +408,8 @@ class IncrementalFold:
     def _scores(self, samples: Any) -> Any:
         task = self._task
         scored = self._started.estimator
-        with task.lent(self._split, views=False) as lent:
-            X, y = safe_split(scored, lent, task.y, samples, self._train)
+        with task.fold_array(self._split, views=False) as array:
+            X, y = safe_split(scored, array, task.y, samples, self._train)
         params = check_method_params(task.X, params=task.score_params, indices=samples)
         if samples is self._test and self._started.transforms and _uses_only_predictions(task.scorer):
             if self._transformed_test is None:
@@ -425,7 +425,7 @@ class IncrementalFold:
         return {
             "fit_time": self._fit_time,
             "failure": self._failure,
-            "piecewise": None if failed else self._started.state(self._data),
+            "training": None if failed else self._started.state(self._data),
         }
 
     def resume(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
@@ -436,8 +436,8 @@ class IncrementalFold:
         """
         self._fit_time = state["fit_time"]
         self._failure = state["failure"]
-        if state["piecewise"] is not None:
-            self._started.resume(state["piecewise"], self._data)
+        if state["training"] is not None:
+            self._started.resume(state["training"], self._data)
             self._started.change(clone(dict(changed), safe=False))
 
 
