@@ -171,7 +171,8 @@ class BasicVariantGenerator(Searcher):
         except SpaceError:  # of another space, before a restore
             self._foreign += 1
             return
-        chosen = {path: values[each.name] for path, each in self.space.by_path.items() if each.name in values}
+        named = zip(self.space.by_path, self.space.parameters, strict=True)
+        chosen = {path: values[each.name] for path, each in named if each.name in values}
         rank = self._ranks.get(self._axes_of(chosen))
         if rank is None:  # forbidden by now
             self._foreign += 1

@@ -263,6 +263,10 @@ class Bandit:
         self._kernel = Kernel()
         self._fitted_to = 0
 
+    def learn(self, choice: Choice, gain: float) -> None:
+        """Take in the gain of a choice."""
+        self.gains.add(choice, gain)
+
     def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
         """Return the function to maximise for a member with score `before` at round `now`.
 

@@ -211,7 +211,7 @@ class PB2(PopulationBasedTraining):
         begun, rounds = self._begun.get(member.trial_id), intervals - member.intervals
         if begun is not None and rounds > 0 and score > -math.inf and self._numbers:
             before, x = begun
-            self._learner.gains.add(Choice(member.intervals, before, x), (score - before) / rounds)
+            self._learner.learn(Choice(member.intervals, before, x), (score - before) / rounds)
         super().judge(member, intervals, score)
         self._offers.pop(member.trial_id, None)
         x_now = self._point(member.config)

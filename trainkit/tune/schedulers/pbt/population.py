@@ -73,6 +73,9 @@ class Population:
     def __len__(self) -> int:
         return len(self.by_id)
 
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.by_id.values())
+
     def active(self) -> Iterator[Member]:
         """Those that have not ended."""
         return (member for member in self.by_id.values() if member.active)
@@ -160,7 +163,7 @@ class Barrier:
         waited, self._arrived = self._arrived, {}
         # Past the one that has come furthest: a long report must not leave the others behind for good.
         self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
-        return (member for trial_id, member in self._members.by_id.items() if trial_id in waited)
+        return (member for member in self._members if member.trial_id in waited)
 
 
 def quantile_size(members: int, fraction: float) -> int:

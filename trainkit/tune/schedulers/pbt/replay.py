@@ -79,9 +79,8 @@ class PopulationBasedTrainingReplay(TrialScheduler):
             )
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        differing = [
-            key for key, value in self.schedule.initial.items() if _text(config.get(key)) != _text(value)
-        ]
+        initial = self.schedule.initial
+        differing = [key for key in initial if _text(config.get(key)) != _text(initial[key])]
         if differing:
             raise ConfigError(
                 f"a replay begins with {', '.join(differing)} as it was trained with, and the searcher "

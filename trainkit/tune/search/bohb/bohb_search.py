@@ -14,7 +14,7 @@ from trainkit.tune.schedulers.base import Decision, score_of
 from trainkit.tune.search.base import Evaluated
 from trainkit.tune.search.bohb.encoding import Encoding
 from trainkit.tune.search.bohb.model import BOHBConfig
-from trainkit.tune.search.bohb.observations import Knowledge, budget_of
+from trainkit.tune.search.bohb.observations import Knowledge, Observations, budget_of
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.space.search_space import Path, Space
 
@@ -94,7 +94,8 @@ class TuneBOHB(ModelledSearcher[Encoding]):
 
     def _begin_model(self, form: Encoding) -> None:
         # Trials that are none of the space have no row in it, and nothing to tell about it.
-        self._known = Knowledge(form.columns, self._config, self._base)
+        self._observations = Observations()
+        self._known = Knowledge(form.columns, self._config, self._base, self._observations)
 
     # --- suggestions ------------------------------------------------------------------------------
 
@@ -105,7 +106,8 @@ class TuneBOHB(ModelledSearcher[Encoding]):
 
     def _suggested(self, trial_id: str, fixed: dict[Path, Any] | None) -> dict[str, Any]:
         rng = suggestion_generator(self._base, self._number, self._redraws)
-        config = self._proposed(rng) if fixed is None else self.form.declared.configuration(0, rng, fixed)
+        space = self.form.declared
+        config = self._proposed(rng) if fixed is None else space.configuration(0, rng, fixed)
         self._note(trial_id, self.form.row(config))
         return config
 
@@ -139,12 +141,12 @@ class TuneBOHB(ModelledSearcher[Encoding]):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._known.observations.go_on(trial_id)
+        self._observations.go_on(trial_id)
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         budget, loss = budget_of(decision.reason), self._loss(result)
         if budget is not None and loss is not None and trial_id in self._known.rows:
-            self._known.observations.judge(trial_id, budget, loss)
+            self._observations.judge(trial_id, budget, loss)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -153,11 +155,11 @@ class TuneBOHB(ModelledSearcher[Encoding]):
         if trial_id not in self._known.rows:
             return
         if error:
-            self._known.observations.fail(trial_id)
+            self._observations.fail(trial_id)
         elif (loss := self._loss(result or {})) is not None:
             iteration = lookup(result or {}, "training_iteration")
             time = float(iteration) if is_number(iteration) else 0.0
-            self._known.observations.end(trial_id, time, loss)
+            self._observations.end(trial_id, time, loss)
 
     def _loss(self, result: Mapping[str, Any]) -> float | None:
         """Less is better; NaN and infinities of either sign are worst; None: the metric is missing."""
@@ -194,4 +196,4 @@ class TuneBOHB(ModelledSearcher[Encoding]):
     def _learn(self, name: str, known: Floats, evaluated: Evaluated) -> None:
         value = math.nan if evaluated.error or evaluated.pruned else evaluated.value
         self._known.rows[name] = known
-        self._known.observations.evaluate(name, -score_of(value, self.mode))
+        self._observations.evaluate(name, -score_of(value, self.mode))

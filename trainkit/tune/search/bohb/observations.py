@@ -133,15 +133,17 @@ class Knowledge:
         columns: of the space.
         config: numbers of the model.
         seed: for what replaces parameters that are not active.
+        observations: of the trials.
 
     Attributes:
         rows: of configurations, by trial.
-        observations: of those trials.
     """
 
-    def __init__(self, columns: Sequence[Column], config: BOHBConfig, seed: int) -> None:
+    def __init__(
+        self, columns: Sequence[Column], config: BOHBConfig, seed: int, observations: Observations
+    ) -> None:
         self.rows: dict[str, Floats] = {}
-        self.observations = Observations()
+        self._observations = observations
         self._columns = columns
         self._config = config
         self._seed = seed
@@ -151,14 +153,14 @@ class Knowledge:
     def model(self) -> Model | None:
         """The model of the largest budget that has enough observations; None: none has."""
         version, model = self._made
-        if version != self.observations.version:
+        if version != self._observations.version:
             model = self._model()
-            self._made = (self.observations.version, model)
+            self._made = (self._observations.version, model)
         return model
 
     def _model(self) -> Model | None:
         dimensions, config = len(self._columns), self._config
-        found = self.observations.basis(
+        found = self._observations.basis(
             lambda number, finite: config.split_sizes(number, finite, dimensions) is not None
         )
         if not dimensions or found is None:
