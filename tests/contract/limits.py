@@ -32,8 +32,8 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(10, 0),
     "crowded folders": Limit(0, 0),
-    "files": Limit(331, 319, slack=5),
-    "lines of code": Limit(49_398, 40_999, slack=500),
+    "files": Limit(336, 319, slack=5),
+    "lines of code": Limit(50_060, 40_999, slack=500),
     "long files": Limit(0, 0),
     "small files": Limit(3, 0),
     "classes of one name": Limit(0, 0),
@@ -56,9 +56,9 @@ FLOORS = [
     {"sklearn"},
     {"dashboard"},
     {"cli"},
-    {"testing"},  # the suites that a third party runs; no part of the package needs them
     {"compat"},  # every name of other systems: it knows all; the front installs it, nobody else names it
     {"", "__main__"},  # trainkit/__init__.py, the front of the house, and `python -m trainkit`
+    {"testing"},  # the suites that a third party runs, by the front; no part of the package needs them
 ]
 DOORS = {door for floor in FLOORS for door in floor}
 
@@ -81,6 +81,7 @@ MAY_HEAD = {
     "train": {"torch"},
     "sklearn": {"sklearn", "scipy"},
     "runtime.ray": {"ray"},  # loaded when this engine is chosen
+    "testing": {"torch"},  # loaded by the test files of strategies
 }
 
 CHAINS: dict[str, str] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import trainkit
+from trainkit.clock import SystemClock
 from trainkit.errors import ActorDiedError, InfeasibleError, SerializationError
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.session import ENGINES
@@ -84,11 +84,12 @@ class Suite:
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Return whether `condition` becomes true within `seconds`."""
-    deadline = time.monotonic() + seconds
+    clock = SystemClock()
+    deadline = clock.monotonic() + seconds
     while not condition():
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             return False
-        time.sleep(0.005)
+        clock.sleep(0.005)
     return True
 
 

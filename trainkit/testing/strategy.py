@@ -21,7 +21,7 @@ SAMPLES = 200
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyRow:
     """One way to run the suite.
 
     Attributes:
@@ -119,7 +119,7 @@ def plain_run(dtype: torch.dtype, steps: int = STEPS) -> Plain:
     return Plain(losses, validated, model.state_dict())
 
 
-def make_trainer(row: Row, dtype: torch.dtype) -> TorchTrainer:
+def make_trainer(row: StrategyRow, dtype: torch.dtype) -> TorchTrainer:
     """A trainer as the row says."""
     return TorchTrainer(
         training_operator_cls=Promised,
@@ -154,13 +154,13 @@ class StrategySuite:
     workers: ClassVar[int] = 2
 
     @pytest.fixture
-    def row(self) -> Row:
+    def row(self) -> StrategyRow:
         """Return the strategy to test; a subclass for several of them overrides it."""
-        return Row(self.strategy, self.workers)
+        return StrategyRow(self.strategy, self.workers)
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)], ids=str)
     def test_the_numbers_are_those_of_a_plain_loop(
-        self, row: Row, dtype: torch.dtype, tolerance: float, tmp_path: Path
+        self, row: StrategyRow, dtype: torch.dtype, tolerance: float, tmp_path: Path
     ) -> None:
         plain = plain_run(dtype)
         with make_trainer(row, dtype) as trainer:
@@ -188,7 +188,7 @@ class StrategySuite:
         """A checkpoint, and the state, load into a single worker, and one of a single worker loads here."""
         state = trainer.state_dict()
         trainer.save(folder)
-        with make_trainer(Row("single", 1), torch.float64) as alone:
+        with make_trainer(StrategyRow("single", 1), torch.float64) as alone:
             alone.load(folder)
             loaded = alone.state_dict()
             assert loaded["epoch"] == state["epoch"] == 1
