@@ -44,6 +44,7 @@ from trainkit.runtime.local.wire.messages import (
     ForkWorker,
     Ready,
     Redirect,
+    RequestLease,
     StartActor,
     Unusable,
     Waits,
@@ -239,26 +240,20 @@ class WorkerProcesses:
             # If it dies just now, its caller finds the connection closed, and is told by the new id.
             try_send(event.idle.control, NOTICE, 0, packed(Connect(), [first]))
             return
-        placement = message.placement
-        registration = message.registration if isinstance(message, StartActor) else None
         try:
             self.start(
-                self._spec_of(event),
+                self._spec_of(event, message),
                 first,
                 owner=request.owner,
-                placement=placement,
+                placement=message.placement,
                 allocation=event.allocation,
                 ledger_group=event.where,
-                registration=registration,
+                registration=message.registration if isinstance(message, StartActor) else None,
             )
         except OSError as error:  # no descriptor left
             self._publish(StartFailed(event, str(error)))
 
-    def _spec_of(self, event: RequestGranted) -> WorkerSpec:
-        request = event.request
-        message = request.start
-        if message is None:
-            raise TypeError(f"a request without a process cannot be started: {request.what}")
+    def _spec_of(self, event: RequestGranted, message: StartActor | RequestLease) -> WorkerSpec:
         placement, session = message.placement, self._session.spec
         group = None
         if event.where is not None:
@@ -266,7 +261,7 @@ class WorkerProcesses:
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
         # Another worker's environment holds the session's already, unless it was started with others.
-        of_session = session if request.client == DRIVER else None
+        of_session = session if event.request.client == DRIVER else None
         spec = WorkerSpec(
             worker_id=message.worker_id,
             serial=self._table.next_serial(),
