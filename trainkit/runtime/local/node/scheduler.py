@@ -149,6 +149,8 @@ class ResourceScheduler:
             return
         self._queue.changed = False
         by_key = {request.waiting.key: request for request in self._queue.line()}
+        if not by_key:
+            return
         demands = [request.waiting for request in by_key.values()]
         granted = serve(demands, self._ledger, lambda demand: self._grant(by_key[demand.key]))
         done = {demand.key for demand in granted}
@@ -158,7 +160,7 @@ class ResourceScheduler:
             if request.answer is not None:
                 worker = self._table.get(request.waiting.key)
                 request.answer(worker is not None and self._reclaimer.granted(worker))
-        if self._queue.line():
+        if len(done) < len(by_key):
             self._publish(RequestsWaiting())
 
     def _pass_on(self, request: Request) -> bool:
