@@ -28,6 +28,9 @@ $(READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
 demo: $(READY)  ## Tune and train a network on handwritten digits
 	$(BIN)/python -m recipes.mnist $(ARGS)
 
+# Compiled files of tests are what makes a second run quick.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=$(EXAMPLES)
 
 test: EXAMPLES ?= quick

@@ -10,7 +10,7 @@ from pathlib import Path
 TIERS = {
     "unit": "starts no process",
     "process": "starts the local engine: a node and its workers",
-    "gang": "trains with the workers of a trainer",
+    "gang": "starts the workers of a trainer, many processes at once, or ones that load whole libraries",
     "external": "starts Ray, programs, type checkers, docs, recipes, benchmarks; needs Lightning, MLflow",
 }
 """Each tier by what it may start; the first two are `make test`."""
@@ -56,13 +56,18 @@ OTHERS = {
     """,
     "gang": """
         test_node_losses.py test_notebook.py
+        runtime/test_crowds.py
+        scikit/test_boosting_searches.py scikit/test_copies.py scikit/test_early_stopping.py
+        scikit/test_faults.py scikit/test_nested_searches.py scikit/test_own_arrays.py
+        scikit/test_same_answers.py scikit/test_stopping_faults.py
+        scikit/test_stopping_schedulers.py
     """,
     "external": """
         cli/test_stop.py
         contract/test_loading.py
         runtime/test_added_engines.py runtime/test_detached.py runtime/test_neighbours.py
-        runtime/test_patterns.py
-        runtime/test_ray.py runtime/test_ray_cluster.py runtime/test_types.py
+        runtime/test_patterns.py runtime/test_ray.py runtime/test_ray_cluster.py
+        runtime/test_types.py
         scikit/test_optional.py scikit/test_ray_searches.py scikit/test_search_kept.py
         scikit/test_searches_benchmark.py
         train/test_benchmarks.py train/test_compiling.py train/test_lightning_operator.py

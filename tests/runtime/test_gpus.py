@@ -121,6 +121,7 @@ def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: li
     ],
     ids=["indices", "UUIDs", "MIG", "in the order given"],
 )
+@pytest.mark.gang
 def test_names_and_order_are_those_of_the_parent(
     monkeypatch: pytest.MonkeyPatch, declared: str, expected: list[str]
 ) -> None:
@@ -154,6 +155,7 @@ class Counted:
         return thread_counts()
 
 
+@pytest.mark.gang
 @pytest.mark.parametrize("preload", [[], ["torch", "numpy"]], ids=["imported there", "forked with it"])
 def test_thread_pools_follow_the_cpus(monkeypatch: pytest.MonkeyPatch, preload: list[str]) -> None:
     """Promise 1.44 of docs/promises.md."""
