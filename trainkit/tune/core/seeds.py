@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from numpy.random import Generator, SeedSequence
 
 
+_MOST = 0xFFFFFFFF
 _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 
 
@@ -20,9 +21,9 @@ def fresh_seed() -> int:
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
     """Return the generator of all that is drawn for suggestion `index`, or for its `redraw` once rejected."""
-    from numpy.random import PCG64, Generator
+    import numpy
 
-    return Generator(PCG64(_of_suggestion(seed, index, redraw)))
+    return numpy.random.Generator(numpy.random.PCG64(_of_suggestion(seed, index, redraw)))
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
@@ -31,9 +32,12 @@ def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[in
 
 
 def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
-    from numpy.random import SeedSequence
+    import numpy
 
-    return SeedSequence((seed, index, redraw) if redraw else (seed, index))
+    entropy: Any = (seed, index, redraw) if redraw else (seed, index)
+    if seed <= _MOST and index <= _MOST:
+        entropy = numpy.array(entropy, numpy.uint32)  # NumPy makes this of it too, and takes longer
+    return numpy.random.SeedSequence(entropy)
 
 
 def scheduler_generator(seed: int) -> Generator:

@@ -45,14 +45,16 @@ class NumberCode(Code):
     def __init__(self, ends: tuple[float, float], log: bool) -> None:
         self.ends, self.log = ends, log
         self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
+        self._least = ends[0] * 1e-9
+        # Halves, since the difference of the ends may overflow.
+        self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
 
     def to_unit(self, value: Any) -> float:
         """Return where a value lies between the ends, from 0 to 1."""
         number = self.encode(value)
         if self.log:
-            number = math.log(max(number, self.ends[0] * 1e-9))
-        # Halves, since the difference of the ends may overflow.
-        return (number / 2 - self._low / 2) / (self._high / 2 - self._low / 2)
+            number = math.log(max(number, self._least))
+        return (number / 2 - self._half_low) / self._half_width
 
     def from_unit(self, share: float) -> Any:
         """Return the value at a place between the ends, 0 to 1."""
@@ -94,19 +96,20 @@ class StepCode(NumberCode):
         self._exact_q = Fraction(repr(domain.q))
         self._q = float(self._exact_q)
         self.first, self.last = (round(Fraction(bound) / self._exact_q) for bound in domain.bounds)
+        self._numerator, self._denominator = self._exact_q.as_integer_ratio()
         self._whole = isinstance(domain, Integer)
+        self._is_wide = max(abs(self.first), abs(self.last)) >= _EXACT
         super().__init__((self.first - 0.5, self.last + 0.5), domain.log)
 
     def encode(self, value: Any) -> int:
-        if self._whole and isinstance(value, int):
-            return value // self._exact_q.numerator
-        k = round(float(value) / self._q)
-        return k if abs(k) < _EXACT else round(Fraction(value) / self._exact_q)
+        if self._whole:
+            return int(value) // self._numerator
+        return round(Fraction(value) / self._exact_q) if self._is_wide else round(value / self._q)
 
     def decode(self, number: float) -> float:
         count = number if isinstance(number, int) else math.floor(number + 0.5)
-        k = min(max(count, self.first), self.last) * self._exact_q.numerator
-        return k if self._whole else k / self._exact_q.denominator
+        k = min(max(count, self.first), self.last) * self._numerator
+        return k if self._whole else k / self._denominator
 
 
 class NormalCode(NumberCode):
