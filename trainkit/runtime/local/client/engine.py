@@ -16,7 +16,7 @@ from trainkit.runtime import session
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.client import launch
-from trainkit.runtime.local.client.actor_lookup import ActorClient, ActorLookup
+from trainkit.runtime.local.client.actor_client import ActorClient, ActorLookup
 from trainkit.runtime.local.client.actors import ConnectionParts, actor_peers
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.calls import ActorExit, CallCodec, ProcessContext

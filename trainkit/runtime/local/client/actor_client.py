@@ -1,4 +1,4 @@
-"""Actors found by name, in this session or in another."""
+"""Actors of other processes: started, found by name in this session or another, called and killed."""
 
 from __future__ import annotations
 
