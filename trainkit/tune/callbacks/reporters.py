@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainkit.clock import SYSTEM, Clock
@@ -43,6 +44,7 @@ _RANK = {TrialStatus.RUNNING: 0, TrialStatus.ERROR: 1}
 Columns = Mapping[str, str] | Sequence[str]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableReporter(ProgressReporter):
     """Base class of the reporters with tables.
 
@@ -65,56 +67,40 @@ class TableReporter(ProgressReporter):
         ConfigError: a value is out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        metric_columns: Columns | None = None,
-        parameter_columns: Columns | None = None,
-        total_samples: int | None = None,
-        max_progress_rows: int = 20,
-        max_error_rows: int = 20,
-        max_column_length: int = 20,
-        max_report_frequency: float = 5,
-        infer_limit: int = 3,
-        print_intermediate_tables: bool | None = None,
-        metric: str | None = None,
-        mode: str | None = None,
-        sort_by_metric: bool = False,
-        clock: Clock = SYSTEM,
-    ) -> None:
-        limits = {
-            "max_progress_rows": max_progress_rows,
-            "max_error_rows": max_error_rows,
-            "infer_limit": infer_limit,
-        }
-        for name, value in limits.items():
-            require(is_whole(value) and value >= 0, f"{name}={value!r}: give 0 or more")
+    metric_columns: Columns | None = None
+    parameter_columns: Columns | None = None
+    total_samples: int | None = None
+    max_progress_rows: int = 20
+    max_error_rows: int = 20
+    max_column_length: int = 20
+    max_report_frequency: float = 5
+    infer_limit: int = 3
+    print_intermediate_tables: bool | None = None
+    metric: str | None = None
+    mode: str | None = None
+    sort_by_metric: bool = False
+    clock: Clock = SYSTEM
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_progress_rows", 0),
+            ("max_error_rows", 0),
+            ("infer_limit", 0),
+            ("max_column_length", 4),
+        ):
+            value = getattr(self, name)
+            require(is_whole(value) and value >= least, f"{name}={value!r}: give {least} or more")
         require(
-            is_whole(max_column_length) and max_column_length >= 4,
-            f"max_column_length={max_column_length!r}: give 4 or more",
+            is_finite(self.max_report_frequency) and self.max_report_frequency >= 0,
+            f"max_report_frequency={self.max_report_frequency!r}: give seconds between two reports",
         )
-        require(
-            is_finite(max_report_frequency) and max_report_frequency >= 0,
-            f"max_report_frequency={max_report_frequency!r}: give seconds between two reports",
-        )
-        require_mode(mode)
-        self._infer = metric_columns is None
-        self._metric_columns = _as_columns(DEFAULT_COLUMNS if metric_columns is None else metric_columns)
-        self._parameter_columns = _as_columns(parameter_columns or {})
-        self._total_samples = total_samples
-        self._max_progress_rows = max_progress_rows
-        self._max_error_rows = max_error_rows
-        self._max_column_length = max_column_length
-        self._max_report_frequency = max_report_frequency
-        self._infer_limit = infer_limit
-        self._intermediate = print_intermediate_tables is not False
-        self._metric = metric
-        self._mode = mode
-        self._given = total_samples, metric, mode  # what is not given is as each experiment says
-        self._sort_by_metric = sort_by_metric
-        self._clock = clock
+        require_mode(self.mode)
+        self._infer = self.metric_columns is None
+        self._metric_columns = _as_columns(DEFAULT_COLUMNS if self._infer else self.metric_columns or {})
+        self._parameter_columns = _as_columns(self.parameter_columns or {})
+        self._total, self._metric, self._mode = self.total_samples, self.metric, self.mode
         self._last: float | None = None
-        self._started = clock.monotonic()
+        self._started = self.clock.monotonic()
         self._path = ""
 
     def setup(
@@ -125,21 +111,20 @@ class TableReporter(ProgressReporter):
         mode: str | None = None,
         **info: Any,
     ) -> None:
-        self._started = self._clock.monotonic()
+        self._started = self.clock.monotonic()
         self._last = None
-        own_total, own_metric, own_mode = self._given
-        self._total_samples = total_samples if own_total is None else own_total
-        self._metric = own_metric or metric
-        self._mode = own_mode or mode
+        self._total = total_samples if self.total_samples is None else self.total_samples
+        self._metric = self.metric or metric
+        self._mode = self.mode or mode
         self._path = info.get("experiment_path", "")
-        if self._sort_by_metric and not (self._metric and self._mode):
+        if self.sort_by_metric and not (self._metric and self._mode):
             raise ConfigError(
                 "sort_by_metric=True needs to know by which: give TuneConfig a metric and a mode"
             )
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        now = self._clock.monotonic()
-        if self._last is None or now - self._last > self._max_report_frequency:
+        now = self.clock.monotonic()
+        if self._last is None or now - self._last > self.max_report_frequency:
             self._last = now
             return True
         return done
@@ -158,15 +143,15 @@ class TableReporter(ProgressReporter):
     def tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
         """Return the table of trials, and the table of errors if there are any."""
         best = self._best(trials)
-        lines = [f"Running for {duration(self._clock.monotonic() - self._started)}", *sys_info]
+        lines = [f"Running for {duration(self.clock.monotonic() - self._started)}", *sys_info]
         if best is not None:
             lines.append(f"Current best trial by last report: {best.trial_id} with {self._best_words(best)}")
         lines += [f"Result folder: {self._path}"] if self._path else []
         numbers = Counter(trial.status for trial in trials)
         counts = ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
-        of = "" if self._total_samples is None else f"/{self._total_samples}"
+        of = "" if self._total is None else f"/{self._total}"
         lines.append(f"Number of trials: {len(trials)}{of} ({counts or 'none yet'})")
-        if not (done or self._intermediate):
+        if not (done or self.print_intermediate_tables is not False):
             return [Table(lines=lines)]
         failed = [trial for trial in trials if trial.failure is not None]
         tables = [self._table_of_trials(trials, lines)]
@@ -206,7 +191,7 @@ class TableReporter(ProgressReporter):
                 str(trial.failures),
                 f"{self._path}/{trial.dirname}/error.txt" if self._path else first_line(trial.reason),
             ]
-            for trial in failed[: self._max_error_rows]
+            for trial in failed[: self.max_error_rows]
         ]
         more = len(failed) - len(rows)
         return Table(
@@ -217,20 +202,20 @@ class TableReporter(ProgressReporter):
         )
 
     def _row(self, first: str, *cells: str) -> list[str]:
-        return [first, *(shortened(cell, self._max_column_length) for cell in cells)]
+        return [first, *(shortened(cell, self.max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials for the table: those that run, that failed, the latest; or the best."""
-        if self._sort_by_metric:
-            return sorted(trials, key=lambda trial: -self._score(trial))[: self._max_progress_rows]
+        if self.sort_by_metric:
+            return sorted(trials, key=lambda trial: -self._score(trial))[: self.max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
-        return sorted(first[: self._max_progress_rows], key=lambda trial: trial.index)
+        return sorted(first[: self.max_progress_rows], key=lambda trial: trial.index)
 
     def _inferred(self, trials: Sequence[Trial]) -> list[str]:
         found: list[str] = []
         for trial in trials:
             for name, value in trial.last_result.items():
-                if len(found) >= self._infer_limit:
+                if len(found) >= self.infer_limit:
                     return found
                 known = name in found or name in DEFAULT_COLUMNS or name in _FILLED_IN
                 if not known and is_number(value):
@@ -261,17 +246,20 @@ class CLIReporter(TableReporter):
         say("\n".join(["== Status ==", *_texts(self.tables(trials, done, *sys_info)), ""]))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class JupyterNotebookReporter(TableReporter):
     """Reporter that updates one output of a notebook's cell; elsewhere it prints as CLIReporter does.
 
     Args:
         overwrite: clear what the cell has printed before.
-        arguments: of `TableReporter`.
+
+    The other arguments are those of `TableReporter`.
     """
 
-    def __init__(self, *, overwrite: bool = True, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._overwrite = overwrite
+    overwrite: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._output: NotebookDisplay | None = None
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
@@ -281,7 +269,7 @@ class JupyterNotebookReporter(TableReporter):
             say("\n".join([*_texts(tables), ""]))
             return
         if self._output is None:
-            if self._overwrite:
+            if self.overwrite:
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = NotebookDisplay(display)
         self._output.show(*tables)
