@@ -9,7 +9,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,13 @@ class Show(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
         parser.add_argument("--sort", metavar="COLUMNS", help="separated by commas")
-        parser.add_argument("--desc", action="store_true", help="the largest first")
-        parser.add_argument("--filter", metavar="CONDITION", help="such as 'loss < 0.5' or 'status == ERROR'")
+        parser.add_argument("--desc", dest="descending", action="store_true", help="the largest first")
+        parser.add_argument(
+            "--filter",
+            dest="condition",
+            metavar="CONDITION",
+            help="such as 'loss < 0.5' or 'status == ERROR'",
+        )
         parser.add_argument(
             "--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr"
         )
@@ -83,14 +88,7 @@ class Show(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        options = TableOptions(
-            arguments.sort,
-            arguments.filter,
-            arguments.columns,
-            arguments.limit,
-            arguments.desc,
-            arguments.output,
-        )
+        options = TableOptions(**{each.name: getattr(arguments, each.name) for each in fields(TableOptions)})
         return show(arguments.experiment, options)
 
 
