@@ -87,8 +87,6 @@ MAY_HEAD = {
 CHAINS: dict[str, str] = {
     "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
     "trainkit/tune/search/hyperopt/spaces.py self._pyll.stochastic.sample": "a module of Hyperopt's",
-    "trainkit/tune/sync/mirror.py self._address.fs.makedirs": "fsspec's file system, which an address is in",
-    "trainkit/tune/sync/mirror.py self._address.fs.pipe_file": "fsspec's file system, which an address is in",
 }
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 

@@ -17,7 +17,7 @@ from tests.conftest import eventually
 from tests.node_losses import node_pids
 from trainkit import tune
 from trainkit.errors import SerializationError, WorkerDiedError
-from trainkit.runtime import api
+from trainkit.runtime import session
 from trainkit.runtime.engine import Engine
 from trainkit.runtime.session import start as start_session
 from trainkit.tune.controller import events as ev
@@ -123,7 +123,7 @@ def test_a_session_that_is_lost_while_it_is_renewed_is_told_too(
     executor.carry_out([start])
     assert [type(each) for each in executor.collect()] == [ev.Started]
     with monkeypatch.context() as patch:
-        patch.setattr(api, "start", dying_start)
+        patch.setattr(session, "start", dying_start)
         kill_node()
         while not isinstance(advance(executor, "a"), ev.SessionLost):
             continue  # the process that waited for a further step has outlived the node by a moment
