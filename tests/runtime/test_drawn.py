@@ -36,7 +36,7 @@ from tests.runtime.small_programs import (
     Up,
     Var,
 )
-from trainkit.testing.engine import BUILT_IN
+from tests.suites.parts import BUILT_IN
 
 
 @st.composite

@@ -11,8 +11,8 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import is_full, put_all, take
+from tests.suites.parts import BUILT_IN, promising
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.testing.engine import BUILT_IN, promising
 from trainkit.util.queue import Empty, Full, Queue, QueueActor
 
 

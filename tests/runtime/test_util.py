@@ -15,10 +15,10 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import Doubler, Gate
+from tests.suites.parts import BUILT_IN, promising
 from trainkit import cloudpickle, errors, method
 from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
 from trainkit.runtime_env import RuntimeEnv
-from trainkit.testing.engine import BUILT_IN, promising
 from trainkit.util import (
     ActorPool,
     as_completed,

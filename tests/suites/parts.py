@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import trainkit
+from trainkit.runtime.engine import PROMISES
+
+BUILT_IN = ("local", "inline")
+"""The engines that need nothing but this package, the one that promises all first."""
+
+
+def promising(*promises: str) -> list[str]:
+    """Return the built-in engines that make all these promises, to parametrize a test with."""
+    return [engine for engine in BUILT_IN if set(promises) <= PROMISES[engine]]
 
 
 def await_file(path: Path) -> None:

@@ -22,14 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 api: Any = trainkit
 """The verbs without their types, as tests call functions and methods of any signature."""
 
-BUILT_IN = ("local", "inline")
-"""The engines that need nothing but this package, the one that promises all first."""
-
-
-def promising(*promises: str) -> list[str]:
-    """Return the built-in engines that make all these promises, to parametrize a test with."""
-    return [engine for engine in BUILT_IN if set(promises) <= PROMISES[engine]]
-
 
 def needs(*promises: str) -> Callable[[F], F]:
     """Mark a test as one for engines that make all these promises."""
