@@ -125,7 +125,7 @@ def add_names(module: ModuleType, row: Row) -> None:
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
             # A real package's own modules come before its old names; Python imports them after this error.
-            if row.homes and is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
+            if is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
                 raise AttributeError(f"module {path!r} has no attribute {name!r}: it is not imported yet")
             for home in row.homes:
                 found = importlib.import_module(home)
