@@ -182,7 +182,7 @@ def test_a_searcher_of_ones_own_is_told_the_known_result_of_a_repetition():
     assert set(searcher.told) == {(4.0, False), (6.0, False)}
     assert len(searcher.told) > 100
     play.controller.close(play.time)
-    assert play.controller._source.reason == "all 2 configurations of the space were tried"
+    assert play.controller._state.source.reason == "all 2 configurations of the space were tried"
 
 
 class Asks(Stubborn):
