@@ -282,7 +282,7 @@ def test_by_name(name, kind):
 
 
 def test_a_name_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="'optunna' is none of bayesopt, bohb, .*optuna, .*Did you mean 'optuna'"):
+    with pytest.raises(ConfigError, match=r"'optunna' is none of .*optuna, .*Did you mean 'optuna'"):
         create_searcher("optunna")
 
 
