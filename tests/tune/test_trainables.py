@@ -278,6 +278,7 @@ def test_a_report_from_another_thread_is_refused(fit):
     assert "thread 'helper'" in fit(trainable)[0].metrics["said"]
 
 
+@pytest.mark.process
 def test_report_from_a_process_that_the_trial_has_forked_is_refused(fit):
     """It would wait for ever: the driver hears the trial's own process alone."""
 
