@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-from trainkit.compat.table import table
+from trainkit.compat.finder import table
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".txt")

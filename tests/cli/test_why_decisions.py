@@ -11,7 +11,7 @@ import trainkit
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.tune import schedulers as sch
-from trainkit.tune.schedulers.words import in_words
+from trainkit.tune.schedulers.base import in_words
 
 ITERATION = {"time_attr": "training_iteration"}
 LAST = 9

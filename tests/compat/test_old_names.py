@@ -16,7 +16,7 @@ import pytest
 
 import trainkit
 from trainkit import tune
-from trainkit.compat import finder, table
+from trainkit.compat import finder
 
 ROOT = Path(__file__).parents[2]
 
@@ -205,7 +205,7 @@ def test_modules_are_there_without_an_import_of_each() -> None:
 @pytest.mark.external
 def test_the_table_is_read_once_a_module_is_looked_for() -> None:
     script = (
-        "import trainkit; from trainkit.compat.table import table; assert not table.cache_info().currsize; "
+        "import trainkit; from trainkit.compat.finder import table; assert not table.cache_info().currsize; "
         "import trainkit.errors; trainkit.get; assert table.cache_info().currsize"
     )
     run("-c", script)
@@ -272,9 +272,9 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     cellar.box attic.shelf                # split
     cellar.box attic.chest
     """
-    before = table.table()
+    before = finder.table()
     monkeypatch.setattr(trainkit, "__path__", [*trainkit.__path__, str(tmp_path)])
-    monkeypatch.setattr(finder, "table", lambda: before | table.parsed(lines.splitlines()))
+    monkeypatch.setattr(finder, "table", lambda: before | finder.parsed(lines.splitlines()))
     yield
     for name in list(sys.modules):
         if name.startswith(("trainkit.attic", "trainkit.cellar")):

@@ -20,7 +20,7 @@ import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.dashboard import pages
-from trainkit.dashboard.chart import Curve, picture
+from trainkit.dashboard.pages import Curve, picture
 from trainkit.dashboard.reading import View, experiments
 from trainkit.dashboard.server import Dashboard
 from trainkit.errors import DashboardError

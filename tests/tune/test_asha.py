@@ -21,7 +21,7 @@ from trainkit.tune.schedulers import (
     TrialScheduler,
     Verdict,
 )
-from trainkit.tune.schedulers.halving.rungs import bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.schedulers.halving import bracket_count, bracket_sizes, rung_levels
 
 STOP, CONTINUE = Verdict.STOP, Verdict.CONTINUE
 

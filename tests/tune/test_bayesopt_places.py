@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit import tune
-from trainkit.tune.search.bayesopt import BayesOptSearch
-from trainkit.tune.search.bayesopt.bayesopt_search import Box, Coordinates
+from trainkit.tune.search.bayesopt import BayesOptSearch, Box, Coordinates
 from trainkit.tune.space.domains import Domain
 from trainkit.tune.space.search_space import Space
 

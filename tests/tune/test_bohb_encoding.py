@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search.bohb.encoding import Encoding
+from trainkit.tune.search.bohb.model import Encoding
 from trainkit.tune.space.search_space import Space
 
 DOMAINS = {

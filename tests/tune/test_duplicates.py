@@ -14,8 +14,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
 from trainkit.tune.search.bohb import TuneBOHB
-from trainkit.tune.space.fingerprint import fingerprint
-from trainkit.tune.space.merging import merged, nested
+from trainkit.tune.space.configurations import fingerprint, merged, nested
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")

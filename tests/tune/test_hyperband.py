@@ -22,7 +22,7 @@ from trainkit.tune.schedulers import (
     Verdict,
     create_scheduler,
 )
-from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
+from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
 BOTH = [HyperBandScheduler, HyperBandForBOHB]

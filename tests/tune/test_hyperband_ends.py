@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from tests.tune.crew import Crew, replayed
 from tests.tune.test_hyperband import BOTH, CONTINUE, PAUSE, STOP, hyperband, nine, report, went_on
-from trainkit.tune.schedulers.halving.brackets import bracket_plans, places, shared_levels
+from trainkit.tune.schedulers.halving import bracket_plans, places, shared_levels
 
 SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(1, 32)
 

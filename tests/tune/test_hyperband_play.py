@@ -14,7 +14,7 @@ from tests.tune.harness import Play
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
-from trainkit.tune.schedulers.halving.brackets import bracket_plans, shared_levels
+from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 

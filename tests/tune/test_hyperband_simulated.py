@@ -10,7 +10,7 @@ from tests.conftest import examples
 from tests.tune.test_hyperband import BOTH, TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
-from trainkit.tune.schedulers.halving.brackets import bracket_plans
+from trainkit.tune.schedulers.halving import bracket_plans
 
 
 def noisy(config, training_iteration, rng):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import PB2, described_scheduler
-from trainkit.tune.schedulers.pb2.gaussian_process import (
+from trainkit.tune.schedulers.pb2 import (
     HIGHEST,
     LOWEST,
     Acquisition,
@@ -26,11 +26,12 @@ from trainkit.tune.schedulers.pb2.gaussian_process import (
     Process,
     beta,
     fitted,
+    from_unit,
     maximised,
     negative_log_likelihood,
     standardized,
+    to_unit,
 )
-from trainkit.tune.schedulers.pb2.scheduler import from_unit, to_unit
 from trainkit.tune.space.domains import Float, Integer
 
 KERNEL = Kernel(1.3, 0.4, 0.7, 0.15, 0.02)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.schedulers.halving import rungs
-from trainkit.tune.schedulers.halving.rungs import Ranking
+from trainkit.tune.schedulers import halving
+from trainkit.tune.schedulers.halving import Ranking
 
 scores = st.lists(st.integers(-3, 3) | st.just(float("-inf")), max_size=80)
 
@@ -17,7 +17,7 @@ scores = st.lists(st.integers(-3, 3) | st.just(float("-inf")), max_size=80)
 @given(scores, st.integers(1, 4))
 def test_it_answers_as_a_sorted_list_does(scores, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rungs, "BLOCK", block)
+        patch.setattr(halving, "BLOCK", block)
         ranked, plain = Ranking(), []
         for arrival, score in enumerate(scores):
             key = (float(score), -arrival)

@@ -21,7 +21,7 @@ from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import count_words, duration, pairs_text
 from trainkit.tune.results.overview import LogEvent, LogReader, Overview
 from trainkit.tune.schedulers import load_words
-from trainkit.tune.schedulers.words import in_words
+from trainkit.tune.schedulers.base import in_words
 from trainkit.tune.space.encoding import decode_config
 from trainkit.tune.trial.messages import NO_PROCESS
 

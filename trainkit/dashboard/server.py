@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard import pages
-from trainkit.dashboard.chart import Curve
+from trainkit.dashboard.pages import Curve
 from trainkit.dashboard.reading import MetricReader, View, experiments
 from trainkit.errors import DashboardError, StoreError, TrainkitError
 from trainkit.tune.core.values import encode, flatten, without_objects

@@ -18,7 +18,7 @@ from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.schedulers import SCHEDULERS, create_scheduler
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler
 from trainkit.tune.schedulers.base import TrialScheduler
-from trainkit.tune.schedulers.halving.rungs import rung_levels
+from trainkit.tune.schedulers.halving import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4

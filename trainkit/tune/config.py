@@ -9,13 +9,20 @@ from datetime import timedelta
 from typing import Any, Literal, cast
 
 from trainkit.tune.callbacks.base import Callback, ProgressReporter, create_callback
-from trainkit.tune.core.checks import is_finite, is_name, is_whole, require, require_kind, require_mode
+from trainkit.tune.core.checks import (
+    is_finite,
+    is_name,
+    is_whole,
+    require,
+    require_kind,
+    require_mode,
+    setting,
+)
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.policies import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.policies import FailureConfig as FailureConfig
 from trainkit.tune.core.policies import ResumeConfig as ResumeConfig
 from trainkit.tune.core.policies import SyncConfig as SyncConfig
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler

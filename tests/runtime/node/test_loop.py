@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from trainkit.runtime.local.node.loop import Loop, try_send
-from trainkit.runtime.local.wire.channel import Connection
-from trainkit.runtime.local.wire.frames import NOTICE, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 

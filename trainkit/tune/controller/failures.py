@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainkit.errors import GangError, WorkerDiedError, message_of
+from trainkit.tune.core.checks import setting
 from trainkit.tune.core.policies import FailureConfig
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.space.encoding import complete, decode_config, encode_config, holds_opaque
 

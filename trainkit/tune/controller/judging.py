@@ -10,8 +10,7 @@ from trainkit.errors import MetricError, message_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import BROKEN, TIME_BUDGET, Ending
 from trainkit.tune.controller.state import ControllerState
-from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.setting_names import setting
+from trainkit.tune.core.checks import is_number, setting
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.core.values import lookup

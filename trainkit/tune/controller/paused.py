@@ -16,8 +16,7 @@ from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, Verdict, words_for
-from trainkit.tune.schedulers.words import in_words
+from trainkit.tune.schedulers.base import Decision, Verdict, in_words, words_for
 
 NO_CHECKPOINT = (
     "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "

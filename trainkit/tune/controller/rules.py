@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from trainkit.errors import MetricError
 from trainkit.tune.core import stoppers
-from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.checks import is_number, setting
 from trainkit.tune.core.policies import CheckpointConfig, FailureConfig
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
 from trainkit.tune.core.stoppers import (
     DONE,

@@ -24,10 +24,10 @@ from trainkit.tune.controller.controller import Controller
 from trainkit.tune.controller.failures import too_many_failed
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
+from trainkit.tune.core.checks import how_to_resume
 from trainkit.tune.core.policies import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
-from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import TrialStatus, safe_name
 from trainkit.tune.display import say
 from trainkit.tune.executor.base import Executor, SpecFactory

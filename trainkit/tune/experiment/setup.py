@@ -20,10 +20,10 @@ from trainkit.tune.controller.paused import NO_CHECKPOINT
 from trainkit.tune.controller.rules import Plan, StopRules, describe_stop, stop_of
 from trainkit.tune.core import seeds
 from trainkit.tune.core.capacity import ResourceLedger
+from trainkit.tune.core.checks import setting
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import experiment_prefix, trial_id_of
 from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import Executor, SpecFactory

@@ -23,13 +23,7 @@ from typing import Any, ClassVar
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_whole
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.halving.rungs import (
-    PromotionRung,
-    Rung,
-    bracket_count,
-    bracket_sizes,
-    rung_levels,
-)
+from trainkit.tune.schedulers.halving import PromotionRung, Rung, bracket_count, bracket_sizes, rung_levels
 
 FORMS = ("stopping", "promotion")
 

@@ -1,4 +1,6 @@
-"""Base class of schedulers, their decisions, and the scheduler that never stops a trial.
+"""Base class of schedulers, their decisions and the words for them, and the scheduler that stops no trial.
+
+The words of a rule stand beside the rule. A rule without words shows its facts as they are.
 
 A scheduler reads no clock and no file, and draws from the generator that it is given. So the same reports
 give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
@@ -14,7 +16,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,7 +25,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_name, is_number, require_mode
 from trainkit.tune.core.values import lookup
-from trainkit.tune.schedulers.words import in_words
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -32,6 +33,46 @@ if TYPE_CHECKING:
     from trainkit.tune.core.objectives import Objective
     from trainkit.tune.core.resources import PlacementGroupFactory
     from trainkit.tune.space.search_space import Space
+
+
+Facts = Mapping[str, Any]
+Words = Callable[[Facts], str]
+
+_WORDS: dict[str, Words] = {}
+
+
+def words_of(rule: str) -> Callable[[Words], Words]:
+    """Return a decorator for the function that puts the facts of a rule's decisions into words."""
+
+    def decorated(words: Words) -> Words:
+        _WORDS[rule] = words
+        return words
+
+    return decorated
+
+
+def in_words(reason: Facts) -> str:
+    """Return such as 'rung 4, rank 3 of 8, 2 go on, cutoff 0.25'; '' where nothing was judged."""
+    words = _WORDS.get(str(reason.get("rule")), _listed)
+    try:
+        return words(reason)
+    except (KeyError, TypeError, ValueError):  # a scheduler of the user's may have a rule of the same name
+        return _listed(reason)
+
+
+def number_words(value: Any) -> str:
+    """Return a number with six digits, or 'no score' for None."""
+    return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)
+
+
+def _listed(reason: Facts) -> str:
+    return ", ".join(f"{name} {number_words(value)}" for name, value in reason.items())
+
+
+@words_of("late report")
+def _late_words(reason: Facts) -> str:
+    del reason
+    return "too late to count, it was judged before"
 
 
 _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")

@@ -14,10 +14,16 @@ from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite
-from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.halving.brackets import Bracket, Judgement, bracket_plans
-from trainkit.tune.schedulers.halving.rungs import place_words
-from trainkit.tune.schedulers.words import Facts, words_of
+from trainkit.tune.schedulers.base import (
+    CONTINUE,
+    NO_CONFIG,
+    Decision,
+    Facts,
+    TrialScheduler,
+    Verdict,
+    words_of,
+)
+from trainkit.tune.schedulers.halving import Bracket, Judgement, bracket_plans, place_words
 
 
 @dataclass(slots=True)

@@ -22,8 +22,15 @@ from numpy.typing import NDArray
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_whole
-from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.words import Facts, words_of
+from trainkit.tune.schedulers.base import (
+    CONTINUE,
+    NO_CONFIG,
+    Decision,
+    Facts,
+    TrialScheduler,
+    Verdict,
+    words_of,
+)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -10,7 +10,7 @@ from trainkit.tune.core.checks import is_number, is_whole, require
 from trainkit.tune.core.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.halving.rungs import rung_levels
+from trainkit.tune.schedulers.halving import rung_levels
 
 
 class ParetoScheduler(TrialScheduler):

@@ -19,14 +19,15 @@ from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import (
     NO_CONFIG,
     Decision,
+    Facts,
     FIFOScheduler,
     TrialScheduler,
     Verdict,
     check_made,
     score_of,
+    words_of,
 )
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.schedulers.words import Facts, words_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, require, require_kind, require_mode, taken
+from trainkit.tune.core.checks import is_number, require, require_kind, require_mode, setting, taken
 from trainkit.tune.core.objectives import Objective
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.space.search_space import Space

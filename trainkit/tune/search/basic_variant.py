@@ -10,10 +10,10 @@ from typing import Any
 from trainkit.errors import SpaceError
 from trainkit.tune.core.checks import checked_points, checked_seed, is_whole, require
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.search.alternatives import alternatives, leaves_open
 from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.codec import alternatives, leaves_open
+from trainkit.tune.space.configurations import fingerprint
 from trainkit.tune.space.encoding import holds_opaque
-from trainkit.tune.space.fingerprint import fingerprint
 from trainkit.tune.space.search_space import Path, Space
 
 CONSTANT_DRAWS = 1000

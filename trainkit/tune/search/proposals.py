@@ -15,14 +15,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
+from trainkit.tune.core.checks import setting
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.space.computed import compute
+from trainkit.tune.space.configurations import constants, copied, fingerprint, merged, nested
 from trainkit.tune.space.encoding import encode_config, holds_opaque
-from trainkit.tune.space.fingerprint import fingerprint
-from trainkit.tune.space.merging import constants, copied, merged, nested
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import in_config
 

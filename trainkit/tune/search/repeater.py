@@ -15,13 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainkit.tune.core.checks import is_number, is_whole, require
-from trainkit.tune.core.setting_names import setting
+from trainkit.tune.core.checks import is_number, is_whole, require, setting
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, SearcherWrapper
-from trainkit.tune.space.fingerprint import fingerprint
-from trainkit.tune.space.merging import copied
+from trainkit.tune.space.configurations import copied, fingerprint
 from trainkit.tune.space.search_space import Space
 
 TRIAL_INDEX = "__trial_index__"

@@ -1,12 +1,15 @@
-"""Configurations made from choices: one at a time, all of a finite space, and their number."""
+"""Configurations made from choices: one at a time, all of a finite space, their number and equality."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
-from trainkit.errors import SpaceError
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.core.checks import is_mapping
 from trainkit.tune.space.conditions import Condition, Rule
 from trainkit.tune.space.domains import (
     Domain,
@@ -18,7 +21,97 @@ from trainkit.tune.space.domains import (
     distinct,
     place_of,
 )
-from trainkit.tune.space.tree import Branch, Path, in_config, options_of, spell
+from trainkit.tune.space.tree import Branch, Path, everything, in_config, options_of, spell
+
+
+def fingerprint(config: Mapping[str, Any]) -> bytes:
+    """Equal for equal configurations, whatever the order of their keys; different for different ones.
+
+    Objects that text can't hold are told apart by identity: two of a class may have one name. That holds
+    as long as they live, which those of trials do for the whole experiment.
+    """
+    return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
+
+
+def _canonical(value: Any) -> str:
+    return repr(_comparable(value))
+
+
+_first = itemgetter(0)
+_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
+
+
+def _comparable(value: Any) -> Any:
+    if type(value) in _PLAIN_TYPES:
+        return value
+    if is_mapping(value):
+        pairs = [
+            (
+                key if type(key) is str else f"\0{_canonical(key)}",
+                child if type(child) in _PLAIN_TYPES else _comparable(child),
+            )
+            for key, child in value.items()
+        ]
+        return ("{}", sorted(pairs, key=_first))
+    if isinstance(value, (list, tuple)):
+        return ["()" if isinstance(value, tuple) else "[]", *map(_comparable, value)]
+    if isinstance(value, (set, frozenset)):
+        return ("set", sorted(map(_canonical, value)))
+    if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    return ["object", id(value)]
+
+
+def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a space gives to every configuration, with its `sample_from` as they are."""
+    return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
+
+
+_ABSENT = object()
+
+
+def _constant(node: Any) -> Any:
+    if isinstance(node, dict):
+        return constants(node) if constants(node) or not node else _ABSENT
+    return _ABSENT if any(isinstance(leaf, Spelled) for leaf in everything(node)) else node
+
+
+def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a suggestion with keys such as 'net/width' as {"net": {"width": ...}}.
+
+    Raises:
+        ConfigError: a key gives a value inside of what another key gives.
+    """
+    config: dict[str, Any] = {}
+    for key, value in suggestion.items():
+        *parents, last = key.split("/") if isinstance(key, str) else [key]
+        node = config
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"a suggestion gives {key!r}, and a value for {parent!r} too: keep one")
+        if isinstance(value, Mapping):
+            value = merged(node.get(last, {}), nested(value))
+        node[last] = value
+    return config
+
+
+def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with what `above` says besides, or instead."""
+    if not isinstance(below, Mapping):
+        return dict(above)
+    config = dict(below)
+    for key, value in above.items():
+        config[key] = merged(config[key], value) if key in config and isinstance(value, Mapping) else value
+    return config
+
+
+def copied(node: Any) -> Any:
+    """Containers copied, what they hold not: one trial may change its configuration, not the next one's."""
+    if isinstance(node, dict):
+        return {key: copied(value) for key, value in node.items()}
+    return [copied(value) for value in node] if isinstance(node, list) else node
+
 
 Choose = Callable[[Path, Any], Any]
 """Gives the value of the domain or axis at a path; of a choice, one of its categories."""
@@ -30,7 +123,6 @@ class Undrawn:
 
 UNDRAWN = Undrawn()
 _PENDING = object()
-_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def grow(
@@ -71,13 +163,13 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
             elif type(value) is not Forbid:
                 grown[key] = _grow(value, (*path, key), choose, pending)
         return grown
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         return node
     if kind is list:
         return [_grow(value, (*path, place), choose, pending) for place, value in enumerate(node)]
     if isinstance(node, (Domain, GridSearch)):
         value = choose(path, node)
-        if type(value) not in _PLAIN and isinstance(value, (dict, list, Domain, GridSearch)):
+        if type(value) not in _PLAIN_TYPES and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
             # A value that is no option was given by the user as it is; copied all the same.
             inner = (*path, Branch(place)) if place is not None else path

@@ -15,7 +15,7 @@ from typing import Any, Self
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
-from trainkit.tune.core.setting_names import already_there, how_to_resume, setting
+from trainkit.tune.core.checks import already_there, how_to_resume, setting
 from trainkit.tune.core.values import encode, storable_text
 from trainkit.tune.space.encoding import encode_config
 from trainkit.tune.store.ownership import Ownership

@@ -25,8 +25,7 @@ from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
 from trainkit.runtime.local.wire import sessions
 from trainkit.runtime.local.wire.batching import lasting
-from trainkit.runtime.local.wire.channel import Descriptor, explain
-from trainkit.runtime.local.wire.frames import INIT
+from trainkit.runtime.local.wire.channel import INIT, Descriptor, explain
 from trainkit.runtime.local.wire.messages import (
     ActorConduct,
     ArgumentsThere,

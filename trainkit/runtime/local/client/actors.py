@@ -18,8 +18,7 @@ from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client
 from trainkit.runtime.local.client.waiting import Waiter
-from trainkit.runtime.local.wire.channel import ACTOR, HANDLE_KINDS
-from trainkit.runtime.local.wire.frames import CALL, FAILURE, VALUE, Frame
+from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import MethodSpec

@@ -16,7 +16,7 @@ from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.client.node_client import Ids
 from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
 from trainkit.runtime.local.memory.segments import SegmentPool, opened
-from trainkit.runtime.local.wire.frames import FAILURE, VALUE, Frame
+from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Frame
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import WhereAmI
 

@@ -28,7 +28,7 @@ from trainkit.runtime.local.client.promises import OwedResults, PromiseReceiver,
 from trainkit.runtime.local.client.refs import PENDING, CallConnection, LocalRef
 from trainkit.runtime.local.client.waiting import Waiter, value_of
 from trainkit.runtime.local.wire import sessions
-from trainkit.runtime.local.wire.frames import VALUE
+from trainkit.runtime.local.wire.channel import VALUE
 from trainkit.runtime.local.wire.messages import Cancel, CancelOwed
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard

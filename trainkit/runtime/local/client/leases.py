@@ -15,7 +15,16 @@ from typing import Any, Protocol
 from trainkit.errors import TaskCancelledError, TaskError
 from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
-from trainkit.runtime.local.wire.frames import ANSWERS, BLOCKED, CALL, FAILURE, ITEM, RETURNED, UNKNOWN, Frame
+from trainkit.runtime.local.wire.channel import (
+    ANSWERS,
+    BLOCKED,
+    CALL,
+    FAILURE,
+    ITEM,
+    RETURNED,
+    UNKNOWN,
+    Frame,
+)
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002

@@ -16,7 +16,7 @@ from trainkit.runtime import restart_policy
 from trainkit.runtime.local.client.launch import NodeProcess
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef
 from trainkit.runtime.local.wire import sessions
-from trainkit.runtime.local.wire.frames import NOTICE, REQUEST, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, REQUEST, Frame
 from trainkit.runtime.local.wire.messages import Output, QueryExit, Waits, packed, unpacked
 from trainkit.runtime.serialize import Handle, Packed
 

@@ -27,8 +27,15 @@ from trainkit.runtime.local.client.refs import (
     mark_read,
 )
 from trainkit.runtime.local.client.waiting import Waiter
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS, PROMISE, ended, send_answer
-from trainkit.runtime.local.wire.frames import FAILURE, VALUE, Frame
+from trainkit.runtime.local.wire.channel import (
+    FAILURE,
+    HANDLE_KINDS,
+    PROMISE,
+    VALUE,
+    Frame,
+    ended,
+    send_answer,
+)
 from trainkit.runtime.serialize import Packed
 
 _FEW_DEBTS = 64

@@ -37,8 +37,15 @@ from trainkit.runtime.local.client.node_client import death
 from trainkit.runtime.local.client.refs import LOST, LocalRef
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire import sessions
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS, RECONNECTING_ACTOR, Connection, Descriptor
-from trainkit.runtime.local.wire.frames import CALL, VALUE, Frame
+from trainkit.runtime.local.wire.channel import (
+    CALL,
+    HANDLE_KINDS,
+    RECONNECTING_ACTOR,
+    VALUE,
+    Connection,
+    Descriptor,
+    Frame,
+)
 from trainkit.runtime.local.wire.messages import ConstructorCall, Reconnect, Reconnected, ReleaseActor
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec

@@ -21,8 +21,16 @@ from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import Descriptor
-from trainkit.runtime.local.wire.frames import ANSWERS, CALLS, CONNECT, FAILURE, ITEM, VALUE, Frame
+from trainkit.runtime.local.wire.channel import (
+    ANSWERS,
+    CALLS,
+    CONNECT,
+    FAILURE,
+    ITEM,
+    VALUE,
+    Descriptor,
+    Frame,
+)
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 

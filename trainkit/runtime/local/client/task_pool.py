@@ -26,8 +26,7 @@ from trainkit.runtime.local.client.node_client import NodeClient, death
 from trainkit.runtime.local.client.refs import LOST, LocalRef
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.batching import MOST
-from trainkit.runtime.local.wire.channel import Descriptor, explain, no_descriptor_left
-from trainkit.runtime.local.wire.frames import VALUE
+from trainkit.runtime.local.wire.channel import VALUE, Descriptor, explain, no_descriptor_left
 from trainkit.runtime.local.wire.messages import Cancel, Kill, RequestLease, ReturnLease, WorkerEnvironment
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.signals import InterruptGuard

@@ -18,8 +18,7 @@ from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, LocalRef, mark_read
 from trainkit.runtime.local.memory.segments import opened
-from trainkit.runtime.local.wire.channel import Connection, explain
-from trainkit.runtime.local.wire.frames import FAILURE, VALUE
+from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Connection, explain
 from trainkit.runtime.local.wire.messages import Blocked
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.signals import InterruptGuard

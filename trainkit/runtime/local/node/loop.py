@@ -8,8 +8,7 @@ import socket
 from collections.abc import Callable
 
 from trainkit.clock import SYSTEM
-from trainkit.runtime.local.wire.channel import Connection
-from trainkit.runtime.local.wire.frames import Frame
+from trainkit.runtime.local.wire.channel import Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 After = Callable[[float, Callable[[], None]], None]

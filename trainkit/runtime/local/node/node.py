@@ -54,8 +54,7 @@ from trainkit.runtime.local.node.supervisor import Supervisor
 from trainkit.runtime.local.node.workers import WorkerProcesses
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import messages, sessions
-from trainkit.runtime.local.wire.channel import Descriptor
-from trainkit.runtime.local.wire.frames import NOTICE, REQUEST, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, REQUEST, Descriptor, Frame
 from trainkit.runtime.placement import Ledger
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import LostHandle

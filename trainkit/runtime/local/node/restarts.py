@@ -38,14 +38,17 @@ from trainkit.runtime.local.node.records import (
 from trainkit.runtime.local.node.workers import introduce, is_alive, lost_connection
 from trainkit.runtime.local.wire.channel import (
     ACTOR,
+    CONNECT,
+    FAILURE,
     HANDLE_KINDS,
+    INIT,
     PROMISE,
     RECONNECTING_ACTOR,
     Connection,
     Descriptor,
+    Frame,
     send_answer,
 )
-from trainkit.runtime.local.wire.frames import CONNECT, FAILURE, INIT, Frame
 from trainkit.runtime.local.wire.messages import Reconnect, Reconnected, StartActor, Waits, WorkerSpec
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, Packed, present

@@ -21,8 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.node.loop import Loop, LoopConnection, try_send
 from trainkit.runtime.local.node.records import WorkerTable
-from trainkit.runtime.local.wire.channel import Connection
-from trainkit.runtime.local.wire.frames import FAILURE, NOTICE, REQUEST, VALUE, Frame
+from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Frame
 from trainkit.runtime.local.wire.messages import (
     Available,
     CancelOwed,

@@ -31,8 +31,7 @@ from trainkit.runtime.local.node.records import (
 from trainkit.runtime.local.node.server import Clients
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.system.devices import gpu_name
-from trainkit.runtime.local.wire.channel import Connection, Descriptor
-from trainkit.runtime.local.wire.frames import NOTICE, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
 from trainkit.runtime.local.wire.messages import (
     Cancel,
     Connect,

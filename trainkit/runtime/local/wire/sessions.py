@@ -22,8 +22,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, NodeDiedError, ObjectLostError, TrainkitError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.channel import Connection, explain
-from trainkit.runtime.local.wire.frames import FAILURE, NOTICE, REQUEST, Frame
+from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, Connection, Frame, explain
 from trainkit.runtime.local.wire.messages import Kill, QueryExit, packed
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, unpack

@@ -21,7 +21,7 @@ from trainkit.errors import TaskCancelledError
 from trainkit.runtime.local.client.calls import GivenName, calling
 from trainkit.runtime.local.client.futures import Futures
 from trainkit.runtime.local.client.refs import LocalRef
-from trainkit.runtime.local.wire.frames import CALL, FAILURE, INIT, Frame
+from trainkit.runtime.local.wire.channel import CALL, FAILURE, INIT, Frame
 from trainkit.runtime.local.worker.calls import (
     ENDS,
     CallerConnection,

@@ -27,8 +27,7 @@ from trainkit.runtime.local.client.refs import LocalRef
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import send_answer
-from trainkit.runtime.local.wire.frames import (
+from trainkit.runtime.local.wire.channel import (
     ANSWERS,
     CALL,
     FAILURE,
@@ -38,6 +37,7 @@ from trainkit.runtime.local.wire.frames import (
     UNKNOWN,
     VALUE,
     Frame,
+    send_answer,
 )
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.options import method_of

@@ -17,8 +17,7 @@ from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime.local.client.futures import Results
-from trainkit.runtime.local.wire.channel import Connection
-from trainkit.runtime.local.wire.frames import INIT, Frame
+from trainkit.runtime.local.wire.channel import INIT, Connection, Frame
 from trainkit.runtime.local.worker.calls import CallerConnection, Calls, Cancelled, SmallCall, parts_of
 from trainkit.runtime.specs import Concurrency
 

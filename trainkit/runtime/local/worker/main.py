@@ -29,8 +29,18 @@ from trainkit.runtime.local.client.calls import ActorExit, ProcessContext
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.channel import SHORT_WAIT_S, Descriptor, explain
-from trainkit.runtime.local.wire.frames import BLOCKED, CALLS, CONNECT, INIT, RETURNED, SLOW, Frame
+from trainkit.runtime.local.wire.channel import (
+    BLOCKED,
+    CALLS,
+    CONNECT,
+    INIT,
+    RETURNED,
+    SHORT_WAIT_S,
+    SLOW,
+    Descriptor,
+    Frame,
+    explain,
+)
 from trainkit.runtime.local.wire.messages import (
     Abandoned,
     Cancel,

@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.channel import Connection, Descriptor
-from trainkit.runtime.local.wire.frames import NOTICE, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
 from trainkit.runtime.local.wire.messages import (
     Exited,
     Forked,

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import (
+    CONTINUE,
+    NO_CONFIG,
+    Decision,
+    Donor,
+    Facts,
+    TrialScheduler,
+    Verdict,
+    words_of,
+)
 from trainkit.tune.schedulers.pbt.lineage import Schedule, Stretch, policy_file, read_policy
-from trainkit.tune.schedulers.words import Facts, words_of
 from trainkit.tune.space.encoding import encode_config
 
 if TYPE_CHECKING:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_number, require_range
 from trainkit.tune.core.values import lookup, without_objects
-from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.schedulers.base import (
+    CONTINUE,
+    NO_CONFIG,
+    Decision,
+    Donor,
+    Facts,
+    TrialScheduler,
+    Verdict,
+    number_words,
+    words_of,
+)
 from trainkit.tune.schedulers.pbt.explore import (
     Operations,
     changes,
@@ -26,7 +36,6 @@ from trainkit.tune.schedulers.pbt.explore import (
 )
 from trainkit.tune.schedulers.pbt.population import Barrier, Member, Population, Quantiles, quantiles
 from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
-from trainkit.tune.schedulers.words import Facts, number_words, words_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -12,8 +12,7 @@ from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, score_of
 from trainkit.tune.search.base import Evaluated
-from trainkit.tune.search.bohb.encoding import Encoding
-from trainkit.tune.search.bohb.model import BOHBConfig
+from trainkit.tune.search.bohb.model import BOHBConfig, Encoding
 from trainkit.tune.search.bohb.observations import Knowledge, Observations, budget_of
 from trainkit.tune.search.modelled import ModelledSearcher
 from trainkit.tune.space.search_space import Path, Space

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.core.values import flatten
-from trainkit.tune.search.alternatives import DRAWS, MAX_LISTED
-from trainkit.tune.search.codec import Declared, Form
+from trainkit.tune.search.codec import DRAWS, MAX_LISTED, Declared, Form
 from trainkit.tune.search.optuna.samplers import quiet
 from trainkit.tune.space.codec import ChoiceCode, NormalCode, RealCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain

@@ -19,8 +19,8 @@ from trainkit.tune.search.base import Evaluated, evaluated_of
 from trainkit.tune.search.codec import Declared
 from trainkit.tune.search.modelled import LastReportSearcher
 from trainkit.tune.space.codec import ChoiceCode, RealCode, StepCode, code_of
+from trainkit.tune.space.configurations import nested
 from trainkit.tune.space.domains import Domain, Float, Normal
-from trainkit.tune.space.merging import nested
 from trainkit.tune.space.search_space import Space
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Successive halving: rungs, who is kept on them, and the brackets of them."""
