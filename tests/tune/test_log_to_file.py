@@ -107,11 +107,11 @@ for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
     assert done.stdout.splitlines() == expected, done.stderr
 
 
-def test_a_house_is_left_as_it_was_found(tmp_path, monkeypatch):
+def test_an_environment_is_left_as_it_was_found(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     before = (os.getcwd(), list(sys.path), sys.stdout, sys.stderr, dict(os.environ), os.fstat(1), os.fstat(2))
-    house = TrialEnvironment(("out", "err"), chdir=True)
-    with pytest.raises(KeyError), house.entered(str(tmp_path), own_process=True):
+    environment = TrialEnvironment(("out", "err"), chdir=True)
+    with pytest.raises(KeyError), environment.entered(str(tmp_path), own_process=True):
         assert os.getcwd() == str(tmp_path)
         assert sys.path[0] == before[0]  # where modules beside the script are found
         assert os.environ["TUNE_ORIG_WORKING_DIR"] == before[0]

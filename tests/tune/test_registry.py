@@ -8,7 +8,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.core.registry import get_env, get_trainable_cls, register_env, register_trainable
+from trainkit.tune.core.trainables import get_env, get_trainable_cls, register_env, register_trainable
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

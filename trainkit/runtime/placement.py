@@ -150,7 +150,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Demand:
-    """A request in the queue, as `admissible` sees it.
+    """A request in the queue, as `serve` sees it.
 
     Attributes:
         key: the caller's name for it.

@@ -109,7 +109,7 @@ class TrainerTrainable(Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         options = self.plan.options
         arguments = {**options.arguments(), "config": merge_dicts(options.config, config)}
-        files = self._trial.house.log_files
+        files = self._trial.environment.log_files
         if files is not None:
             paths = tuple(os.path.join(self._trial.trial_dir, name) for name in files)
             arguments["initialization_hook"] = Diverted(paths, os.getpid(), options.initialization_hook)

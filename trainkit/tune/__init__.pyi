@@ -18,8 +18,6 @@ from trainkit.tune.config import RunConfig as RunConfig
 from trainkit.tune.config import SyncConfig as SyncConfig
 from trainkit.tune.config import TuneConfig as TuneConfig
 from trainkit.tune.core.checkpoint import Checkpoint as Checkpoint
-from trainkit.tune.core.registry import register_env as register_env
-from trainkit.tune.core.registry import register_trainable as register_trainable
 from trainkit.tune.core.resources import PlacementGroupFactory as PlacementGroupFactory
 from trainkit.tune.core.resources import ScalingConfig as ScalingConfig
 from trainkit.tune.core.resources import with_parameters as with_parameters
@@ -31,6 +29,8 @@ from trainkit.tune.core.stoppers import MaximumIterationStopper as MaximumIterat
 from trainkit.tune.core.stoppers import Stopper as Stopper
 from trainkit.tune.core.stoppers import TimeoutStopper as TimeoutStopper
 from trainkit.tune.core.stoppers import TrialPlateauStopper as TrialPlateauStopper
+from trainkit.tune.core.trainables import register_env as register_env
+from trainkit.tune.core.trainables import register_trainable as register_trainable
 from trainkit.tune.results.analysis import Analysis as Analysis
 from trainkit.tune.results.analysis import ExperimentAnalysis as ExperimentAnalysis
 from trainkit.tune.results.result import Result as Result

@@ -2,7 +2,7 @@
 
 A worker that fails in a step leaves the others waiting in a collective, so its failure ends them. Which
 failure is the cause? A dead process, or an error of the user's code; an error that only says "my peer is
-gone" is a symptom (symptoms.py). Where there are only symptoms, the cause is whoever does not answer.
+gone" is a symptom (failure_cause.py). Where there are only symptoms, the cause is whoever does not answer.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from trainkit.resources import QUANTUM, normalize, total
 from trainkit.runtime import api
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.tune.core.checks import is_whole, require
-from trainkit.tune.core.registry import get_trainable_cls
+from trainkit.tune.core.trainables import get_trainable_cls
 from trainkit.tune.core.values import name_of
 
 

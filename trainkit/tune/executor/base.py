@@ -29,8 +29,8 @@ from trainkit.tune.config import RunConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
 from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.registry import environments
 from trainkit.tune.core.resources import PlacementGroupFactory, TrialResources
+from trainkit.tune.core.trainables import environments
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.trial.environment import TrialEnvironment, log_files
 from trainkit.tune.trial.messages import TrialSpec, WorkerProcess
@@ -174,11 +174,11 @@ class SpecFactory:
         self._run = run
         self._seed_of = seed_of
         self._start_from = start_from
-        self._house = TrialEnvironment(
+        self._environment = TrialEnvironment(
             log_files(run.log_to_file), run.chdir_to_trial_dir or bool(settings.chdir_asked())
         )
         self._environments = environments()
-        self._makes_dirs = makes_dirs or self._house != TrialEnvironment()
+        self._makes_dirs = makes_dirs or self._environment != TrialEnvironment()
 
     def of(self, start: ev.Start) -> TrialSpec:
         """Return the specification of the attempt that `start` begins."""
@@ -200,7 +200,7 @@ class SpecFactory:
             checkpoint_at_end=bool(self._run.checkpoint_config.checkpoint_at_end),
             seed=self._seed_of(trial.index),
             driver_pid=os.getpid(),
-            house=self._house,
+            environment=self._environment,
             environments=self._environments,
             makes_dir=self._makes_dirs,
         )

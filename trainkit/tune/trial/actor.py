@@ -21,7 +21,7 @@ from trainkit.runtime import api, session
 from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.core.checkpoint import checkpoint_dirname
-from trainkit.tune.core.registry import take_environments
+from trainkit.tune.core.trainables import take_environments
 from trainkit.tune.core.values import is_scalar
 from trainkit.tune.trial.context import TrialContext, TrialStopped
 from trainkit.tune.trial.environment import TrialEnvironment
@@ -287,7 +287,7 @@ class EnvironmentRunner(Runner):
 
 
 def _in_environment(spec: TrialSpec) -> AbstractContextManager[None]:
-    return spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
+    return spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
 
 
 def make_runner(
@@ -308,7 +308,7 @@ def make_runner(
             return ClassRunner(spec, trainable, parameters, keep=keep)
         return FunctionRunner(spec, trainable, parameters)
 
-    return make() if spec.house == TrialEnvironment() else EnvironmentRunner(spec, make)
+    return make() if spec.environment == TrialEnvironment() else EnvironmentRunner(spec, make)
 
 
 class TrialActor:
@@ -453,7 +453,7 @@ def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Repl
     """
     trainable, values = shared.values()
     take_environments(spec.environments)
-    with spec.house.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
+    with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
         trial = trainable(spec.config, trial=spec, parameters=values)
         if state is not None:
             trial.state = state

@@ -24,7 +24,7 @@ class TrialSpec:
         checkpoint_frequency, checkpoint_at_end: for a class, as in CheckpointConfig.
         seed: for the process's generators; None leaves them as they are.
         driver_pid: whose generators are not to be seeded when trials run in the driver itself.
-        house: where the user's code stands, and where what it prints goes.
+        environment: where the user's code stands, and where what it prints goes.
         environments: what `register_env` was given.
         makes_dir: its folder is made beforehand; else by what writes there.
     """
@@ -44,7 +44,7 @@ class TrialSpec:
     checkpoint_at_end: bool = False
     seed: int | None = None
     driver_pid: int = 0
-    house: TrialEnvironment = field(default_factory=TrialEnvironment)
+    environment: TrialEnvironment = field(default_factory=TrialEnvironment)
     environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     makes_dir: bool = True
 

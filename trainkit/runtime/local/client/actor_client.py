@@ -14,8 +14,8 @@ from trainkit.runtime.local.client import reconnecting
 from trainkit.runtime.local.client.actors import (
     ActorConnection,
     ActorEndpoint,
+    CallAwaitingArguments,
     ConnectionParts,
-    HeldCall,
     HeldCalls,
     shared,
 )
@@ -359,7 +359,9 @@ class ActorClient:
         )
         if waits_for or peer.keeps_back:
             refs = self._results.new(spec.num_returns, None)
-            held = HeldCall(self._held, actor, peer, method, body.owned(), refs, spec, ready=not waits_for)
+            held = CallAwaitingArguments(
+                self._held, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
+            )
             peer.hold(held, waits_for)
         else:
             refs = self._results.new(spec.num_returns, peer)

@@ -82,7 +82,7 @@ class HeldCalls:
 
 
 @dataclass(slots=True, eq=False)
-class HeldCall:
+class CallAwaitingArguments:
     """A call of an actor's method that has not been sent.
 
     Attributes:
@@ -168,7 +168,7 @@ class ActorConnection(CallConnection):
         # Held while calls are sent, so that they go out in the order in which they are noted. Never
         # while somebody else's code runs, and never while anything is waited for.
         self._order = threading.RLock()
-        self._lanes: dict[Hashable, deque[HeldCall]] = {}
+        self._lanes: dict[Hashable, deque[CallAwaitingArguments]] = {}
         self._retriable: dict[int, SentCall] = {}
         self.max_task_retries = 0
 
@@ -253,7 +253,7 @@ class ActorConnection(CallConnection):
         sent = dict.fromkeys(list(self._retriable.values()))
         return [*(call.refs[-1] for call in held), *(call.kept[-1] for call in sent)]
 
-    def hold(self, call: HeldCall, waits_for: Sequence[LocalRef]) -> None:
+    def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
         for ref in call.refs:
             ref.body = call
@@ -273,7 +273,7 @@ class ActorConnection(CallConnection):
         if guard.noted:
             guard.act()
 
-    def _arguments_arrived(self, call: HeldCall) -> None:
+    def _arguments_arrived(self, call: CallAwaitingArguments) -> None:
         call.ready = True
         # In the background thread: whoever found the last of them may be in the middle of anything.
         call.held.run_soon(functools.partial(self._advance, call.lane))
@@ -289,7 +289,7 @@ class ActorConnection(CallConnection):
                 finally:  # not before, or a call made meanwhile would be sent first
                     self._drop(lane, call)
 
-    def _drop(self, lane: Hashable, call: HeldCall) -> None:
+    def _drop(self, lane: Hashable, call: CallAwaitingArguments) -> None:
         calls = self._lanes[lane]
         calls.remove(call)
         if not calls:
@@ -301,7 +301,7 @@ class ActorConnection(CallConnection):
         self.takes_small_calls = type(self).takes_small_calls
         held.end(self)
 
-    def _send_held(self, call: HeldCall) -> None:
+    def _send_held(self, call: CallAwaitingArguments) -> None:
         for ref in call.refs:
             ref.body = None
             ref.attach(self)
@@ -315,7 +315,7 @@ class ActorConnection(CallConnection):
             if not ref.done():
                 call.held.watch(ref)
 
-    def withdraw(self, call: HeldCall) -> bool:
+    def withdraw(self, call: CallAwaitingArguments) -> bool:
         """Cancel a held call; False if it has been sent."""
         lane = call.lane
         with self._order:

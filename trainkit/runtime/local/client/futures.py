@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
 from trainkit.runtime import serialize
-from trainkit.runtime.local.client.actors import HeldCall, SentCall
+from trainkit.runtime.local.client.actors import CallAwaitingArguments, SentCall
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import Ids, NodeClient
@@ -242,7 +242,7 @@ class CallControl:
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
         held = call.body
-        if isinstance(held, HeldCall):
+        if isinstance(held, CallAwaitingArguments):
             self._refuse_force(force)
             with InterruptGuard() as guard:
                 withdrawn = held.peer.withdraw(held)

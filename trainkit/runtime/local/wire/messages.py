@@ -40,7 +40,7 @@ class WorkerEnvironment(NamedTuple):
     """Environment that a worker inherits from the process that requested it, at that moment.
 
     Attributes:
-        preload: what that process has imported; see `preload.wanted`.
+        preload: what that process has imported; see `wanted` in runtime/session.py.
     """
 
     environ: Mapping[str, str]

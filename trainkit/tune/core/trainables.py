@@ -1,4 +1,4 @@
-"""Registry of trainables and environments by name."""
+"""Trainables and environments that were registered under a name."""
 
 from __future__ import annotations
 
