@@ -51,7 +51,7 @@ from trainkit.runtime.specs import (
 making = threading.RLock()
 """Held while an actor is made that may be there already.
 
-Always taken before the turn of `doors.in_turn`, and that before `_meeting`.
+Always taken before the turn of `sessions.in_turn`, and that before `_meeting`.
 """
 
 _meeting = threading.RLock()
