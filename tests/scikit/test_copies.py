@@ -317,9 +317,9 @@ class TestFaults:
 INTERRUPTED = """
     import sys
     from tests.scikit.odd import Odd, data
-    from trainkit.sklearn import TuneGridSearchCV, copies
+    from trainkit.sklearn import TuneGridSearchCV, shared_memory
 
-    copies.LEAST_BYTES = 1
+    shared_memory.LEAST_BYTES = 1
     folder = sys.argv[1]
     grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]
     odd = Odd(log=f"{folder}/log", gate=f"{folder}/gate")
