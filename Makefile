@@ -7,25 +7,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO_READY := .venv/.demo
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 setup: $(READY)  ## Make the environment in .venv
 
-$(READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
+$(DEMO_READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "trainkit needs Python 3.11 or later, but '$(PYTHON)' is" \
 		"$$($(PYTHON) --version 2>&1); name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "making .venv (once; a minute or two)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--no-build-isolation --editable '.[dev]'
+	@$(INSTALL) hatchling editables
+	@$(INSTALL) --no-build-isolation --editable '.[demo]'
 	@$(BIN)/python .ci/mend_torchvision.py
 	@touch $@
 
-demo: $(READY)  ## Tune and train a network on handwritten digits
+$(READY): $(DEMO_READY)
+	@echo "installing what tests and checks need (once)"
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: $(DEMO_READY)  ## Tune and train a network on handwritten digits
 	$(BIN)/python -m recipes.mnist $(ARGS)
 
 # Compiled files of tests are what makes a second run quick.
@@ -39,7 +45,7 @@ test: $(READY)  ## Run the tests that take minutes: rules, and the runtime and t
 
 test-rest: EXAMPLES ?= steady
 test-rest: $(READY)  ## Run the tests that `make test` leaves out: trainers, Ray, docs, recipes, benchmarks
-	$(PYTEST) --tier gang,external $(ARGS)
+	$(PYTEST) --tier gang,external,slow $(ARGS)
 
 test-all: EXAMPLES ?= steady
 test-all: $(READY)  ## Run all tests, with all their examples
@@ -54,14 +60,8 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## Run the benchmarks, each in turn
-	$(BIN)/python -m benchmarks.runtime
-	$(BIN)/python -m benchmarks.tuning
-	$(BIN)/python -m benchmarks.search
-	$(BIN)/python -m benchmarks.decision_cost
-	$(BIN)/python -m benchmarks.pbt_digits
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.sklearn_searches
+bench: $(READY)  ## Run all benchmarks, within half an hour, into one record in results/
+	$(BIN)/python -m benchmarks $(ARGS)
 
 pictures: $(READY)  ## Draw the pictures of the documentation again
 	$(BIN)/python -m benchmarks.search --plots docs/images

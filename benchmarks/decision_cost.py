@@ -2,22 +2,22 @@
 
 Each scheduler is told of 10,000 trials, and then judges reports of further ones, which pass through all rungs
 as they do in a search. A population has 1,000 members; BOHB knows 1,000 observations in 10 dimensions. Prints
-median and 99th percentile in microseconds beside the aim for the median, and one line of JSON.
+median and 99th percentile, each the median of five parts of what is measured, and the rows as a line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from benchmarks.interleaved import Plain
+from benchmarks.limits import insertions
+from benchmarks.rows import Report, Row, parser
 from trainkit import tune
 from trainkit.tune import schedulers as sch
 from trainkit.tune.core.seeds import scheduler_generator
@@ -26,17 +26,11 @@ from trainkit.tune.search import TuneBOHB
 from trainkit.tune.space.search_space import Space
 
 TRIALS, MEASURED = 10_000, 2_000
+PARTS = 5
+"""Of what is measured, each with a median of its own."""
 MEMBERS = 1_000
 OBSERVATIONS, DIMENSIONS = 1_000, 10
 ITERATION = "training_iteration"
-
-
-class Costs(NamedTuple):
-    """Of one kind of decision, in microseconds."""
-
-    median: float
-    p99: float
-    count: int
 
 
 class Driven:
@@ -94,8 +88,10 @@ class Driven:
                 self._scheduler.on_trial_change(trial_id, donor.config, donor.trial_id)
 
 
-def of_trials(scheduler: sch.TrialScheduler, reports: int, scale: float, *, seconds: bool = False) -> Costs:
-    """Tell it of many trials, and then measure with further ones."""
+def of_trials(
+    scheduler: sch.TrialScheduler, reports: int, scale: float, *, seconds: bool = False
+) -> list[float]:
+    """Tell it of many trials, and then measure with further ones; the seconds of each decision."""
     driven = Driven(scheduler, seconds=seconds)
     for _ in range(round(TRIALS * scale)):
         driven.trial(reports)
@@ -103,11 +99,11 @@ def of_trials(scheduler: sch.TrialScheduler, reports: int, scale: float, *, seco
     gc.collect()
     while len(took) < MEASURED * scale:
         took += driven.trial(reports)
-    return _costs(took)
+    return took
 
 
-def of_population(scheduler: sch.TrialScheduler, scale: float) -> Costs:
-    """All members train in step, and each judgement is one among all of them."""
+def of_population(scheduler: sch.TrialScheduler, scale: float) -> list[float]:
+    """Seconds of decisions where all members train in step, and each is one among all of them."""
     driven = Driven(scheduler)
     count = max(8, round(MEMBERS * scale))
     scheduler.set_search_properties("loss", "min", scheduler_generator(0), count)
@@ -127,11 +123,11 @@ def of_population(scheduler: sch.TrialScheduler, scale: float) -> Costs:
             driven._heed([(trial_id, decision), *verdicts])
             if trial_id in driven._paused:
                 scheduler.on_trial_resume(trial_id)
-    return _costs(took)
+    return took
 
 
-def of_bohb(scale: float) -> Costs:
-    """A suggestion by a model of many observations, each time with one more."""
+def of_bohb(scale: float) -> list[float]:
+    """Seconds of suggestions by a model of many observations, each time with one more."""
     space = {f"x{number}": tune.uniform(0, 1) for number in range(DIMENSIONS)}
     searcher = TuneBOHB()
     searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=-1, seed=0)
@@ -151,12 +147,7 @@ def of_bohb(scale: float) -> Costs:
         stop = Decision(Verdict.STOP, {"rule": "max_t", "max_t": 1, "budget": 0})
         searcher.on_trial_decision(trial_id, result, stop)
         searcher.on_trial_complete(trial_id, result)
-    return _costs(took)
-
-
-def _costs(took: list[float]) -> Costs:
-    ordered = sorted(each * 1e6 for each in took)
-    return Costs(statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))], len(ordered))
+    return took
 
 
 def _pbt(**given: Any) -> sch.TrialScheduler:
@@ -170,7 +161,7 @@ def _pbt(**given: Any) -> sch.TrialScheduler:
     )
 
 
-ROWS: dict[str, tuple[float | None, Callable[[float], Costs]]] = {
+ROWS: dict[str, tuple[float | None, Callable[[float], list[float]]]] = {
     "ASHA, stopping": (
         100,
         lambda scale: of_trials(sch.ASHAScheduler(max_t=81, reduction_factor=3), 81, scale),
@@ -196,21 +187,25 @@ ROWS: dict[str, tuple[float | None, Callable[[float], Costs]]] = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=list(ROWS), action="append", help="may be given again")
-    parser.add_argument("--small", action="store_true", help="few trials: only shows that it runs")
-    arguments = parser.parse_args()
-    scale = 0.01 if arguments.small else 1.0
-    print(f"{f'{TRIALS * scale:,.0f} trials known':<28}{'median, us':>12}{'99 %, us':>12}{'aim':>12}")
-    told: dict[str, Any] = {"benchmark": "decision_cost", "cores": os.cpu_count(), "small": arguments.small}
-    for name in arguments.only or ROWS:
-        aim, measure = ROWS[name]
-        costs = measure(scale)
-        met = "" if aim is None or arguments.small or costs.median <= aim else "  not met"
-        aimed = "" if aim is None else f"< {aim:,g}"
-        print(f"{name:<28}{costs.median:>12,.1f}{costs.p99:>12,.1f}{aimed:>12}{met}", flush=True)
-        told[name] = round(costs.median, 2)
-    print(json.dumps(told))
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", choices=list(ROWS), action="append", help="may be given again")
+    given = arguments.parse_args()
+    scale = 0.01 if given.small else 1.0
+    with Report("decision_cost", small=given.small) as report:
+        for name in given.only or ROWS:
+            aim, measure = ROWS[name]
+            plain = Plain(insertions)
+            plain.look()
+            took = [each * 1e6 for each in measure(scale)]
+            plain.look()
+            # One after the other, as what is known grows.
+            parts = [
+                sorted(took[len(took) * part // PARTS : len(took) * (part + 1) // PARTS])
+                for part in range(PARTS)
+            ]
+            tops = [part[int(0.99 * (len(part) - 1))] for part in parts]
+            report.add(Row(name, "us", aim=aim).measured(map(statistics.median, parts), plain=plain.times))
+            report.add(Row(f"{name}: 99th percentile", "us").measured(tops, plain=plain.times))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ there must be what lay at ours, but for entries that an earlier fault has left. 
 rules of Ray and Optuna are compared in the same way (`decision_brackets.py`, `decision_medians.py`). Kinds
 of streams that a peer has no rule for, such as NaN in Syne Tune, are not driven.
 
-Prints a table and one line of JSON. A difference without such a cause is printed, and makes it exit with 1.
-`--list` prints all differences.
+Prints a table, and rows as one line of JSON. A difference without such a cause is printed, and makes it exit
+with 1. `--list` prints all differences.
 
 Peers are loaded where they are installed: ray, optuna, and syne-tune 0.16, which wants packages of its own
 and is best installed elsewhere: `PYTHONPATH=where/it/is`. One that is missing is said and left out.
@@ -16,8 +16,6 @@ and is best installed elsewhere: `PYTHONPATH=where/it/is`. One that is missing i
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import sys
 import warnings
@@ -29,6 +27,8 @@ from functools import partial
 from benchmarks import decision_brackets, decision_medians
 from benchmarks.decision_peers import Optuna, Ray, RungPeer, Rungs, SyneTune, named
 from benchmarks.decision_streams import KINDS, MAX_T, Report, stream
+from benchmarks.rows import Report as Rows
+from benchmarks.rows import Row, parser
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
 
@@ -277,14 +277,16 @@ def show(name: str, tallies: Mapping[str, Tally], *, every: bool) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5, help="streams of each kind")
-    parser.add_argument("--list", action="store_true", help="print every difference")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--seeds", type=int, default=5, help="streams of each kind")
+    arguments.add_argument("--list", action="store_true", help="print every difference")
+    given = arguments.parse_args()
+    if given.small:
+        given.seeds = 1
     warnings.filterwarnings("ignore", module="optuna")
     warnings.filterwarnings("ignore", category=RuntimeWarning)  # Ray's percentile of NaN and infinities
     print(f"{given.seeds} streams of each kind; rungs 1 4 16 64 of {MAX_T}, eta {ETA}\n")
-    figures: dict[str, dict[str, dict[str, int]]] = {}
+    found: list[Row] = []
     unexplained: list[str] = []
     sides: list[tuple[str, Callable[[], dict[str, Tally]]]] = [
         *((peer.name, partial(at_rungs, peer, given.seeds)) for peer in (Ray, Optuna, SyneTune)),
@@ -300,9 +302,13 @@ def main() -> int:
         show(name, tallies, every=given.list)
         for tally in tallies.values():
             unexplained += [line for cause, line in tally.lines if cause is None]
-        figures[name] = {kind: dict(tally.causes) for kind, tally in tallies.items()}
+        otherwise = sum(len(tally.lines) for tally in tallies.values())
+        found.append(Row(f"{name}: decided otherwise", better="", exact=True).measured([otherwise]))
     print("".join(f"{line}\n" for line in unexplained), end="")
-    print(json.dumps({"differences": figures, "unexplained": len(unexplained)}))
+    found.append(Row("differences without a known cause", aim=0, exact=True).measured([len(unexplained)]))
+    with Rows("decisions", small=given.small) as report:
+        for row in found:
+            report.add(row)
     return 1 if unexplained else 0
 
 

@@ -34,6 +34,26 @@ def in_turn(sides: Sequence[Callable[[], object]], rounds: int, warm_up: int = 2
     return times
 
 
+class Plain:
+    """Plain work that is timed now and again between measurements.
+
+    Args:
+        work: takes a hundredth of a second or so.
+
+    Attributes:
+        times: seconds that it took, one after another.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self.times: list[float] = []
+
+    def look(self) -> float:
+        """Time it four times, each the best of five; return the least seconds."""
+        self.times += [min(timed(self._work) for _ in range(5)) for _ in range(4)]
+        return min(self.times[-4:])
+
+
 def environment() -> dict[str, str]:
     """For a process that measures: one thread, and this package."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}

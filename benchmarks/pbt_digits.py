@@ -4,20 +4,18 @@
 
 For each seed a population trains in processes of its own, and then the same members with exploit off: the
 same configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end
-of both, whether PBT is better, equal within two standard errors or worse, and one line of JSON.
+of both, whether PBT is better, equal within two standard errors or worse, and rows as one line of JSON.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import tempfile
 from typing import Any
 
 import trainkit
-from benchmarks.comparing import Cell, paired
+from benchmarks.over_seeds import Cell, paired
+from benchmarks.rows import Report, Row, parser
 from recipes import digits
 from trainkit import tune
 from trainkit.tune import schedulers as sch
@@ -68,10 +66,9 @@ def best(data: dict[str, Any], folder: str, seed: int, epochs: int, *, fixed: bo
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
-    parser.add_argument("--small", action="store_true", help="one seed, few epochs: only shows that it runs")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
+    arguments = options.parse_args()
     seeds, epochs = (1, SMALL_EPOCHS) if arguments.small else (arguments.seeds, EPOCHS)
     trainkit.init(num_cpus=os.cpu_count())
     data = digits.load()
@@ -86,16 +83,15 @@ def main() -> None:
     trainkit.shutdown()
     losses = [[side[0] for side in sides] for sides in zip(*pairs, strict=True)]
     misses = [[1 - side[1] for side in sides] for sides in zip(*pairs, strict=True)]
-    verdicts = {}
     for name, (ours, theirs) in {"loss": losses, "error": misses}.items():
         comparison = paired(ours, theirs)
-        verdicts[name] = comparison.verdict
         print(
             f"{name:<8}{Cell.of(ours)!s:>24}{Cell.of(theirs)!s:>24}  PBT is {comparison.verdict}: lower by "
             f"{comparison.gain:.4f}, standard error {comparison.error:.4f}"
         )
-    told = {"benchmark": "pbt_digits", "seeds": seeds, "verdicts": verdicts}
-    sys.stdout.write(json.dumps(told | {"loss": losses}) + "\n")
+    with Report("pbt_digits", "fixed", small=arguments.small) as report:
+        report.add(Row("loss of the member that ends best").measured(*losses))
+        report.add(Row("its error").measured(*misses))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ has the work at which it was looked at, in units of the largest resource, and me
 
 from __future__ import annotations
 
-from benchmarks.comparing import Cell
+from benchmarks.over_seeds import Cell
 
 
 def _row(seeds: int, points: str, cells: str) -> dict[float, Cell]:

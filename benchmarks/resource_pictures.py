@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit import tune
 from trainkit.tune import schedulers as sch
+from trainkit.tune.display import count_words
 from trainkit.tune.plots import style
 from trainkit.tune.schedulers.resource_changing_scheduler import DistributeResources
 
@@ -99,7 +100,7 @@ def draw(curve: Callable[..., dict[str, Any]], space: Mapping[str, Any], path: P
             edgecolor="white",
             linewidth=0.4,
         )
-        ends = f"{style.trials(len(order))}, {run.ended_s:.0f} s"
+        ends = f"{count_words(len(order), 'trial')}, {run.ended_s:.0f} s"
         style.dress(ax, title=f"{title}: {ends}", x="seconds", y="CPUs")
         ax.set_xlim(0, last)
         ax.set_ylim(0, CPUS)

@@ -188,7 +188,7 @@ def one_more(api: Any, scale: float) -> dict[str, float]:
 
 def torch_actors(api: Any, scale: float) -> dict[str, float]:
     """Ten more actors at once that import torch; this process has imported it before the session began."""
-    count = max(2, int(10 * scale))
+    count = max(1, int(10 * scale))
     actor_class = api.remote(Echo).options(num_cpus=0)
     first = actor_class.remote()
     api.get(first.torch.remote())

@@ -1,4 +1,4 @@
-"""How good the searches are: `python -m benchmarks.search [--only PROBLEM] [--quick] [--plots FOLDER]`.
+"""How good the searches are: `python -m benchmarks.search [--only PROBLEM] [--small] [--plots FOLDER]`.
 
 Problems with known results, each under our schedulers and searchers, simulated, beside what other libraries
 reach at the same accounting: work counts in units of the largest resource, the incumbent is the best observed
@@ -6,14 +6,13 @@ at the largest resource seen so far, and its regret is looked at without noise. 
 says whether ours is better, equal within two standard errors of the difference, or worse; where a rule of
 theirs runs on the same streams, by the differences seed by seed.
 
-Prints tables and one line of JSON. It runs for about ten minutes on two cores; --quick takes a tenth of the
-seeds and only shows that it runs. --plots draws a simulated run of each algorithm, and no more.
+Prints tables, and rows as one line of JSON: how many figures are better and worse. It runs for about ten
+minutes on two cores; --small takes a tenth of the seeds. --plots draws a simulated run of each algorithm, and
+no more.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
 from collections import Counter
@@ -21,10 +20,11 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from benchmarks import reference, search_pictures, search_work
-from benchmarks.comparing import EQUAL, Cell, Comparison, against, paired
+from benchmarks.over_seeds import BETTER, EQUAL, WORSE, Cell, Comparison, against, paired
+from benchmarks.rows import MORE, Report, parser
+from benchmarks.rows import Row as Figure
 from benchmarks.search_tables import Row, Table, Work, tables
 
 Columns = list[list[float]]
@@ -70,15 +70,14 @@ def show(row: Row, ours: Columns, lines: Sequence[Line]) -> Counter[str]:
     return verdicts
 
 
-def run(names: Sequence[str], *, quick: bool) -> dict[str, Any]:
-    """Run and print these problems; the figures for the last line."""
-    told: dict[str, Any] = {}
+def run(names: Sequence[str], *, quick: bool) -> dict[str, Counter[str]]:
+    """Run and print these problems; how often which verdict came, by problem."""
+    told: dict[str, Counter[str]] = {}
     # Not forked, so that they hold nothing of ours.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         for name in names:
             table, start, verdicts = tables()[name], time.perf_counter(), Counter[str]()
             others: dict[str, Columns] = {}
-            told[name] = {}
             print(f"\n{table.title + ':':<62}" + "".join(f"{point:>16g}{'':8}" for point in table.points))
             for row in table.rows:
                 seeds = max(3, row.seeds // 10) if quick else row.seeds
@@ -87,40 +86,48 @@ def run(names: Sequence[str], *, quick: bool) -> dict[str, Any]:
                     if label not in others:
                         others[label] = columns(pool, work, seeds)
                 verdicts += show(row, ours, compare(table, row, ours, others))
-                told[name][row.name] = [round(Cell.of(column).mean, 5) for column in ours]
             counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
             print(f"{counts}; {time.perf_counter() - start:.0f} s", flush=True)
-            told[name]["verdicts"] = dict(verdicts)
+            told[name] = verdicts
     return told
 
 
-def exact() -> None:
-    """What has one right answer."""
+def exact() -> int:
+    """Print what has one right answer; how many differ."""
     trace = search_work.toy_trace()
+    known = {**reference.TOY_TRACE, **reference.TOY_ENDS}
+    found = {step: round(trace[step], 5 if step in reference.TOY_TRACE else 4) for step in known}
     print(f"\n{'PBT toy, nothing is drawn:':<30}{'ours':>10}{'known':>10}")
-    for step, value in {**reference.TOY_TRACE, **reference.TOY_ENDS}.items():
-        digits = 5 if step in reference.TOY_TRACE else 4
-        verdict = EQUAL if round(trace[step], digits) == value else "DIFFERENT"
+    for step, value in known.items():
+        verdict = EQUAL if found[step] == value else "DIFFERENT"
         print(f"{f'  after {step} steps':<30}{trace[step]:>10.5f}{value:>10g} {verdict}")
+    return sum(found[step] != value for step, value in known.items())
 
 
 def main() -> None:
     """Run and print, or draw."""
     problems = list(tables())
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=problems, action="append", help="may be given again")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the seeds")
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw a run of each algorithm, no more")
-    arguments = parser.parse_args()
-    if arguments.plots is not None:
-        for path in search_pictures.draw_all(arguments.plots):
+    arguments = parser(__doc__)
+    arguments.add_argument("--only", choices=problems, action="append", help="may be given again")
+    arguments.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="draw a run of each algorithm, no more"
+    )
+    given = arguments.parse_args()
+    if given.plots is not None:
+        for path in search_pictures.draw_all(given.plots):
             print(path)
         return
-    names = arguments.only or problems
-    told = run(names, quick=arguments.quick)
-    if "toy" in names:
-        exact()
-    print(json.dumps({"benchmark": "search", "cores": os.cpu_count(), "quick": arguments.quick, **told}))
+    told = run(given.only or problems, quick=given.small)
+    differ = exact() if "toy" in told else None
+    print()
+    with Report("search", small=given.small) as report:
+        for name, verdicts in told.items():
+            better = Figure(f"{name}: figures better than others'", better=MORE, exact=True)
+            report.add(better.measured([verdicts[BETTER]]))
+            report.add(Figure(f"{name}: figures worse than others'", exact=True).measured([verdicts[WORSE]]))
+        if differ is not None:
+            row = Figure("toy: figures that differ where nothing is drawn", aim=0, exact=True)
+            report.add(row.measured([differ]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks import reference, search_peers, search_work
-from benchmarks.comparing import Cell
+from benchmarks.over_seeds import Cell
 
 RANDOM, MODEL = 100, 20
 """Seeds of a search that draws at random, and of one that fits models."""

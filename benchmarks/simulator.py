@@ -3,20 +3,24 @@
     python -m benchmarks.simulator [--only toy stragglers scaling cost large] [--folder pictures]
                                    [--seeds 25] [--rows 1 2] [--small]
 
-Seconds of CPU are this process's, so that other work on the machine counts little.
+Seconds of CPU are this process's, so that other work on the machine counts little. What it costs is in the
+rows of the last line, as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.interleaved import output_of
+from benchmarks.interleaved import Plain, output_of
+from benchmarks.limits import insertions
+from benchmarks.rows import MORE, Report, Row, parser
 from benchmarks.simulated_work import (
     STRAGGLERS,
     Rungs,
@@ -113,8 +117,8 @@ KINDS: dict[str, tuple[Callable[[], TrialScheduler], Any]] = {
 }
 
 
-def cost(arguments: argparse.Namespace) -> None:
-    """Jobs a second.
+def cost(arguments: argparse.Namespace) -> list[Row]:
+    """Jobs a second of CPU, with 25 workers and records kept.
 
     A job is what a worker does between two decisions on its trial, as ASHA's paper counts them: with FIFO an
     iteration, with ASHA the way of a trial to its next rung. Three of four jobs of ASHA are the first of
@@ -122,16 +126,17 @@ def cost(arguments: argparse.Namespace) -> None:
     given with how many trials there were for a job.
     """
     jobs = 500 if arguments.small else 50_000
-    print(f"\nJobs a second of CPU, records kept: 25 workers, {jobs:,} jobs, the best of three")
+    rows = []
     for name, (make, objective) in KINDS.items():
-        runs = [_timed(make(), objective, 25, jobs) for _ in range(3)]
-        spent, results = min(runs, key=lambda run: run[0])
-        trials = len(results) / results.work
-        print(
-            f"  {name:32} {results.work / spent:8,.0f}, {spent / results.work * 1e6:5.1f} us each, "
-            f"{trials:.2f} new trials a job",
-            flush=True,
-        )
+        plain, speeds = Plain(insertions), []
+        for _ in range(1 if arguments.small else 3):
+            plain.look()
+            spent, results = _timed(make(), objective, 25, jobs)
+            speeds.append(results.work / spent)
+        rows.append(Row(f"{name}: jobs", "1/s", MORE).measured(speeds, plain=plain.times))
+        trials = Row(f"{name}: new trials a job", better="", exact=True)
+        rows.append(trials.measured([len(results) / results.work]))
+    return rows
 
 
 def _timed(
@@ -154,12 +159,20 @@ def _timed(
     return time.process_time() - began, results
 
 
-def large(arguments: argparse.Namespace) -> None:
+def large(arguments: argparse.Namespace) -> list[Row]:
     """10,000 workers, in a process of its own, as its memory is looked at."""
     workers, jobs = _large(arguments)
-    print(f"\n{workers:,} workers, {jobs:,} jobs (ASHA, a report a rung)", flush=True)
     command = [sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"]
-    print(output_of([*command, "--small"] if arguments.small else command), end="")
+    plain, found = Plain(insertions), []
+    for _ in range(1 if arguments.small else 3):
+        plain.look()
+        found.append(json.loads(output_of([*command, "--small"] if arguments.small else command)))
+    spent, peaks = zip(*found, strict=True)
+    name = f"{workers:,} workers, {jobs:,} jobs (ASHA, a report a rung)"
+    return [
+        Row(f"{name}: CPU", "s").measured(spent, plain=plain.times),
+        Row(f"{name}: at the most", "MB").measured(peaks),
+    ]
 
 
 def _large(arguments: argparse.Namespace) -> tuple[int, int]:
@@ -168,17 +181,14 @@ def _large(arguments: argparse.Namespace) -> tuple[int, int]:
 
 
 def large_alone(arguments: argparse.Namespace) -> None:
-    """Measure the part "large" in this process."""
-    began, wall = time.process_time(), time.monotonic()
+    """Measure the part "large" in this process, which prints seconds and megabytes."""
+    began = time.process_time()
     make, objective = KINDS["ASHA stopping, a report a rung"]
     _timed(make(), objective, *_large(arguments))
     # What getrusage knows of a process includes the one that has started it.
     status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
-    print(
-        f"  {time.process_time() - began:.1f} s of CPU, {time.monotonic() - wall:.1f} s by the clock, "
-        f"{peak:.0f} MiB at the most"
-    )
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+    print(json.dumps([time.process_time() - began, peak]))
 
 
 def _save(results: tune.Simulation, kind: str, path: Path) -> None:
@@ -187,29 +197,28 @@ def _save(results: tune.Simulation, kind: str, path: Path) -> None:
     print(f"  {path}")
 
 
-PARTS = {
-    "toy": toy,
-    "stragglers": stragglers,
-    "scaling": scaling,
-    "cost": cost,
-    "large": large,
-    "large-alone": large_alone,
-}
+SHOWN = {"toy": toy, "stragglers": stragglers, "scaling": scaling, "large-alone": large_alone}
+MEASURED = {"cost": cost, "large": large}
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Print all, or what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=25, help="of the straggler table")
-    parser.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")
-    parser.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
-    parser.add_argument("--only", nargs="+", choices=PARTS, help="some of the parts")
-    parser.add_argument("--small", action="store_true", help="little work: only shows that it runs")
-    arguments = parser.parse_args(given)
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=25, help="of the straggler table")
+    options.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")
+    options.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
+    options.add_argument("--only", nargs="+", choices=[*SHOWN, *MEASURED], help="some of the parts")
+    arguments = options.parse_args(given)
     if arguments.small:
         arguments.seeds, arguments.rows = 1, [1]
-    for name in arguments.only or [name for name in PARTS if name != "large-alone"]:
-        PARTS[name](arguments)
+    names = arguments.only or [name for name in [*SHOWN, *MEASURED] if name != "large-alone"]
+    for name in [name for name in SHOWN if name in names]:
+        SHOWN[name](arguments)
+    if measured := [name for name in MEASURED if name in names]:
+        with Report("simulator", small=arguments.small) as report:
+            for name in measured:
+                for row in MEASURED[name](arguments):
+                    report.add(row)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """The work of `benchmarks.sklearn_searches`, on both sides.
 
 `python -m benchmarks.sklearn_work SECTION... SCALE` runs sections, in each the sides in turn, and prints all
-their figures as a line of JSON.
+their figures as a line of JSON: by row, the
+rounds of ours and of theirs.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import threading
 import time
@@ -29,24 +29,16 @@ from sklearn.svm import SVC
 
 import trainkit
 from benchmarks.interleaved import environment, in_turn, output_of
+from benchmarks.sklearn_searches import Figures
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 JOBS = 2
 SIDES: Mapping[str, Any] = {"trainkit": TuneGridSearchCV, "scikit-learn": GridSearchCV}
 
 
-def _ratios(name: str, ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Medians of both, and of the ratio round by round, which what else the machine does disturbs least."""
-    return {
-        f"{name}_s": statistics.median(ours),
-        f"{name}_theirs_s": statistics.median(theirs),
-        f"{name}_times": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
-    }
-
-
-def svm_grid() -> dict[str, Any]:
-    """16 candidates."""
-    return {"C": [0.1, 1.0, 10.0, 100.0], "gamma": [1e-4, 5e-4, 1e-3, 5e-3]}
+def svm_grid(scale: float) -> dict[str, Any]:
+    """16 candidates, or few where it is to be little work."""
+    return {"C": [0.1, 1.0, 10.0, 100.0][: 4 if scale == 1 else 1], "gamma": [1e-4, 5e-4, 1e-3, 5e-3]}
 
 
 def tiny_grid(scale: float) -> dict[str, Any]:
@@ -54,30 +46,28 @@ def tiny_grid(scale: float) -> dict[str, Any]:
     return {"var_smoothing": list(np.logspace(-9, 0, 100 if scale == 1 else 10))}
 
 
-def svm(scale: float) -> dict[str, float]:
+def svm(scale: float) -> Figures:
     """48 fits of a support vector machine on all the digits, warm: the workers of both sides are there."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
-    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], **_turns(5, scale))
-    return _ratios("svm", ours, theirs)
+    return {"svm": _fits(SVC(), svm_grid(scale), X[:rows], y[:rows], **_turns(6, scale))}
 
 
-def tiny(scale: float) -> dict[str, float]:
+def tiny(scale: float) -> Figures:
     """300 fits that take about a millisecond each, warm."""
     X, y = load_digits(return_X_y=True)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **_turns(5, scale))
-    return _ratios("tiny", ours, theirs)
+    return {"tiny": _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **_turns(6, scale))}
 
 
-def alone(scale: float) -> dict[str, float]:
+def alone(scale: float) -> Figures:
     """The same two, each of our fits with a session that it begins and ends itself."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
-    turns = _turns(3, scale)
-    ours, theirs = _fits(SVC(), svm_grid(), X[:rows], y[:rows], **turns, session=False)
-    found = _ratios("svm_alone", ours, theirs)
-    ours, theirs = _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **turns, session=False)
-    return found | _ratios("tiny_alone", ours, theirs)
+    turns = _turns(4, scale)
+    return {
+        "svm_alone": _fits(SVC(), svm_grid(scale), X[:rows], y[:rows], **turns, session=False),
+        "tiny_alone": _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **turns, session=False),
+    }
 
 
 def _turns(rounds: int, scale: float) -> dict[str, int]:
@@ -87,17 +77,21 @@ def _turns(rounds: int, scale: float) -> dict[str, int]:
 
 def _fits(
     estimator: Any, grid: Any, X: Any, y: Any, *, rounds: int, warm_up: int, session: bool = True
-) -> tuple[list[float], list[float]]:
+) -> list[list[float]]:
     def fit(side: str) -> Callable[[], None]:
         return lambda: SIDES[side](estimator, grid, cv=3, n_jobs=JOBS).fit(X, y) and None
 
     if session:
-        trainkit.init(num_cpus=JOBS)
-    try:
-        ours, theirs = in_turn([fit(side) for side in SIDES], rounds, warm_up=warm_up)
-    finally:
+        _warm()
+    else:
         trainkit.shutdown()
-    return ours, theirs
+    return in_turn([fit(side) for side in SIDES], rounds, warm_up=warm_up)
+
+
+def _warm() -> None:
+    """Begin a session, if the section before has left none; the program ends it."""
+    if not trainkit.is_initialized():
+        trainkit.init(num_cpus=JOBS)
 
 
 _COLD = """
@@ -112,7 +106,7 @@ print("took", time.perf_counter() - begun)
 """
 
 
-def cold(scale: float) -> dict[str, float]:
+def cold(scale: float) -> Figures:
     """300 tiny fits in a program that has just started: the time of `fit`, and of the whole program."""
     grid = {"var_smoothing": [float(value) for value in tiny_grid(scale)["var_smoothing"]]}
     within: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -126,10 +120,10 @@ def cold(scale: float) -> dict[str, float]:
 
         return run
 
-    turns = _turns(5, scale)
+    turns = _turns(6, scale)
     whole = in_turn([program(side) for side in SIDES], **turns)
-    ours, theirs = (times[turns["warm_up"] :] for times in within.values())
-    return _ratios("cold", ours, theirs) | _ratios("cold_program", *whole)
+    fits = [times[turns["warm_up"] :] for times in within.values()]
+    return {"cold": fits, "cold_program": whole}
 
 
 def _usual() -> dict[str, str]:
@@ -137,10 +131,10 @@ def _usual() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
 
 
-def stopping(scale: float) -> dict[str, float]:
+def stopping(scale: float) -> Figures:
     """A linear classifier by stochastic gradient descent on the digits, with early stopping and without.
 
-    Each round draws other candidates, the same for all three; scores are means over the rounds.
+    Each round draws other candidates, the same for all three.
     """
     X, y = load_digits(return_X_y=True)
     rows = max(300, round(len(X) * scale))
@@ -181,23 +175,17 @@ def stopping(scale: float) -> dict[str, float]:
 
         return run
 
-    trainkit.init(num_cpus=JOBS)
-    try:
-        times = in_turn([fit(side) for side in range(3)], **_turns(5, scale))
-    finally:
-        trainkit.shutdown()
-    ours, random, halving = times
-    found = _ratios("stopping_random", ours, random) | _ratios("stopping_halving", ours, halving)
-    own, randomized, halved = (statistics.mean(each) for each in scores)
-    return found | {
-        "stopping_score": own,
-        "stopping_random_score": randomized,
-        "stopping_halving_score": halved,
-        "stopping_score_short_of_random": randomized - own,
+    _warm()
+    times = in_turn([fit(side) for side in range(3)], **_turns(5, scale))
+    return {
+        "stopping_random": [times[0], times[1]],
+        "stopping_halving": [times[0], times[2]],
+        "stopping_score": [scores[0], scores[1]],
+        "halving_score": [scores[0], scores[2]],
     }
 
 
-def memory(scale: float) -> dict[str, float]:
+def memory(scale: float) -> Figures:
     """What four workers hold while they fit on 500 MB by the folds that `cv=5` gives, on either side.
 
     "grows": the unshared memory of all of them together, beyond what it is on a thousand samples; a page of
@@ -209,19 +197,21 @@ def memory(scale: float) -> dict[str, float]:
     y = (X[:, 0] > 0).astype(int)
     grid = {"alpha": list(np.logspace(-7, 0, 8))}
     model = SGDClassifier(max_iter=3, tol=None, random_state=0)
-    found = {"memory_data_mb": X.nbytes / 1e6}
-    for side, name in (("trainkit", "memory"), ("scikit-learn", "memory_theirs")):
-        search = SIDES[side](model, grid, cv=5, n_jobs=4, refit=False)
+    grown: dict[str, list[float]] = {"memory_grows": [], "memory_in_all": []}
+    workers = 4 if scale == 1 else JOBS
+    trainkit.shutdown()
+    for side in SIDES:
+        search = SIDES[side](model, grid, cv=5, n_jobs=workers, refit=False)
         if side == "trainkit":
-            trainkit.init(num_cpus=4)
+            trainkit.init(num_cpus=workers)
         try:
             before = _most_held(lambda search=search: search.fit(X[:1000], y[:1000]))
             most = _most_held(lambda search=search: search.fit(X, y))
         finally:
             trainkit.shutdown()
-        found[f"{name}_grows_mb"] = (most.own - before.own) / 1e6
-        found[f"{name}_in_all_mb"] = (most.in_all - before.in_all) / 1e6
-    return found
+        grown["memory_grows"].append((most.own - before.own) / 1e6)
+        grown["memory_in_all"].append((most.in_all - before.in_all) / 1e6)
+    return {name: [[ours], [theirs]] for name, (ours, theirs) in grown.items()}
 
 
 class Held(NamedTuple):
@@ -237,14 +227,14 @@ def _most_held(call: Callable[[], object]) -> Held:
     thread.start()
     most = Held(0, 0)
     while thread.is_alive():
-        held = _held()
+        held = _held_now()
         most = Held(max(most.own, held.own), max(most.in_all, held.in_all))
         time.sleep(0.02)
     thread.join()
     return most
 
 
-def _held() -> Held:
+def _held_now() -> Held:
     own = anonymous = 0
     for child in psutil.Process().children(recursive=True):
         try:
@@ -272,9 +262,9 @@ def _copies() -> int:
 SECTIONS = {
     "svm": svm,
     "tiny": tiny,
+    "stopping": stopping,
     "alone": alone,
     "cold": cold,
-    "stopping": stopping,
     "memory": memory,
 }
 
@@ -283,9 +273,10 @@ def main() -> None:
     """Run the sections and print their figures."""
     warnings.simplefilter("ignore")
     *names, scale = sys.argv[1:]
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     for name in names:
         figures |= SECTIONS[name](float(scale))
+    trainkit.shutdown()
     sys.stdout.write(json.dumps(figures) + "\n")
 
 

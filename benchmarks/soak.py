@@ -2,12 +2,12 @@
 
 Each program has a session of its own, with actors that are made anew, actors that are not, tasks and
 large arrays. Every call must be answered rightly or fail with the documented error, nothing may hang,
-and nothing may be left. Prints a line every ten seconds and a summary; exit code 1 if anything was wrong.
+and nothing may be left. Prints a line every ten seconds, and rows as one line of JSON; exit code 1 if
+anything was wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 
 import trainkit
+from benchmarks.rows import Report, Row, parser
 from trainkit.errors import ActorDiedError, GetTimeoutError, TrainkitError, WorkerDiedError
 
 DRIVERS = 4
@@ -102,7 +103,7 @@ def workers_of(driver: psutil.Process) -> list[int]:
         return []
 
 
-def soak(minutes: float) -> int:
+def soak(minutes: float, *, small: bool) -> int:
     """Run the programs and the killing; returns the exit code."""
     environment = {**os.environ, MARK: str(os.getpid())}
     command = [sys.executable, "-m", "benchmarks.soak", "--seconds", str(minutes * 60), "--seed"]
@@ -131,8 +132,19 @@ def soak(minutes: float) -> int:
         )
     time.sleep(2)
     left = [pid for pid in psutil.pids() if begun_here(pid)]
-    print(json.dumps({"benchmark": "soak", "kills": kills, "left": left, **outcomes}, indent=2))
-    return int(bool(left) or any(outcome.startswith("WRONG") for outcome in outcomes))
+    wrong = sum(count for outcome, count in outcomes.items() if outcome.startswith("WRONG"))
+    for outcome, count in outcomes.items():
+        print(f"{count:>12,} {outcome}")
+    with Report("soak", small=small) as report:
+        report.add(Row("workers killed", better="").measured([kills]))
+        report.add(
+            Row("calls answered rightly, or with a documented error", better="").measured(
+                [outcomes.total() - wrong]
+            )
+        )
+        report.add(Row("calls answered wrongly", aim=0, exact=True).measured([wrong]))
+        report.add(Row("processes left behind", aim=0, exact=True).measured([len(left)]))
+    return int(bool(left) or wrong > 0)
 
 
 def begun_here(pid: int) -> bool:
@@ -145,13 +157,13 @@ def begun_here(pid: int) -> bool:
 
 def main() -> None:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--seconds", type=float, help="run as one of the programs, for so long")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=10)
+    options.add_argument("--seconds", type=float, help="run as one of the programs, for so long")
+    options.add_argument("--seed", type=int, default=0)
+    arguments = options.parse_args()
     if arguments.seconds is None:
-        sys.exit(soak(arguments.minutes))
+        sys.exit(soak(0.03 if arguments.small else arguments.minutes, small=arguments.small))
     try:
         print(json.dumps(drive(arguments.seconds, arguments.seed)))
     except TrainkitError as error:

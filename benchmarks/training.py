@@ -1,25 +1,23 @@
 """What the trainer costs, and what it saves: `python -m benchmarks.training`.
 
-Prints a small table and one line of JSON. Both sides of each ratio take turns in the same run, one
-thread a process, medians. `--small` only shows that it runs.
+Prints a small table, and its rows as one line of JSON. Both sides take turns in the same run, one thread a
+process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import trainkit
 from benchmarks import training_steps
-from benchmarks.interleaved import LAUNCHER, Served
+from benchmarks.interleaved import LAUNCHER, Served, in_turn
+from benchmarks.rows import Report, Row, parser
 
 DONE = "first epoch done"
+SECOND = "second trainer took"
 
 
 @dataclass(frozen=True)
@@ -31,100 +29,106 @@ class Sizes:
     steps: int = 290
     """Of a block of two workers: ten passes over the data."""
     single_steps: int = 101
-    starts: int = 5
+    starts: int = 6
 
 
-SMALL = Sizes(epochs=3, blocks=3, steps=29, single_steps=9, starts=1)
+SMALL = Sizes(epochs=1, blocks=1, steps=2, single_steps=1, starts=1)
 
 
-def first_epoch(command: list[str]) -> float:
-    """Return the seconds from starting `command` until it says that its first epoch is done."""
+def first_epoch(command: list[str], then: Callable[[Served], None] = lambda _: None) -> float:
+    """Return the seconds from starting `command` until it says that its first epoch is done.
+
+    Args:
+        command: the program.
+        then: reads what else it says.
+    """
     start = time.perf_counter()
-    with Served(command) as program:
+    with Served([*command, *sys.argv[1:]]) as program:
         program.line(DONE)
-        return time.perf_counter() - start
+        took = time.perf_counter() - start
+        then(program)
+        return took
 
 
-def starts(times: int) -> dict[str, list[float]]:
-    """Seconds from nothing to the end of the first epoch of two workers, by turns."""
-    took: dict[str, list[float]] = {"torchrun": [], "trainer": []}
-    for _ in range(times):
-        took["torchrun"].append(first_epoch([*LAUNCHER, "-m", "benchmarks.training_torchrun"]))
-        took["trainer"].append(first_epoch([sys.executable, "-m", "benchmarks.training_trainer"]))
-    return took
+class Starts:
+    """Seconds to the end of the first epoch of two workers, of several programs beside torchrun's.
+
+    Args:
+        times: how often each is started.
+
+    Attributes:
+        operator, function, script: of a trainer of an operator, one of a function, and torchrun's script
+            under `trainkit run`, each from nothing.
+        second_operator, second_function: of a second trainer in that program, from its making.
+        torchrun: from nothing.
+    """
+
+    def __init__(self, times: int) -> None:
+        self.second_operator: list[float] = []
+        self.second_function: list[float] = []
+
+        def program(name: str, again: list[float]) -> Callable[[], object]:
+            def read(served: Served) -> None:
+                again.append(float(served.line(SECOND).removeprefix(SECOND).partition(":")[0]))
+
+            return lambda: first_epoch([sys.executable, "-m", name], read)
+
+        job = ["-m", "benchmarks.training_torchrun"]
+        launcher = [sys.executable, "-m", "trainkit", "run", "--workers", "2"]
+        sides = (
+            program("benchmarks.training_trainer", self.second_operator),
+            program("benchmarks.training_function", self.second_function),
+            lambda: first_epoch([*launcher, *job]),
+            lambda: first_epoch([*LAUNCHER, *job]),
+        )
+        self.operator, self.function, self.script, self.torchrun = in_turn(sides, times, warm_up=0)
 
 
-def row(work: str, plain: str, ours: str, ratio: float | None, aim: str) -> None:
-    """Print one line of the table."""
-    shown = "" if ratio is None else f"{ratio:.3f}"
-    print(f"{work:<58}{plain:>12}{ours:>12}{shown:>8}{aim:>10}", flush=True)
-
-
-def ms(seconds: float) -> str:
-    """As milliseconds."""
-    return f"{seconds * 1e3:.2f} ms"
+def served(command: list[str], steps: int) -> float:
+    """Return the seconds that a program of two workers takes for so many steps."""
+    with Served([*command, "--serve"]) as program:
+        return program.steps(steps)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="few steps: only shows that it runs")
-    sizes = SMALL if parser.parse_args().small else Sizes()
-    found: dict[str, Any] = {"benchmark": "training", "cores": os.cpu_count(), **vars(sizes)}
-    print(f"{'work':<58}{'plain':>12}{'trainkit':>12}{'ratio':>8}{'aim':>10}")
+    small = parser(__doc__).parse_args().small
+    sizes = SMALL if small else Sizes()
+    with Report("training", "plain", small=small) as report:
 
-    plain, ours, again = map(statistics.median, training_steps.epoch_times(sizes.epochs))
-    row("an epoch on one worker, speed", ms(plain), ms(ours), plain / ours, ">= 0.98")
-    row("  the plain loop against itself", "", "", plain / again, "")
-    found |= {"plain_epoch_s": plain, "trainer_epoch_s": ours, "speed_of_plain": plain / ours}
-    found["plain_against_itself"] = plain / again
+        def add(row: Row, sides: list[list[float]], steps: int = 1) -> None:
+            scale = 1e3 if row.unit == "ms" else 1
+            report.add(row.measured(*([took * scale / steps for took in side] for side in sides)))
 
-    blocks = training_steps.two_worker_times(sizes.steps, sizes.blocks)
-    theirs, ours = (statistics.median(times) / sizes.steps for times in blocks)
-    row("a step of two DDP workers, speed (plain: torchrun)", ms(theirs), ms(ours), theirs / ours, ">= 0.98")
-    found |= {"torchrun_step_s": theirs, "trainer_step_s": ours, "speed_of_torchrun": theirs / ours}
-
-    for workers in (1, 2):
-        books, snapshot = training_steps.bookkeeping(workers, sizes.single_steps)
-        row(f"bookkeeping of an epoch, {workers} worker(s)", "", ms(books), None, "< 2 ms")
-        found[f"bookkeeping_{workers}_s"] = books
-        if snapshot is not None:
-            row("  and its recovery snapshot (none with max_retries=0)", "", ms(snapshot), None, "")
-            found[f"snapshot_{workers}_s"] = snapshot
-
-    ddp, fsdp = training_steps.memory("ddp"), training_steps.memory("fsdp")
-    assert ddp is not None
-    if fsdp is None:
-        row("parameters and optimizer state of a worker", f"{ddp:,} B", "no fsdp", None, "<= 0.6")
-    else:
-        row(
-            "held by each of two workers (plain: DDP; FSDP2)",
-            f"{ddp:,} B",
-            f"{fsdp:,} B",
-            fsdp / ddp,
-            "<= 0.6",
+        add(Row("an epoch on one worker", "ms", aim_times=0.98), training_steps.epoch_times(sizes.epochs))
+        blocks = training_steps.two_worker_times(sizes.steps, sizes.blocks)
+        add(Row("a step of two DDP workers (torchrun)", "ms", aim_times=0.98), blocks, sizes.steps)
+        for workers in (1, 2):
+            epochs, snapshots, batches = training_steps.bookkeeping(workers, sizes.single_steps)
+            for name, took, aim in (
+                (f"bookkeeping of an epoch, workers: {workers}", epochs, 2.0),
+                (f"its recovery snapshot, workers: {workers}; none with max_retries=0", snapshots, None),
+            ):
+                report.add(Row(name, "ms", aim=aim).measured((each * 1e3 for each in took), plain=batches))
+        ddp, fsdp = training_steps.memory("ddp"), training_steps.memory("fsdp")
+        held = Row("held by each of two workers with FSDP2 (DDP)", "KB", aim_times=1.67, exact=True)
+        report.add(held.measured([fsdp], [ddp]))
+        trainkit.shutdown()
+        starts = Starts(sizes.starts)
+        for name, took, aim in (
+            ("from nothing to the first epoch of two workers", starts.operator, 1.54),
+            ("a second trainer and its first epoch (torchrun from nothing)", starts.second_operator, 6.67),
+            ("from nothing to the first epoch of a function on two workers", starts.function, 1.54),
+            ("a second fit of a function (torchrun from nothing)", starts.second_function, 3.33),
+            ("from nothing to the first epoch of a script, two ranks (torchrun)", starts.script, 1.54),
+        ):
+            add(Row(name, "s", aim_times=aim), [took, starts.torchrun])
+        function = [sys.executable, "-m", "benchmarks.training_function"]
+        script = [*LAUNCHER, "-m", "benchmarks.training_torchrun"]
+        blocks = in_turn(
+            [lambda: served(function, sizes.steps), lambda: served(script, sizes.steps)], sizes.starts, 0
         )
-        found["fsdp_memory_of_ddp"] = fsdp / ddp
-    trainkit.shutdown()
-
-    took = starts(sizes.starts)
-    theirs, ours = statistics.median(took["torchrun"]), statistics.median(took["trainer"])
-    row(
-        "from nothing to the first epoch of two workers, time",
-        f"{theirs:.2f} s",
-        f"{ours:.2f} s",
-        ours / theirs,
-        "<= 0.65",
-    )
-    found |= {"torchrun_first_epoch_s": took["torchrun"], "trainer_first_epoch_s": took["trainer"]}
-    found["time_of_torchrun"] = ours / theirs
-    print(json.dumps({name: _rounded(value) for name, value in found.items()}))
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return round(value, 5) if isinstance(value, float) else value
+        add(Row("a step of a function on two workers (torchrun)", "ms", aim_times=0.99), blocks, sizes.steps)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ what an epoch costs beside its steps.
 
 from __future__ import annotations
 
-import inspect
-import statistics
+import sys
 import time
 from typing import Any
 
@@ -18,14 +17,12 @@ from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, trai
 from benchmarks.training_trainer import Digits
 from trainkit.train import TorchTrainer
 
-# Without the recovery snapshot, which has a row by itself.
-BARE: dict[str, Any] = (
-    {"max_retries": 0} if "max_retries" in inspect.signature(TorchTrainer.train).parameters else {}
-)
+BARE: dict[str, Any] = {"max_retries": 0}
+"""Without the recovery snapshot, which has a row by itself."""
 
 
 def epoch_times(epochs: int) -> list[list[float]]:
-    """Seconds of an epoch: in a plain loop, in a trainer of one worker, and in the plain loop once more."""
+    """Seconds of an epoch: in a trainer of one worker, and in a plain loop."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, data = make_model(), make_data()
@@ -35,19 +32,19 @@ def epoch_times(epochs: int) -> list[list[float]]:
         train_epoch(model, optimizer, loader)
 
     with TorchTrainer(training_operator_cls=Digits, config={"data": data}, use_gpu=False) as trainer:
-        return in_turn((plain, lambda: timed(lambda: trainer.train(**BARE)), plain), epochs)
+        return in_turn((lambda: timed(lambda: trainer.train(**BARE)), plain), epochs)
 
 
 def two_worker_times(steps: int, rounds: int) -> list[list[float]]:
-    """Seconds of `steps` steps of two workers: under torchrun, and in a trainer; both are up all the time."""
+    """Seconds of `steps` steps of two workers: in a trainer, and under torchrun; both are up all the time."""
     with (
-        Served([*LAUNCHER, "-m", "benchmarks.training_torchrun", "--serve"]) as theirs,
+        Served([*LAUNCHER, "-m", "benchmarks.training_torchrun", "--serve", *sys.argv[1:]]) as theirs,
         TorchTrainer(
             training_operator_cls=Digits, config={"data": make_data()}, num_workers=2, use_gpu=False
         ) as trainer,
     ):
         ours = lambda: timed(lambda: trainer.train(num_steps=steps, **BARE))  # noqa: E731
-        return in_turn((lambda: theirs.steps(steps), ours), rounds)
+        return in_turn((ours, lambda: theirs.steps(steps)), rounds)
 
 
 class Timed(Digits):
@@ -62,30 +59,29 @@ class Timed(Digits):
         return metrics
 
 
-def bookkeeping(workers: int, rounds: int) -> tuple[float, float | None]:
+def bookkeeping(workers: int, rounds: int) -> tuple[list[float], list[float], list[float]]:
     """Seconds of an epoch of one step less the step and its batch; and what the recovery snapshot adds.
 
-    The second is None if this trainer takes none.
+    The third is the making of a batch, which is plain.
     """
     data = make_data()
     loader = DataLoader(data, BATCH_SIZE, shuffle=True)
     with TorchTrainer(
         training_operator_cls=Timed, config={"data": data}, num_workers=workers, use_gpu=False
     ) as trainer:
-        epochs, snapshots = [], []
+        epochs, snapshots, batches = [], [], []
         for number in range(rounds + 5):
             took = timed(lambda: trainer.train(num_steps=1, **BARE))
             step_s = trainer.apply_all_operators(lambda operator: operator.step_s)[0]  # type: ignore[attr-defined]
             batch_s = timed(lambda: next(iter(loader)))
+            # An epoch that was run without one leaves the next to take one before, too.
+            trainer.train(num_steps=1)
+            with_snapshot = timed(lambda: trainer.train(num_steps=1))
             if number >= 5:
                 epochs.append(took - step_s - batch_s)
-            if BARE:
-                # An epoch that was run without one leaves the next to take one before, too.
-                trainer.train(num_steps=1)
-                with_snapshot = timed(lambda: trainer.train(num_steps=1))
-                if number >= 5:
-                    snapshots.append(with_snapshot - took)
-    return statistics.median(epochs), statistics.median(snapshots) if snapshots else None
+                snapshots.append(with_snapshot - took)
+                batches.append(batch_s)
+    return epochs, snapshots, batches
 
 
 def held_bytes(operator: Any) -> int:
@@ -98,12 +94,8 @@ def held_bytes(operator: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
-def memory(strategy: str) -> int | None:
-    """The largest `held_bytes` of two workers after a step; None if there is no such strategy."""
-    from trainkit.train.strategies.base import STRATEGIES
-
-    if strategy not in STRATEGIES.own_names():
-        return None
+def memory(strategy: str) -> float:
+    """The largest `held_bytes` of two workers after a step, in KB."""
     with TorchTrainer(
         training_operator_cls=Digits,
         config={"data": make_data()},
@@ -112,4 +104,4 @@ def memory(strategy: str) -> int | None:
         use_gpu=False,
     ) as trainer:
         trainer.train(num_steps=1)
-        return max(trainer.apply_all_operators(held_bytes))
+        return max(trainer.apply_all_operators(held_bytes)) / 1e3

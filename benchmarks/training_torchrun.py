@@ -23,12 +23,7 @@ from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, trai
 def main() -> None:
     """One epoch, or as many steps as asked for."""
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(make_model())
-    data = make_data()
-    sampler: DistributedSampler[object] = DistributedSampler(data)
-    sampler.set_epoch(0)
-    loader, optimizer = DataLoader(data, BATCH_SIZE, sampler=sampler), make_optimizer(model)
+    model, optimizer, loader = make_parts()
     if "--serve" in sys.argv:
         serve(model, optimizer, loader)
     else:
@@ -36,6 +31,16 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"first epoch done: loss {loss:.4f}", flush=True)
     leave()
+
+
+def make_parts() -> tuple[torch.nn.Module, object, DataLoader[object]]:
+    """Return the model, wrapped, the optimizer, and the loader of this rank's share."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make_model())
+    data = make_data()
+    sampler: DistributedSampler[object] = DistributedSampler(data)
+    sampler.set_epoch(0)
+    return model, make_optimizer(model), DataLoader(data, BATCH_SIZE, sampler=sampler)
 
 
 def serve(model: torch.nn.Module, optimizer: object, loader: DataLoader[object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import resource
 import statistics
 import time
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import tune
-from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.store.writer import ExperimentStore
 
 TRIALS = 10_000
@@ -84,20 +81,6 @@ def large(side: str, scale: float) -> dict[str, float]:
         )
         * 100,
     }
-
-
-def decisions(side: str, scale: float) -> dict[str, float]:
-    """One decision of ASHA at a rung that holds ten thousand entries."""
-    del side
-    scheduler = ASHAScheduler(metric="loss", mode="min")
-    scheduler.set_search_properties("loss", "min", scheduler_generator(0))
-    losses, before, after = random.Random(0), round(10_000 * scale), max(10, round(1_000 * scale))
-    for number in range(before + after):
-        if number == before:
-            start = time.process_time()
-        scheduler.on_trial_add(str(number))
-        scheduler.on_result(str(number), {"training_iteration": 1, "loss": losses.random()})
-    return {"asha_decision_us": (time.process_time() - start) / after * 1e6}
 
 
 def _memory_mb() -> float:

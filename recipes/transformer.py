@@ -9,8 +9,8 @@ file of yours. It prints the loss as it goes, and at the end what the model writ
 commands take some minutes on two cores; the last is a model of 85 million parameters, and wants two GPUs.
 
 The model is an `nn.Sequential` of embedding, blocks and head. It says nothing of how it is spread: DDP and
-FSDP take it as it is, tensor parallelism finds the blocks' linear layers, and the pipeline cuts the sequence
-into stages. With the same seed and batch size, each follows the same loss curve.
+FSDP take it as it is, and the pipeline cuts the sequence into stages. Tensor parallelism is told which of the
+blocks' linear layers to split. With the same seed and batch size, each follows the same loss curve.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from recipes import text
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.strategies.tensor import TensorParallel
 
 
 class Embedding(nn.Module):
@@ -82,6 +84,13 @@ def network(width: int, layers: int, context: int) -> nn.Sequential:
     return nn.Sequential(Embedding(width, context), *blocks, Head(width))
 
 
+SPLIT = {
+    **{f"*.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj", "fc1")},
+    **{f"*.{name}": RowwiseParallel() for name in ("o_proj", "fc2")},
+}
+"""The plan of tensor parallelism: into heads and hidden units by columns, out of them by rows."""
+
+
 class LanguageModel(TrainingOperator):
     """Next-character prediction; the steps are trainkit's own."""
 
@@ -130,7 +139,7 @@ def main() -> None:
         training_operator_cls=LanguageModel,
         config=config,
         num_workers=args.workers,
-        strategy=args.strategy,
+        strategy=TensorParallel(plan=SPLIT) if args.strategy == "tensor" else args.strategy,
         precision=args.precision,
     ) as trainer:
         for done in range(0, args.steps, args.every):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -15,7 +16,6 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import psutil
 import pytest
 
@@ -33,23 +33,24 @@ TESTS = Path(__file__).parent
 MEMORY_PER_WORKER = 2 << 30
 """What a process of the run needs, with the sessions and libraries of its tests."""
 
-# No test breaks by noise: neither by a slow machine nor by other examples or draws than yesterday's. To look
-# for new ones: pytest --hypothesis-profile=explore. The quick profile, of `make test`, tries fewer.
-hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
-hypothesis.settings.register_profile("explore", deadline=None)
-hypothesis.settings.load_profile("steady")
-
 NEEDED_BY_ALL = frozenset({"numpy", "trainkit.tune.trial.actor"})
-NEEDED_BY_TRAINERS = frozenset({"torch", "trainkit.train.workers.worker"})
-"""What workers are forked with, if this process has imported it.
+NEEDED_BY_TRAINERS = frozenset({"torch", "torch._dynamo"})
+NEEDED_BY_SEARCHES = frozenset({"sklearn", "trainkit.sklearn.trials"})
+NEEDED = {
+    "lightning": frozenset({"lightning.pytorch", "pytorch_lightning"}),
+    "recipes": NEEDED_BY_TRAINERS,
+    "sklearn": NEEDED_BY_SEARCHES,
+    "test_scikit_digits.py": NEEDED_BY_SEARCHES,
+    "train": NEEDED_BY_TRAINERS,
+}
+"""What workers are forked with, if this process has imported it: by folder and by file.
 
 This process has imported what any test needs. Workers that were forked with all of it would cost each
-session of its own seconds of processor time.
+session of its own seconds of processor time; without what they do need, each would import it by itself.
 """
 
 PRELOADS = {
-    "scikit": (
+    "sklearn": (
         "sklearn.ensemble",
         "sklearn.linear_model",
         "sklearn.naive_bayes",
@@ -60,9 +61,14 @@ PRELOADS = {
 }
 """What the shared session's workers are forked with, by folder, where a module has no `PRELOAD`."""
 
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What numerical libraries read when they are loaded: how many threads they compute with."""
+
 RUN = "TRAINKIT_TEST_RUN"
 """What this run starts inherits it, so that another run's processes are not taken for ours."""
 
+
+_threads_unset = [name for name in THREADS if name not in os.environ]
 
 started_processes: list[str] = []
 """The processes that this one has started since the current test began."""
@@ -73,18 +79,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", default=",".join(TIERS), help="run only tests of these tiers, as unit,process")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes fit, for `-n auto`: one more than cores, as tests wait much."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes fit, for `-n auto`: more than cores, as tests wait, most for programs."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores + 1, psutil.virtual_memory().available // MEMORY_PER_WORKER))
+    more = 2 if "external" in wanted_tiers(config) else 1
+    return max(1, min(cores + more, psutil.virtual_memory().available // MEMORY_PER_WORKER))
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis asks for its profile
 def pytest_configure(config: pytest.Config) -> None:
     """Set this process up, which runs tests; not the ones of a session that import this module from it."""
+    # No test breaks by noise: neither by a slow machine nor by other examples or draws than yesterday's. To
+    # look for new ones: pytest --hypothesis-profile=explore. The quick profile, of `make test`, tries fewer.
+    settings = _settings()
+    settings.register_profile("steady", deadline=None, derandomize=True)
+    settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+    settings.register_profile("explore", deadline=None)
+    settings.load_profile("steady")
     if unknown := set(wanted_tiers(config)) - set(TIERS):
         raise pytest.UsageError(f"--tier: there is no tier {unknown}, only {', '.join(TIERS)}")
     for tier, contents in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {contents}")
+    # Matrices of tests are small: threads would only wait for each other, most where processes share cores.
+    if config.getoption("dist", "no") == "no":  # processes of xdist set it themselves, and do not inherit it
+        os.environ |= dict.fromkeys(_threads_unset, "1")
     sys.addaudithook(_note_process)
     os.environ[RUN] = f"{os.getpid()}"
     # A shell has its background jobs ignore SIGINT, and programs that they start ignore it too: what tests
@@ -112,9 +130,20 @@ def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
         started_processes.append(f"{event} {command}")
 
 
+def _settings() -> Any:
+    from hypothesis import settings  # workers that import this module do without
+
+    return settings
+
+
 def examples(steady: int) -> int:
     """Return how many examples a law is tried on: `steady`, or a tenth of them in the quick profile."""
-    return max(10, steady // 10) if hypothesis.settings.get_current_profile_name() == "quick" else steady
+    return max(10, steady // 10) if _settings().get_current_profile_name() == "quick" else steady
+
+
+def every(quick: int) -> int:
+    """Return the step through a range of cases: 1, or `quick` in the quick profile."""
+    return quick if _settings().get_current_profile_name() == "quick" else 1
 
 
 def _is_named(file: Path, config: pytest.Config) -> bool:
@@ -140,6 +169,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept.sort(key=lambda item: order_of(item.path.relative_to(TESTS)))
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Let programs and workers compute with as many threads as without tests; this process has read it."""
+    for name in _threads_unset:
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -170,8 +205,19 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 def children() -> set[int]:
     """Direct children of the test process that are not already dead."""
-    alive = (child for child in psutil.Process().children() if child.is_running())
-    return {child.pid for child in alive if child.status() != psutil.STATUS_ZOMBIE}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return {pid for pid in found if is_running(pid)}
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process `pid` that has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def shared_memory() -> set[int]:
@@ -203,10 +249,13 @@ def folder_of(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def few_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork the workers of this module's sessions with what its tests need."""
-    trains = folder_of(request) in {"recipes", "train"}
-    needed = NEEDED_BY_ALL | (NEEDED_BY_TRAINERS if trains else frozenset())
+    parts = request.path.relative_to(TESTS).parts
+    needed = NEEDED_BY_ALL.union(*(NEEDED.get(part, ()) for part in parts))
+    found = session.wanted
+
+    # Asked each time: a test may be what first imports something.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "_when_imported", session._when_imported & needed)
+        patch.setattr(session, "wanted", lambda *imported: found(*imported) & needed)
         yield
 
 
@@ -285,13 +334,13 @@ def ray_cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
     from ray.cluster_utils import Cluster
 
-    from tests.runtime.ray_session import clean_ray
+    from tests.runtime.ray.ray_session import clean_ray
 
     nodes = Cluster()
 
     def start() -> Callable[[], None]:
         for _ in range(2):
-            nodes.add_node(num_cpus=1, include_dashboard=False)
+            nodes.add_node(num_cpus=1, include_dashboard=False, include_log_monitor=False)
         trainkit.init(address=nodes.address, log_to_driver=False)
         return nodes.shutdown
 

@@ -1,12 +1,11 @@
 """Work whose node is killed at random moments, each from a seed: it ends as if nothing had happened.
 
-All moments by hand: python -m tests.node_losses [--moments 50] [SCENARIO ...]
+All moments by hand: python -m tests.node_losses [--moments 50] [--first 0] [GROUP ...]
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +116,12 @@ def asha(folder: Path) -> Any:
 
 
 def trainers_as_trials(folder: Path) -> Any:
-    from tests.train.mortal import Mortal
+    from tests.train.workers.killed_operator import KilledOperator
     from trainkit.train import TorchTrainer
 
     arguments = {"num_workers": 2, "use_gpu": False, "scheduler_step_freq": "epoch"}
 
-    class Trained(TorchTrainer.as_trainable(training_operator_cls=Mortal, **arguments)):
+    class Trained(TorchTrainer.as_trainable(training_operator_cls=KilledOperator, **arguments)):
         def step(self) -> dict[str, Any]:
             result = super().step()
             return {"loss": result["val_loss"]}
@@ -133,13 +132,13 @@ def trainers_as_trials(folder: Path) -> Any:
 def trainer(folder: Path) -> Any:
     import torch
 
-    from tests.train.mortal import Mortal
+    from tests.train.workers.killed_operator import KilledOperator
     from trainkit.train import TorchTrainer
 
     torch.manual_seed(7)
     numbers = []
     with TorchTrainer(
-        training_operator_cls=Mortal,
+        training_operator_cls=KilledOperator,
         num_workers=2,
         use_gpu=False,
         scheduler_step_freq="epoch",
@@ -211,13 +210,18 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-IMPORTS = {
-    "trainer": "tests.train.mortal",
-    "trainers_as_trials": "tests.train.mortal",
-    "search": "sklearn.linear_model",
-    "search_by_portions": "sklearn.linear_model",
+TRAINERS = ["torch", "tests.train.workers.killed_operator"]
+"""What the workers of a session of trainers are forked with."""
+
+GROUPS = {
+    "trials": ("plain", "reused", "asha"),
+    "trainers": ("trainers_as_trials", "trainer"),
+    "searches": ("search", "search_by_portions"),
 }
-"""Imported before the session starts, so that its workers are forked with it."""
+"""The scenarios, by what their workers are forked with."""
+
+PRELOADS = {"trials": [], "trainers": TRAINERS, "searches": ["sklearn", "sklearn.linear_model"]}
+"""What the workers of each group are forked with, those after a kill too."""
 
 
 # --- what happens to it -----------------------------------------------------------------------------
@@ -283,50 +287,59 @@ def session_left() -> list[int]:
 
 def run_once(scenario: str, kill_after_s: float | None = None) -> tuple[Any, bool, float]:
     """Return the scenario's outcome, whether its node was killed, and the seconds that it took."""
-    importlib.import_module(IMPORTS.get(scenario, "trainkit"))
     with tempfile.TemporaryDirectory() as folder:
-        trainkit.init(num_cpus=2)
+        began = time.monotonic()
+        if kill_after_s is None:
+            return SCENARIOS[scenario](Path(folder)), False, time.monotonic() - began
+        with Killer(kill_after_s) as killer:
+            came_to = SCENARIOS[scenario](Path(folder))
+        return came_to, killer.killed, time.monotonic() - began
+
+
+def check(group: str, moments: Sequence[Sequence[int]]) -> None:
+    """Kill the node at these moments of each scenario of a group.
+
+    A scenario has a session of its own: the next one would end what the last has left.
+    """
+    for scenario, chosen in zip(GROUPS[group], moments, strict=True):
+        trainkit.init(num_cpus=2, preload=PRELOADS[group])
         try:
-            began = time.monotonic()
-            if kill_after_s is None:
-                return SCENARIOS[scenario](Path(folder)), False, time.monotonic() - began
-            with Killer(kill_after_s) as killer:
-                came_to = SCENARIOS[scenario](Path(folder))
-            return came_to, killer.killed, time.monotonic() - began
+            kill_in(scenario, chosen)
         finally:
             trainkit.shutdown()
+        deadline = time.monotonic() + 60
+        while left := session_left():
+            assert time.monotonic() < deadline, f"{scenario} left running: {left}"
+            time.sleep(0.01)
 
 
-def check(scenario: str, moments: int, first: int = 0) -> None:
-    """Kill the node at so many moments of the scenario; moment 0 is at once, the others are at random."""
+def kill_in(scenario: str, moments: Sequence[int]) -> None:
+    """Kill the node at these moments of a scenario; moment 0 is at once, the others are at random."""
     expected, _, length_s = run_once(scenario)
-    for moment in range(first, first + moments):
+    for moment in moments:
         chance = random.Random(f"{scenario} {moment}")
-        after_s = chance.uniform(0, 0.7 * length_s) if moment else 0.0  # the first took its time to import
+        after_s = chance.uniform(0, length_s) if moment else 0.0
         came_to, killed, _ = run_once(scenario, after_s)
         while not killed:  # it ended before: this time it was faster
             assert after_s > 0, f"moment {moment}: no node was seen"
             after_s = after_s / 2 if after_s > PAUSE_S else 0.0
             came_to, killed, _ = run_once(scenario, after_s)
-        assert came_to == expected, f"moment {moment}: {came_to}\ninstead of {expected}"
-        deadline = time.monotonic() + 60
-        while left := session_left():
-            assert time.monotonic() < deadline, f"moment {moment}: left running: {left}"
-            time.sleep(0.01)
+        assert came_to == expected, f"{scenario}, moment {moment}: {came_to}\ninstead of {expected}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenarios", nargs="*", choices=[[], *SCENARIOS], default=[])
+    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], default=[])
     parser.add_argument("--moments", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)
     chosen = parser.parse_args()
     os.environ.setdefault("TRAINKIT_TEST_RUN", str(os.getpid()))
     import tests.node_losses as losses  # so that trainables are found by name
 
-    for name in chosen.scenarios or SCENARIOS:
+    for name in chosen.groups or GROUPS:
         began = time.monotonic()
-        losses.check(name, chosen.moments, chosen.first)
+        moments = range(chosen.first, chosen.first + chosen.moments)
+        losses.check(name, [moments] * len(GROUPS[name]))
         seconds = time.monotonic() - began
         sys.stdout.write(f"{name}: killed at {chosen.moments} moments, and as undisturbed, {seconds:.0f} s\n")
         sys.stdout.flush()

@@ -13,6 +13,7 @@ import pytest
 from tests.pages import BLOCK, ROOT
 
 TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OURS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
 
 
 def install_from_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,10 +21,14 @@ def install_from_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     text = (ROOT / page).read_text()
     row, code = TOML.search(text), BLOCK.search(text)
     assert row is not None and code is not None, page
-    project = tomllib.loads(row[1])["project"]
+    metadata = tomllib.loads(row[1])
+    project = metadata["project"]
     ((group, entries),) = project["entry-points"].items()
     ((name, target),) = entries.items()
     module = target.partition(":")[0]
+    # As `pip install` needs them: a module beside the folder of its tests, and what it needs.
+    assert metadata["tool"]["setuptools"]["py-modules"] == [module], page
+    assert project["dependencies"] == [OURS], page
     (folder / f"{module}.py").write_text(code[1])
     info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()

@@ -49,7 +49,7 @@ def _group(page: Path) -> str:
 def check_that_it_runs(page: Path, tmp_path: Path, code: str | None = None) -> None:
     """Run the page's program, or this part of it, and look for what it promises to print."""
     code = program(page) if code is None else code
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"{page.stem}_page.py"  # a page may have the name of the library that it is about
     script.write_text(code)
     done = subprocess.run(
         [sys.executable, script],

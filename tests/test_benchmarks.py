@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import __main__ as together
+from benchmarks import compare, limits
+from benchmarks.__main__ import BENCHMARKS, told
+from benchmarks.compare import changes
 from benchmarks.interleaved import Served, output_of
+from benchmarks.moments import NOTED, Watched, note, stages, watching
+from benchmarks.rows import LESS, MORE, Row, apart, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
-    "decisions": ["--seeds", "1"],
-    "pbt_digits": ["--small"],
-    "runtime": ["--rounds", "1", "--scale", "0.002"],
-    "simulator": ["--small", "--only", "toy", "scaling", "cost", "large"],
-    "soak": ["--minutes", "0.03"],
-    "training": ["--small"],
+    "anatomy": [],
+    "decisions": [],
+    "pbt_digits": [],
+    "runtime": [],
+    "simulator": ["--only", "toy", "scaling", "cost", "large"],
+    "soak": [],
+    "training": [],
 }
+"""With what else they run."""
 ELSEWHERE = {
-    "decision_cost": "tune/test_search_benchmarks.py",
     "gpu": "train/test_benchmarks.py",
-    "search": "tune/test_search_benchmarks.py",
-    "sklearn_searches": "scikit/test_searches_benchmark.py",
+    "search": "tune/search/test_search_benchmarks.py",
+    "sklearn_searches": "sklearn/test_searches_benchmark.py",
     "tuning": "tune/test_speed.py",
 }
-PARTS = {"runtime_work", "sklearn_work", "training_torchrun", "training_trainer", "tuning_work"}
+RECORDED = "decision_cost"
+"""Run by the test of a record."""
+TOGETHER = {"benchmarks", "compare"}
+"""What runs all of them, and what compares its records."""
+PARTS = {
+    "runtime_work",
+    "sklearn_work",
+    "training_function",
+    "training_torchrun",
+    "training_trainer",
+    "tuning_work",
+}
 """Programs that a command starts."""
 
 
@@ -39,9 +62,10 @@ def test_every_command_has_a_small_form_that_is_run():
         for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks").glob("*/__main__.py")]
         if '__name__ == "__main__"' in path.read_text()
     }
-    assert found == {*SMALL, *ELSEWHERE, *PARTS}
+    assert found == {*SMALL, *ELSEWHERE, *PARTS, *TOGETHER, RECORDED}
+    assert {*BENCHMARKS} == {*SMALL, *ELSEWHERE, RECORDED}
     for name, file in ELSEWHERE.items():
-        assert re.search(rf'"benchmarks\.{name}", *"--(small|quick|device)', _text(file)), name
+        assert re.search(rf'"benchmarks\.{name}", *("--device", "cpu", *)?"--small', _text(file)), name
 
 
 def _text(file: str) -> str:
@@ -54,7 +78,7 @@ def test_it_runs(name: str, tmp_path: Path):
     pytest.importorskip("ray" if name == "decisions" else "torch")
     more = ["--folder", str(tmp_path)] if name == "simulator" else []
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *SMALL[name], *more],
+        [sys.executable, "-m", f"benchmarks.{name}", "--small", *SMALL[name], *more],
         cwd=ROOT,
         env=dict(os.environ),
         capture_output=True,
@@ -63,7 +87,8 @@ def test_it_runs(name: str, tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+    for row in rows_of(done.stdout).values():
+        assert row.rounds, row
 
 
 def test_no_benchmark_hides_a_package():
@@ -82,3 +107,244 @@ def test_the_other_sides_error_is_shown_when_that_side_dies():
             dead.steps(1)
     with pytest.raises(RuntimeError, match="ended with code 1:\nno such thing as data"):
         output_of(DEAD)
+
+
+def verdicts(before: list[Row], after: list[Row], machine: str = "here") -> dict[str, str]:
+    """What a comparison says of two records, by row."""
+    records = [
+        # As it comes back from a file.
+        json.loads(
+            json.dumps({"machine": on, "benchmarks": {"some": {"rows": [row.as_json() for row in rows]}}})
+        )
+        for rows, on in ((before, "here"), (after, machine))
+    ]
+    return {change.name: change.verdict for change in changes(*records)}
+
+
+STEADY_S = [1.0, 1.0]
+"""Seconds of plain work on a quiet machine."""
+
+
+@pytest.mark.parametrize(
+    "loaded", [range(12, 24), range(12), range(6, 18), range(0, 24, 2), range(8, 24), range(4, 20)]
+)
+def test_plain_work_sees_a_load_of_any_length(loaded: range):
+    assert apart([2.0 if look in loaded else 1.0 for look in range(24)]) == pytest.approx(1, abs=0.51)
+    assert apart([1.0] * 24) == 0
+    assert apart([1.0]) is None
+
+
+def test_a_change_counts_beyond_the_spread_of_both():
+    def time(*rounds: float) -> Row:
+        return Row("time", "ms").measured(rounds, plain=STEADY_S)
+
+    quiet, loud = time(10, 10, 10.2), time(10.5, 11, 12.5)
+    assert verdicts([quiet], [loud]) == {"time": "equal"}
+    assert verdicts([loud], [quiet]) == {"time": "equal"}
+    slower, faster = time(11, 11, 11.3), time(9, 9.1, 9.2)
+    assert verdicts([quiet], [slower]) == {"time": "WORSE"}
+    assert verdicts([quiet], [faster]) == {"time": "better"}
+    score = Row("score", better=MORE)
+    assert verdicts([score.measured([5, 5])], [score.measured([4, 4])]) == {"score": "WORSE"}
+
+
+def test_a_row_without_a_better_direction_is_not_judged():
+    ratio = Row("ratio", better="", exact=True)
+    assert verdicts([ratio.measured([4], [2])], [ratio.measured([2], [2])]) == {"ratio": "changed"}
+
+
+def test_a_row_with_another_unit_is_not_compared():
+    milliseconds, seconds = (
+        Row("time", unit).measured([each, each], plain=STEADY_S) for unit, each in (("s", 1), ("ms", 900))
+    )
+    assert verdicts([milliseconds], [seconds]) == {"time": "not comparable"}
+
+
+def test_a_time_is_not_judged_where_plain_work_took_another():
+    """Equal code on a machine that is busy all through the second record."""
+    row = Row("time", "ms")
+    before, after = row.measured([10, 10], plain=STEADY_S), row.measured([12, 12], plain=[1.2, 1.2])
+    assert verdicts([before], [after]) == {"time": "another pace"}
+    assert verdicts([before], [row.measured([12, 12], plain=[1.02, 1.02])]) == {"time": "WORSE"}
+    printed = compare.line(compare.Change("some", "time", compare.PACE, before, after))
+    assert "plain work took +20%" in printed
+
+
+def test_an_exact_figure_changes_by_any_difference():
+    count = Row("count", better="", exact=True)
+    assert verdicts([count.measured([3])], [count.measured([4])]) == {"count": "changed"}
+    assert verdicts([count.measured([3])], [count.measured([3])]) == {"count": "equal"}
+
+
+def test_a_row_beside_plain_work_is_compared_by_how_many_times_better_it_was():
+    row = Row("epoch", "ms", LESS)
+    before, slow_machine = (
+        row.measured([10, 10, 10.1], [20, 20, 20]),
+        row.measured([20, 20, 20], [40, 40, 40.4]),
+    )
+    assert (before.times, slow_machine.times) == (2, 2)
+    assert verdicts([before], [slow_machine], machine="elsewhere") == {"epoch": "equal"}
+    worse = row.measured([13, 13, 13], [20, 20, 20])
+    assert verdicts([before], [worse], machine="elsewhere") == {"epoch": "WORSE"}
+
+
+def test_nothing_is_said_of_what_can_not_be_told():
+    row = Row("time", "ms")
+    steady, unsteady = row.measured([10, 10], plain=STEADY_S), row.measured([5, 5], plain=[1, 1.05])
+    assert (
+        verdicts([steady], [unsteady]) == verdicts([steady], [row.measured([5, 5])]) == {"time": "unsteady"}
+    )
+    assert verdicts([steady], [row.measured([5], plain=STEADY_S)]) == {"time": "measured once"}
+    assert verdicts([steady], [row.measured([5, 5], plain=STEADY_S)], "there") == {"time": "another machine"}
+    # A part of what differs may be what plain work was from itself.
+    assert verdicts(
+        [row.measured([10, 10], plain=[1, 1.025])], [row.measured([9.8, 9.8], plain=STEADY_S)]
+    ) == {"time": "equal"}
+    assert verdicts([Row("old").measured([1])], [Row("fresh").measured([1])]) == {
+        "old": "gone",
+        "fresh": "new",
+    }
+
+
+def test_an_aim_is_judged_where_plain_work_stays_near_itself():
+    row = Row("step", "ms", aim=5, aim_times=0.9)
+    assert row.measured([4, 4.2], [4, 4]).verdict == "met"
+    assert row.measured([6, 6], [9, 9]).verdict == "NOT MET", "the aim"
+    assert row.measured([4, 4], [3, 3]).verdict == "NOT MET", "times the other side"
+    assert row.measured([4, 4], [4, 4.2]).verdict == "not judged"
+    assert row.measured([4, 4]).verdict == "not judged", "there was no plain work"
+    assert Row("rate", "1/s", MORE, aim=5).measured([6], plain=STEADY_S).verdict == "met"
+    assert Row("count", aim=0, exact=True).measured([1]).verdict == "NOT MET"
+    assert Row("no aim").measured([1]).verdict == ""
+
+
+def test_the_spread_leaves_out_an_eighth_on_either_side():
+    assert Row("few").measured([3, 1, 2]).spread == 2
+    assert Row("many").measured([*range(1, 15), -100, 100]).spread == 11
+    assert Row("one").measured([1]).spread is None
+
+
+PATH = {"asked": "a call", "arrived": "there", "answered": "back"}
+
+
+def test_stages_are_medians_from_moment_to_moment():
+    noted = {
+        "asked": [1_000, 11_000, 21_000],
+        # One before the first call, and one twice in the second.
+        "arrived": [500, 3_000, 12_000, 12_500, 25_000],
+        "answered": [4_000, 18_000, 30_000],
+    }
+    assert stages(PATH, noted) == {"there": 2.0, "back": 5.0, "a call": 7.0}
+
+
+def test_a_moment_that_never_comes_is_named():
+    noted = {"asked": [1, 10, 20], "arrived": [2, 12, 22], "answered": [3]}
+    with pytest.raises(RuntimeError, match=r"of 3 operations.*'answered': 2"):
+        stages(PATH, noted)
+
+
+def test_functions_are_wrapped_for_a_while():
+    class Base:
+        def answer(self) -> int:
+            note("within")
+            return 42
+
+    class Derived(Base):
+        pass
+
+    NOTED.clear()
+    with watching(Watched(Base, "answer", after="base"), Watched(Derived, "answer", "before", "after")):
+        assert Derived().answer() == 42
+    assert Derived().answer() == 42
+    (before,), (base,), (after,), within = (NOTED[each] for each in ("before", "base", "after", "within"))
+    assert before <= within[0] <= base <= after and len(within) == 2
+    assert "answer" not in vars(Derived)
+
+
+@pytest.mark.slow
+def test_all_benchmarks_write_one_record(tmp_path: Path):
+    path = tmp_path / "record.json"
+    options = ["--small", "--only", RECORDED, "--to", str(path)]
+    subprocess.run([sys.executable, "-m", "benchmarks", *options], cwd=ROOT, check=True, timeout=170)
+    record = json.loads(path.read_text())
+    assert {"commit", "date", "machine", "versions", "took_s"} <= record.keys()
+    assert len(record["benchmarks"][RECORDED]["rows"]) == 14
+    same = [sys.executable, "-m", "benchmarks.compare", str(path), str(path)]
+    done = subprocess.run(same, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert {part.split()[1] for part in done.stdout.splitlines()[-1].split("; ")} <= {"equal", "unsteady"}
+
+
+def test_a_benchmark_that_fails_or_takes_too_long_is_told():
+    assert told(DEAD, 60) == {"error": "ended with code 1"}
+    assert told([sys.executable, "-c", "import time; time.sleep(60)"], 0.0) == {
+        "error": "was ended, as no time was left"
+    }
+
+
+@pytest.mark.parametrize("last", ["", "a line after it", "[1]"])
+def test_a_benchmark_that_does_not_end_with_its_json_is_told(last: str):
+    text = f"print('{{}}'); print({last!r})" if last else ""
+    assert told([sys.executable, "-c", text], 60) == {"error": f"ended with no JSON, but with {last!r}"}
+
+
+DAEMON = """
+import subprocess, sys, time
+held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(held.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [("time.sleep(60)", "was ended, as no time was left"), ("sys.exit(3)", "ended with code 3")],
+)
+def test_nobody_waits_for_what_a_benchmark_left_behind(
+    then: str, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The daemon holds the pipe open."""
+    monkeypatch.setattr(together, "REST_S", 0.1)
+    start = time.monotonic()
+    assert told([sys.executable, "-c", DAEMON + then], 3) == {"error": error}
+    assert time.monotonic() - start < 30
+    os.kill(int(capsys.readouterr().out), signal.SIGKILL)
+
+
+def test_the_record_is_there_after_each_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def told_once(command: list[str], most_s: float) -> dict[str, Any]:
+        if command[2] == "benchmarks.gpu":
+            raise KeyboardInterrupt
+        return {"rows": []}
+
+    path = tmp_path / "new" / "record.json"
+    monkeypatch.setattr(together, "told", told_once)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "tuning", "--only", "gpu", "--to", str(path)])
+    with pytest.raises(KeyboardInterrupt):
+        together.main()
+    assert [*json.loads(path.read_text())["benchmarks"]] == ["tuning"]
+
+
+def test_an_error_in_the_other_process_of_a_limit_stays_there(monkeypatch: pytest.MonkeyPatch):
+    """It ends that process: the tests that follow are not run a second time in it."""
+    ours, loads = os.getpid(), pickle.loads
+
+    def fails(data: bytes) -> Any:
+        if os.getpid() != ours:
+            raise ValueError
+        return loads(data)
+
+    monkeypatch.setattr(limits.pickle, "loads", fails)
+    with limits.round_trips(1) as trips, pytest.raises(EOFError):
+        trips.look()
+
+
+def test_the_records_of_releases_can_be_compared():
+    paths = [*(ROOT / "benchmarks/records").glob("*.json")]
+    assert paths
+    for path in paths:
+        record = json.loads(path.read_text())
+        assert {change.verdict for change in changes(record, record)} <= {
+            "equal",
+            "unsteady",
+            "measured once",
+        }, path
+        assert not record["small"] and not any("error" in each for each in record["benchmarks"].values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from tests import node_losses
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.errors import GangError, NodeDiedError
+from trainkit.runtime import session
+from trainkit.settings import ELSEWHERE
 from trainkit.tune.store.reader import ExperimentReader
 
 
-@pytest.mark.parametrize(("number", "scenario"), list(enumerate(node_losses.SCENARIOS)))
-def test_killed_at_once_or_at_any_moment_it_ends_as_if_undisturbed(number: int, scenario: str) -> None:
+@pytest.mark.parametrize("group", node_losses.GROUPS)
+def test_killed_at_once_or_at_any_moment_it_ends_as_if_undisturbed(group: str) -> None:
     """Results, suggestions, decisions and best are equal; no failure is counted, nothing is left."""
-    node_losses.check(scenario, moments=1, first=number % 2)
+    turn = int(group == "trainers")
+    scenarios = len(node_losses.GROUPS[group])
+    node_losses.check(group, [[number % 2] for number in range(turn, turn + scenarios)])
 
 
 def test_a_node_that_dies_again_and_again_ends_the_experiment_and_a_plain_restore_finishes_it(
@@ -51,11 +56,38 @@ def test_a_node_that_dies_again_and_again_ends_the_experiment_and_a_plain_restor
         trainkit.shutdown()
 
 
+def test_a_folder_that_goes_as_the_node_dies_is_linked_in_the_session_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainkit.init(num_cpus=1)
+    try:
+        (node,) = trainkit.nodes()
+        os.kill(node["pid"], signal.SIGKILL)
+        assert eventually(lambda: not node_losses.node_pids())
+        monkeypatch.setattr(session.engine(), "scratch_dir", lambda: tmp_path / "gone")
+        with session.linked(tmp_path / "files"):
+            session.renew()
+            link = session.engine().scratch_dir() / ELSEWHERE / "files"
+            assert link.readlink() == tmp_path / "files"
+        assert not link.is_symlink()
+    finally:
+        trainkit.shutdown()
+
+
+@pytest.fixture(scope="module")
+def trainers() -> Iterator[None]:
+    """A session for trainers, on whichever node it has by then."""
+    trainkit.init(num_cpus=2, preload=node_losses.TRAINERS)
+    yield
+    trainkit.shutdown()
+
+
 @pytest.mark.parametrize("how", ["apply", "train"])
+@pytest.mark.usefixtures("trainers")
 def test_what_is_not_to_be_run_again_raises_and_the_workers_are_formed_again(
     tmp_path: Path, how: str
 ) -> None:
-    from tests.train.mortal import Mortal
+    from tests.train.workers.killed_operator import KilledOperator
     from trainkit.train import TorchTrainer
 
     begun = tmp_path / "begun"
@@ -69,44 +101,37 @@ def test_what_is_not_to_be_run_again_raises_and_the_workers_are_formed_again(
             time.sleep(600)
         return 1
 
-    class Once(Mortal):
+    class Once(KilledOperator):
         def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
             if batch_info["batch_idx"] == 0:
                 once()
             return super().train_batch(batch, batch_info)
 
-    trainkit.init(num_cpus=1)
-    try:
-        with TorchTrainer(
-            training_operator_cls=Once, config={}, use_gpu=False, scheduler_step_freq="epoch"
-        ) as trainer:
+    with TorchTrainer(
+        training_operator_cls=Once, config={}, use_gpu=False, scheduler_step_freq="epoch"
+    ) as trainer:
 
-            def act() -> Any:
-                return trainer.apply_all_workers(once) if how == "apply" else trainer.train(max_retries=0)
+        def act() -> Any:
+            return trainer.apply_all_workers(once) if how == "apply" else trainer.train(max_retries=0)
 
-            with pytest.raises(GangError, match=r"is not run again by itself; the workers are formed again"):
-                act()
-            assert begun.read_text() == "x"
-            assert act()
-            assert begun.read_text() == "xx"
-    finally:
-        trainkit.shutdown()
+        with pytest.raises(GangError, match=r"is not run again by itself; the workers are formed again"):
+            act()
+        assert begun.read_text() == "x"
+        assert act()
+        assert begun.read_text() == "xx"
 
 
+@pytest.mark.usefixtures("trainers")
 def test_a_trainer_without_a_snapshot_says_that_its_state_is_lost() -> None:
     from tests.train.operators import Digits  # what no other test here waits for in its workers
     from trainkit.train import TorchTrainer
 
-    trainkit.init(num_cpus=2)
-    try:
-        with TorchTrainer(training_operator_cls=Digits, config={"samples": 40}, use_gpu=False) as trainer:
-            trainer.train(max_retries=0)
-            (pid,) = node_losses.node_pids()
-            os.kill(pid, signal.SIGKILL)
-            assert eventually(lambda: not node_losses.node_pids())
-            with pytest.raises(GangError, match=r"no snapshot holds the workers' state: make a new"):
-                trainer.train()
-            with pytest.raises(GangError, match="have ended"):
-                trainer.train()
-    finally:
-        trainkit.shutdown()
+    with TorchTrainer(training_operator_cls=Digits, config={"samples": 40}, use_gpu=False) as trainer:
+        trainer.train(max_retries=0)
+        (pid,) = node_losses.node_pids()
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: pid not in node_losses.node_pids())
+        with pytest.raises(GangError, match=r"no snapshot holds the workers' state: make a new"):
+            trainer.train()
+        with pytest.raises(GangError, match="have ended"):
+            trainer.train()

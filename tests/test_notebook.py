@@ -39,13 +39,13 @@ class Line(TrainingOperator):
 """
 
 
-@pytest.fixture
-def cell(tmp_path: Path) -> Iterator[Run]:
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a cell and returns the contents of what it shows and raises."""
     root = str(Path(__file__).resolve().parents[1])
     manager, client = jupyter_client.manager.start_new_kernel(
         kernel_name="python3",
-        cwd=str(tmp_path),
+        cwd=str(tmp_path_factory.mktemp("notebook")),
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
     )
 
@@ -59,9 +59,15 @@ def cell(tmp_path: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        run("import trainkit; trainkit.shutdown()")
         client.stop_channels()
         manager.shutdown_kernel()
+
+
+@pytest.fixture
+def cell(kernel: Run) -> Iterator[Run]:
+    """The module's kernel, in which no session runs yet."""
+    yield kernel
+    kernel("import trainkit; trainkit.shutdown()")
 
 
 def error_in(shown: list[dict[str, Any]]) -> str:
@@ -74,6 +80,11 @@ def data_in(shown: list[dict[str, Any]]) -> dict[str, Any]:
     return next(
         (content["data"] for content in shown if "execution_count" in content and "data" in content), {}
     )
+
+
+def number_of(shown: list[dict[str, Any]]) -> int:
+    """Return the number that the notebook gives a cell."""
+    return next(int(content["execution_count"]) for content in shown if "execution_count" in content)
 
 
 def test_a_plot_as_a_cells_last_line_is_a_picture(cell: Run) -> None:
@@ -105,14 +116,15 @@ def test_the_cell_that_makes_a_trainer_can_be_run_again(cell: Run) -> None:
         shown = cell(code)
         assert not error_in(shown)
         assert data_in(shown)["text/plain"] == "1"
+    made_at = f"made at cell {number_of(shown)}"
     # Held by another name too, it is the user's to shut down.
     cell("kept = trainer")
     error = error_in(cell(TRAINER))
     assert error.startswith("InfeasibleError: a new TorchTrainer asks for 2 CPU")
-    assert "TorchTrainer, made at cell 4, line " in error and "shutdown()" in error
+    assert f"TorchTrainer, {made_at}, line " in error and "shutdown()" in error
     assert data_in(cell("trainer.train()['batch_count']"))["text/plain"] == "1", "the earlier one goes on"
     tuned = error_in(cell("tune.Tuner(lambda config: {'loss': 1.0}).fit()"))
-    assert tuned.startswith("InfeasibleError: a trial of ") and "made at cell 4" in tuned
+    assert tuned.startswith("InfeasibleError: a trial of ") and made_at in tuned
     cell("trainer.shutdown()")
     assert not error_in(cell(TRAINER))
     cell("del trainer, kept")

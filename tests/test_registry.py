@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,27 @@ def test_another_package_adds_one(install):
     assert (found.__module__, found.__name__) == ("tealpackage", "Teal")
     assert registry().find("Teal") is found
     assert registry().names() == ["decoder", "json", "path", "teal"]
+
+
+def test_a_package_in_an_archive_adds_one(install, tmp_path, monkeypatch):
+    install("greypackage", "class Grey: pass", "trainkit.colours", grey="greypackage:Grey")
+    archive = tmp_path / "grey.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in [*tmp_path.glob("greypackage*/*"), *tmp_path.glob("greypackage.py")]:
+            file.write(path, path.relative_to(tmp_path))
+            path.unlink()
+    monkeypatch.syspath_prepend(str(archive))
+    assert registry().get("grey").__name__ == "Grey"
+
+
+def test_packages_are_read_only_where_one_names_the_group(install, monkeypatch):
+    read = []
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: read.append(group) or ())
+    assert registry().find("grey") is None
+    assert read == []
+    install("greypackage2", "class Grey: pass", "trainkit.colours", grey="greypackage2:Grey")
+    assert registry().find("grey") is None
+    assert read == ["trainkit.colours"]
 
 
 def test_ours_come_first(install):

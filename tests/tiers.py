@@ -1,6 +1,6 @@
 """The tier of every test file: the resource that its tests need. One table, read before a file is imported.
 
-A test that needs more than the rest of its file says so itself: `@pytest.mark.external`.
+A test that needs more than the rest of its file says so itself: `@pytest.mark.external`, `@pytest.mark.slow`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ TIERS = {
     "process": "starts the local engine: a node and its workers",
     "gang": "starts the workers of a trainer, many processes at once, or ones that load whole libraries",
     "external": "starts Ray, programs, type checkers, docs, recipes, benchmarks; needs Lightning, MLflow",
+    "slow": "takes about ten seconds, or two of processor time; a mark of single tests, whatever they start",
 }
-"""Each tier by what it may start; the first two are `make test`."""
+"""Each tier by what it may take; the first two are `make test`."""
 
 FOLDERS = {
     ".": "external",
@@ -23,7 +24,7 @@ FOLDERS = {
     "dashboard": "process",
     "recipes": "external",
     "runtime": "process",
-    "scikit": "process",
+    "sklearn": "process",
     "train": "gang",
     "tune": "unit",
 }
@@ -31,58 +32,68 @@ FOLDERS = {
 
 OTHERS = {
     "unit": """
-        test_packaging.py test_registry.py test_tiers.py
-        cli/test_added_commands.py cli/test_experiments.py cli/test_why_decisions.py
-        runtime/node/test_listing.py runtime/node/test_loop.py runtime/node/test_scheduler.py
-        runtime/node/test_supervisor.py runtime/test_inline.py runtime/test_placement.py
-        runtime/test_restart_rules.py runtime/test_turns.py
-        scikit/test_copy_files.py scikit/test_estimator_checks.py scikit/test_fold_order.py
-        scikit/test_from_tune_sklearn.py scikit/test_own_words.py scikit/test_passes.py
-        scikit/test_piecewise.py scikit/test_search_candidates.py scikit/test_search_cv.py
-        scikit/test_settings.py scikit/test_spaces.py
-        train/test_checkpoint.py train/test_cutting.py train/test_data.py train/test_inline.py
-        train/test_metrics.py train/test_operator.py train/test_optimizers.py
-        train/test_recovery_rules.py train/test_stepping.py train/test_symptoms.py
-        train/test_tensor_plan.py train/test_tensors.py
+        test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
+        cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
+        runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py
+        runtime/local/node/test_supervisor.py runtime/inline/test_inline.py
+        runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
+        sklearn/test_copy_files.py sklearn/test_estimator_checks.py sklearn/test_fold_order.py
+        sklearn/test_from_tune_sklearn.py sklearn/test_own_words.py sklearn/test_passes.py
+        sklearn/test_piecewise.py sklearn/test_search_candidates.py sklearn/test_search_cv.py
+        sklearn/test_settings.py sklearn/test_spaces.py train/checkpoint/test_checkpoint.py
+        train/strategies/test_cutting.py train/data/test_data.py train/test_inline.py
+        train/step/test_metrics.py train/step/test_operator.py train/step/test_optimizers.py
+        train/workers/test_recovery_rules.py train/step/test_stepping.py
+        train/workers/test_symptoms.py train/strategies/test_tensor_plan.py
+        train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "process": """
-        train/test_delivery.py train/test_resume.py
-        tune/test_by_hand.py tune/test_commands.py tune/test_end_to_end.py
-        tune/test_failed_trials.py tune/test_faults.py tune/test_forms.py
-        tune/test_hyperband_killed.py tune/test_leaving.py tune/test_log_to_file.py
-        tune/test_parameters.py tune/test_registry.py tune/test_reuse.py tune/test_search_order.py
-        tune/test_task_executor.py tune/test_timeouts.py tune/test_trial_errors.py
-        tune/test_trial_memory.py tune/test_trial_resources.py
+        train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
+        tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
+        tune/experiment/test_faults.py tune/trial/test_forms.py
+        tune/schedulers/test_hyperband_killed.py tune/trial/test_leaving.py
+        tune/callbacks/test_log_to_file.py tune/trial/test_parameters.py tune/test_registry.py
+        tune/executor/test_reuse.py tune/search/test_search_order.py
+        tune/executor/test_task_executor.py tune/executor/test_timeouts.py
+        tune/trial/test_trial_errors.py tune/trial/test_trial_memory.py
+        tune/trial/test_trial_resources.py
     """,
     "gang": """
-        test_node_losses.py test_notebook.py
-        runtime/test_crowds.py
-        scikit/test_boosting_searches.py scikit/test_copies.py scikit/test_early_stopping.py
-        scikit/test_faults.py scikit/test_nested_searches.py scikit/test_own_arrays.py
-        scikit/test_same_answers.py scikit/test_stopping_faults.py
-        scikit/test_stopping_schedulers.py
+        test_node_losses.py test_notebook.py runtime/local/test_crowds.py
+        sklearn/test_boosting_searches.py sklearn/test_copies.py sklearn/test_early_stopping.py
+        sklearn/test_faults.py sklearn/test_nested_searches.py sklearn/test_own_arrays.py
+        sklearn/test_same_answers.py sklearn/test_stopping_faults.py
+        sklearn/test_stopping_schedulers.py
     """,
     "external": """
-        cli/test_stop.py
-        contract/test_loading.py
-        runtime/test_added_engines.py runtime/test_detached.py runtime/test_neighbours.py
-        runtime/test_patterns.py runtime/test_ray.py runtime/test_ray_cluster.py
-        runtime/test_types.py
-        scikit/test_optional.py scikit/test_ray_searches.py scikit/test_search_kept.py
-        scikit/test_searches_benchmark.py
-        train/test_benchmarks.py train/test_compiling.py train/test_lightning_operator.py
-        train/test_meeting.py train/test_parity.py train/test_ray_trainer.py
-        tune/test_kills.py tune/test_lightning_callbacks.py tune/test_mlflow.py
-        tune/test_old_scripts.py tune/test_ray_tuner.py tune/test_search_benchmarks.py
-        tune/test_speed.py tune/test_wandb.py
+        cli/test_run.py cli/test_stop.py contract/test_loading.py runtime/test_added_engines.py
+        runtime/local/test_detached.py runtime/local/test_neighbours.py runtime/ray/test_patterns.py
+        runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
+        sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
+        sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
+        train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
+        train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
+        train/torch/test_function_trainer_ray.py train/torch/test_lightning_trainer.py
+        train/torch/test_transformers.py tune/experiment/test_kills.py
+        tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
+        tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_search_benchmarks.py
+        tune/test_speed.py tune/integrations/test_wandb.py
     """,
 }
 """The files that need something else than their folder does."""
 
 LONGEST = """
-    runtime/test_drawn.py train/test_ray_trainer.py test_node_losses.py runtime/test_object_store.py
-    tune/test_ray_tuner.py test_docs_tuning.py test_benchmarks.py scikit/test_nested_searches.py
-    runtime/test_patterns.py test_docs_strategies.py
+    train/torch/test_function_trainer_ray.py
+    test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
+    test_docs_tuning.py test_docs_strategies.py tune/test_ray_tuner.py train/strategies/test_strategies.py
+    recipes/test_cifar10.py recipes/test_mnist.py test_docs_sklearn.py train/test_promises.py
+    sklearn/test_searches_benchmark.py train/strategies/test_fsdp.py train/workers/test_faults.py
+    train/test_benchmarks.py runtime/test_gpus.py recipes/test_scikit_digits.py
+    recipes/test_resnet50_layers.py sklearn/test_nested_searches.py
+    runtime/test_drawn.py runtime/test_engines.py runtime/local/test_object_store.py
+    tune/search/test_bayesopt.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
+    tune/search/test_duplicates.py sklearn/test_estimator_checks.py
+    tune/search/test_paused_searches.py tune/search/test_samplers.py tune/search/test_optuna.py
 """.split()
 """The files that take longest, in that order. They begin first, so that none is left alone at the end."""
 

@@ -8,10 +8,43 @@ Everything here is loaded when first used. Names are in `__init__.pyi`.
 
 from __future__ import annotations
 
-from trainkit.compat import finder
-from trainkit.lazy import from_stub
+import sys
 
-finder.install()
+TYPE_CHECKING = (
+    False  # nothing is imported before the finder is in its place: another thread may import meanwhile
+)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+
+NEEDED = ("trainkit.compat", "trainkit.errors", "trainkit.lazy")
+"""Modules that the finder needs; they have no other paths."""
+
+
+class OldPaths:
+    """Finder of former paths and of Ray's, which `trainkit/compat` has.
+
+    It stands first in `sys.meta_path`: to Python, a folder that holds nothing but stubs for type checkers is
+    a package without names, and the path of a former module may be that of a package today.
+    """
+
+    def find_spec(
+        self, path: str, search: Sequence[str] | None = None, target: Any = None
+    ) -> ModuleSpec | None:
+        """Return how to import `path`; None leaves it to the other finders."""
+        if not path.startswith("trainkit.") or path.startswith(NEEDED):
+            return None
+        from trainkit.compat import finder
+
+        return finder.find(path, (each for each in sys.meta_path if each is not self), search)
+
+
+if not any(type(each).__module__ == __name__ for each in sys.meta_path):
+    sys.meta_path.insert(0, OldPaths())
+
+from trainkit.lazy import from_stub  # noqa: E402
 
 __version__ = "0.1.0"
 

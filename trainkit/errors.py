@@ -24,6 +24,7 @@ TrainkitError
 │   ├── CheckpointError                    a checkpoint cannot be written or read
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
 │   └── GangError                          the workers could not form, or re-form, a group
+├── DashboardError                         the dashboard can't be served: name another folder, or port
 └── TuneError                              an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
     ├── StoreError                         the experiment file is damaged, foreign or in use
@@ -43,6 +44,7 @@ __all__ = [
     "ArgumentTypeError",
     "CheckpointError",
     "ConfigError",
+    "DashboardError",
     "GangError",
     "GetTimeoutError",
     "InfeasibleError",
@@ -214,6 +216,10 @@ class GangError(TrainingError, RuntimeError):
     """The group of workers could not be formed, or could not be re-formed after a failure."""
 
 
+class TrainingFailedError(TrainingError, RuntimeError):
+    """The run of a training function has failed; the worker's error is its cause."""
+
+
 class TuneError(TrainkitError):
     """An experiment cannot start or go on."""
 
@@ -247,10 +253,10 @@ def message_of(error: BaseException) -> str:
     return super(TaskError, error).__str__() if isinstance(error, TaskError) else str(error)
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
     """Return " Did you mean 'loss'?" for the one of `names` that is most like `name`, or ''."""
     import difflib  # only for an error's message
 
     by_lower = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""

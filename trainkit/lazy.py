@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from trainkit.errors import did_you_mean
@@ -51,31 +52,18 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         if name not in home_of:
             raise no_such_name(module, name, home_of)
         home, there = home_of[name]
-        if home == module:
-            return importlib.import_module(f"{module}.{there}")
-        value = getattr(importlib.import_module(home), there)
-        setattr(sys.modules[module], name, value)
-        return value
+        # While modules load, the collector would look through all of them again and again, and find nothing.
+        # A thread that loads meanwhile finds it at rest; the one that laid it to rest wakes it.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            found = importlib.import_module(f"{module}.{there}" if home == module else home)
+        finally:
+            if collects:
+                gc.enable()
+        if home != module:
+            found = getattr(found, there)
+            setattr(sys.modules[module], name, found)
+        return found
 
     return __getattr__, lambda: sorted(home_of), sorted(home_of)
-
-
-def lazily(module: str, home_of: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose names are loaded when first used.
-
-    Args:
-        module: its own name.
-        home_of: by name, the module that has it.
-    """
-
-    def __getattr__(name: str) -> Any:
-        if name not in home_of:
-            raise no_such_name(module, name, home_of)
-        value = getattr(importlib.import_module(home_of[name]), name)
-        setattr(sys.modules[module], name, value)
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted(home_of)
-
-    return __getattr__, __dir__

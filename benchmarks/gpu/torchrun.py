@@ -25,7 +25,7 @@ def main() -> None:
     model: torch.nn.Module = make_model(sizes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = DistributedDataParallel(model, device_ids=[device] if gpu else None)
     sampler: DistributedSampler[object] = DistributedSampler(Noise(sizes.steps * sizes.batch * 2, 1))
-    loader, optimizer = make_loader(sizes, sizes.batch, 2, sampler), make_optimizer(model)
+    loader, optimizer = make_loader(sizes, sizes.batch, 2, sampler), make_optimizer(model, sizes)
     asked = torch.zeros(1, dtype=torch.int64)
     while True:
         if dist.get_rank() == 0:

@@ -11,7 +11,7 @@ import pytest
 import trainkit
 from tests.packages import install_from_page
 from trainkit import tune
-from trainkit.cli import COMMANDS, Command
+from trainkit.cli import ALIASES, COMMANDS, HELP, Command
 from trainkit.cli.main import main
 
 PAGE = "docs/extending/add-a-command.md"
@@ -68,6 +68,39 @@ def test_a_broken_package_breaks_its_own_command_alone(
     assert "the command 'best' of the package lab-tools" in capsys.readouterr().err
 
 
+def test_what_is_no_command_is_told_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    module = tmp_path / "lab_tools.py"
+    module.write_text(module.read_text().replace("(Command)", ""))
+    assert main([]) == 0
+    assert "is no class that extends Command" in " ".join(capsys.readouterr().out.split())
+
+
+def test_names_that_others_take_twice_break_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install_from_page(PAGE, tmp_path, monkeypatch)
+    with (tmp_path / "lab_tools.py").open("a") as module:
+        module.write(
+            "\n\nclass First(Command):\n    help = 'one of two: 50% of them'\n"
+            "    aliases = ('ls', 'top', 'top', 'best', 'gone')\n"
+            "\n\nclass Second(First):\n    help = 'the other'\n"
+        )
+    (entries,) = tmp_path.glob("*.dist-info/entry_points.txt")
+    with entries.open("a") as rows:
+        rows.writelines(f"{name} = lab_tools:First\n" for name in ("first", "top", "further"))
+        rows.writelines(f"{name} = lab_tools:Second\n" for name in ("second", "ls"))
+        rows.write("gone = lab_tools:Missing\n")
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "first (further, top)" in listed and "second " in listed and "ls (list-experiments" in listed
+    with pytest.raises(SystemExit, match="2"):
+        main(["mistyped"])
+    assert "invalid choice: 'mistyped'" in capsys.readouterr().err
+
+
 def test_every_row_is_a_command_and_says_its_further_names() -> None:
     aliases = set()
     for name in COMMANDS.own_names():
@@ -75,3 +108,4 @@ def test_every_row_is_a_command_and_says_its_further_names() -> None:
         assert issubclass(command, Command) and command.help
         aliases.update((alias, command) for alias in command.aliases)
     assert all(COMMANDS.get(alias) is command for alias, command in aliases)
+    assert sorted([*HELP, *(alias for each in ALIASES.values() for alias in each)]) == COMMANDS.own_names()

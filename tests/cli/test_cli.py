@@ -13,7 +13,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.programs import Programs
+from tests.runtime.local.programs import Programs
 from trainkit.cli.main import main
 from trainkit.runtime.local.system import process
 from trainkit.tune.display import duration

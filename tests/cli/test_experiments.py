@@ -225,7 +225,7 @@ def test_why_tells_what_was_decided(command):
 
 
 def test_stop_refuses_what_nobody_runs(command):
-    assert "nobody runs the experiment" in command("stop", "e", "1", code=1)
+    assert "nobody runs the experiment" in command("stop", "e", "1", "--yes", code=1)
     told = command("stop", "e", "--force", code=1)
     assert "--force end sessions: leave them out to stop an experiment" in told
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.test_cli import begin, ended, finish
 from tests.conftest import eventually
-from tests.runtime.programs import Programs
+from tests.runtime.local.programs import Programs
 from trainkit.runtime.local.system import process
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.ownership import asker
@@ -104,6 +104,30 @@ TRAINS = """
 """
 
 
+ENDS = """
+    import atexit, os, signal, sys, threading, time, trainkit
+    from concurrent.futures import ThreadPoolExecutor
+    from trainkit.runtime.session import engine
+
+    def last(seconds):
+        print("ending", flush=True)
+        time.sleep(seconds)
+
+    trainkit.init(num_cpus=1)
+    trainkit.get(trainkit.remote(os.getpid).remote())
+    match sys.argv[1]:
+        case "exit function":
+            atexit.register(last, 600)
+        case "thread":
+            threading.Thread(target=last, args=(600,)).start()
+        case "executor":
+            ThreadPoolExecutor(1).submit(last, 600)
+        case "session":
+            os.kill(engine().state("nodes")[0]["pid"], signal.SIGSTOP)
+            atexit.register(last, 0)
+"""
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
     several = Programs(tmp_path)
@@ -153,9 +177,8 @@ def test_without_a_name_it_asks_and_ends_nothing_unless_told(programs: Programs)
     assert f"pid {program.pid}" in told
     for arguments in ([], ["--all"]):
         assert "Type `trainkit stop --all --yes`" in programs.command("stop", *arguments, code=1)
-    for arguments in (["--yes"], ["--yes", "--session", ""], ["--yes", "e"], ["--yes", "e", "0"]):
-        assert "type `trainkit stop --all --yes`" in programs.command("stop", *arguments, code=1)
-    assert "--all (with or without --yes)" in programs.command("stop", "e", "--all", "--yes", code=1)
+    assert "type `trainkit stop --all --yes`" in programs.command("stop", "--yes", code=1)
+    assert "leave them out to stop" in programs.command("stop", "e", "--all", "--yes", code=1)
     assert "choose one of them" in programs.command("stop", "--session", "x", "--all", code=1)
     assert "nothing was ended" in answered(programs, "n\n", code=1)
     assert process.exists(pids[0])
@@ -165,7 +188,9 @@ def test_without_a_name_it_asks_and_ends_nothing_unless_told(programs: Programs)
     assert programs.nothing_is_left()
 
 
-@pytest.mark.parametrize("how", [["--all", "--yes"], ["--session", ""], ["--all", "--yes", "--force"]])
+@pytest.mark.parametrize(
+    "how", [["--all", "--yes"], ["--session", "", "--yes"], ["--all", "--yes", "--force"]]
+)
 def test_what_tunes_in_a_session_ends_with_who_did_it_on_record(programs: Programs, how: list[str]) -> None:
     program = programs.begin(TUNES)
     assert eventually(lambda: runs(programs))
@@ -189,6 +214,19 @@ def test_a_search_in_memory_ends_in_order_too(programs: Programs) -> None:
     out, err = program.communicate(timeout=60)
     assert "went on" in out, err
     assert "NodeDiedError" not in out
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("waits_for", ["exit function", "thread", "executor", "session"])
+def test_sigterm_ends_a_program_quietly_that_is_about_to_end(programs: Programs, waits_for: str) -> None:
+    program = programs.begin(ENDS, waits_for)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ending\n"
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(timeout=60) == -signal.SIGTERM
+    for pid in programs.processes():
+        process.kill(pid, signal.SIGCONT)
+    assert program.communicate(timeout=60) == ("", "")
     assert programs.nothing_is_left()
 
 

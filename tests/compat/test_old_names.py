@@ -192,6 +192,22 @@ assert trainkit.util.placement_group is trainkit.placement_group
 
 
 @pytest.mark.external
+def test_old_paths_are_found_before_trainkit_imports_anything() -> None:
+    script = """
+import sys
+class Watch:
+    def find_spec(self, path, search=None, target=None):
+        if path not in ("trainkit", "__future__"):
+            first.append(type(sys.meta_path[0]).__name__)
+first = []
+sys.meta_path.insert(0, Watch())
+import trainkit
+assert set(first) == {"OldPaths"}, first
+"""
+    run("-c", script)
+
+
+@pytest.mark.external
 def test_modules_are_there_without_an_import_of_each() -> None:
     script = (
         "import trainkit, sys; assert 'asyncio' not in sys.modules; "
@@ -241,10 +257,10 @@ def test_type_checkers_see_what_is_served(stub: Path) -> None:
     module = importlib.import_module(".".join(stub.parts).removesuffix(".__init__"))
     text = (ROOT / f"{stub}.pyi").read_text()
     for home in re.findall(r"^from (\S+) import \*", text, re.M):
-        source = importlib.import_module(home)
-        assert all(
-            getattr(module, name) is getattr(source, name) for name in source.__all__ if name in dir(module)
-        )
+        given = dict[str, object]()
+        exec(f"from {home} import *", given)
+        starred = [name for name in given if name in dir(module)]
+        assert starred and all(getattr(module, name) is given[name] for name in starred)
     for home, there, name in re.findall(r"^from (\S+) import (\w+) as (\w+)", text, re.M):
         served = getattr(module, name, None)
         said = getattr(__import__(home, fromlist=[there]), there)

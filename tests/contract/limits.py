@@ -32,10 +32,10 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "files": Limit(319, 319, slack=5),
-    "lines of code": Limit(50_060, 40_999, slack=500),
+    "files": Limit(332, 332, slack=5),
+    "lines of code": Limit(51_000, 43_600, slack=600),
     "long files": Limit(0, 0),
-    "small files": Limit(1, 0),
+    "small files": Limit(0, 0),
     "classes of one name": Limit(0, 0),
     "constructors of many parts": Limit(0, 0),
     "docstrings that are riddles": Limit(39, 39, slack=5),
@@ -70,8 +70,8 @@ LAYERS = {
         " > callbacks > display > store > controller > search > schedulers > trial, space > core"
     ),
     "train": (
-        "trainer > tune > workers > options > operator > lightning > step > strategies > data, checkpoint"
-        " > distributed > keys"
+        "torch > trainer > tune > workers > options > operator > lightning > step > strategies"
+        " > data, checkpoint > distributed > keys"
     ),
 }
 
@@ -85,12 +85,17 @@ MAY_HEAD = {
 }
 
 CHAINS: dict[str, str] = {
+    "trainkit/train/lightning/fit.py self.trainer.fit_loop.epoch_loop._should_accumulate": (
+        "Lightning tells nowhere else whether a batch's gradients wait for the next"
+    ),
     "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
     "trainkit/tune/search/hyperopt.py self._pyll.stochastic.sample": "a module of Hyperopt's",
 }
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 
 SMALL_FILES: dict[str, str] = {
+    "trainkit/train/torch/accelerate.py": "checks of one library, which the worker is not about",
+    "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
 }
 """Small files with one importer that stand by themselves for a reason: file -> reason."""

@@ -1,10 +1,13 @@
-"""A recipe as a user runs it: from the command line."""
+"""A recipe as a user runs it: from the command line, or with what was typed there, in this process."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,3 +24,13 @@ def run_recipe(name: str, *options: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def run_here(name: str, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the recipe prints in this process, which has its libraries and a session already."""
+    recipe = import_module(f"recipes.{name}")
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *options])
+        recipe.main()
+    return capsys.readouterr().out

@@ -11,7 +11,7 @@ import torch
 from torchvision.datasets import CIFAR10
 
 from recipes import cifar
-from tests.recipes.programs import run_recipe
+from tests.recipes.programs import run_here, run_recipe
 
 
 def md5(file: Path) -> str:
@@ -41,11 +41,11 @@ def test_damaged_files_are_refused(tmp_path: Path, no_network):
         cifar.prepare(tmp_path, "cifar10")
 
 
-def test_two_workers_train_and_one_goes_on(tmp_path: Path):
+def test_two_workers_train_and_one_goes_on(tmp_path: Path, runtime: None, capsys: pytest.CaptureFixture[str]):
     options = ("--data", "synthetic", "--folder", str(tmp_path), "--output", str(tmp_path / "out"))
-    short = ("--limit", "30", "--batch-size", "10", "--lr", "0.01", "--epochs")
+    short = ("--limit", "5", "--batch-size", "4", "--lr", "0.01", "--epochs")
     first = run_recipe("cifar10", *options, *short, "1", "--workers", "2", "--precision", "bf16")
     assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)", first)] == [1]
-    second = run_recipe("cifar10", *options, *short, "2", "--resume")
+    second = run_here("cifar10", *options, *short, "2", "--resume", capsys=capsys)
     assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)", second)] == [2]
     assert (tmp_path / "out" / "checkpoint" / "checkpoint.json").exists()

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 import recipes.mnist
+import trainkit
 from recipes import data
+from tests.conftest import is_running
 from tests.recipes.idx import write_mnist
+from tests.recipes.programs import run_here
 from trainkit.tune import Result, ResultGrid
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +91,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     finally:
         process.kill()
         process.communicate(timeout=30)
-    wait_until(lambda: not any(map(psutil.Process.is_running, family)), timeout_s=30, what="no process left")
+    wait_until(lambda: not any(is_running(each.pid) for each in family), timeout_s=30, what="no process left")
     before = reports(output)
     return Demo(output, before, finish(start(output, *options, "--resume")))
 
@@ -137,9 +140,12 @@ def test_the_picture_is_drawn(demo: Demo):
     assert (width, height) == (1500, 630)
 
 
-def test_runs_on_the_files_of_mnist(tmp_path: Path):
-    write_mnist(tmp_path / "files", training=600, validation=200)
-    options = ("--data", "mnist", "--data-folder", str(tmp_path / "files"), "--trials", "2", "--epochs", "2")
-    printed = finish(start(tmp_path, *options))
-    assert "data: MNIST, 600 images to train on and 200 to validate on" in printed
+def test_runs_on_the_files_of_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_mnist(tmp_path / "files", training=120, validation=40)
+    options = ("--data", "mnist", "--data-folder", str(tmp_path / "files"), "--trials", "2", "--epochs", "1")
+    try:
+        printed = run_here("mnist", "--output", str(tmp_path), *options, capsys=capsys)
+    finally:
+        trainkit.shutdown()
+    assert "data: MNIST, 120 images to train on and 40 to validate on" in printed
     assert len(trials(tmp_path)) == 2

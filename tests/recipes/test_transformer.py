@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
-from recipes import text, transformer
-from tests.recipes.programs import run_recipe
+from recipes import text
+from tests.recipes.programs import run_here, run_recipe
 
 SHORT = "--width 64 --layers 2 --context 32 --batch-size 8 --limit 12000 --steps 12 --every 3".split()
 
@@ -34,13 +33,12 @@ def test_every_strategy_follows_the_same_losses(
     alone: list[float],
     strategy: str,
     runtime: None,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
     """In this process, whose session all of them share."""
-    monkeypatch.setattr(sys, "argv", ["transformer", *SHORT, "--workers", "2", "--strategy", strategy])
-    transformer.main()
-    assert losses(capsys.readouterr().out) == pytest.approx(alone, abs=1e-3)
+    spread = ("--workers", "2", "--strategy", strategy)
+    printed = run_here("transformer", *SHORT, *spread, capsys=capsys)
+    assert losses(printed) == pytest.approx(alone, abs=1e-3)
 
 
 def test_pieces_cover_the_text_once():

@@ -15,7 +15,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.performers import Stepper
+from tests.runtime.local.performers import Stepper
 from tests.suites.parts import await_file
 from trainkit.errors import ObjectLostError
 

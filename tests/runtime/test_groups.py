@@ -9,7 +9,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.victims import Victim
+from tests.runtime.local.victims import Victim
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
 

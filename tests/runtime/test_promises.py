@@ -17,14 +17,14 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually
-from tests.runtime.victims import Victim
+from tests.conftest import eventually, examples
+from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, InfeasibleError, SerializationError, TaskError, WorkerDiedError
 from trainkit.runtime.local.system import process
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-REPETITIONS = 500
+REPETITIONS = examples(500)
 
 
 class Awkward(Exception):
@@ -63,7 +63,7 @@ def test_1_3_descendants_end_with_their_worker() -> None:
 def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
     source = """
 import os, signal, time, trainkit
-from tests.runtime.victims import Victim
+from tests.runtime.local.victims import Victim
 trainkit.init(num_cpus=1)
 victims = [trainkit.remote(Victim).remote() for _ in range(2)]
 print(*sum(trainkit.get([v.spawn_family.remote() for v in victims]), []), flush=True)

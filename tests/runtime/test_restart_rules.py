@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from trainkit.runtime.restart_policy import (
     ExitRecord,
-    Unanswered,
-    after_restart,
     describe,
     restart_delay_s,
     restarts_left,
+    retries_after_restart,
     should_restart,
 )
 
@@ -50,33 +49,20 @@ def test_a_delay_grows_up_to_a_limit(deaths: int) -> None:
     assert 0 <= restart_delay_s(deaths) <= restart_delay_s(deaths + 1) <= 0.2
 
 
-calls = st.lists(st.tuples(st.booleans(), st.integers(-1, 3))).map(
-    lambda rows: [Unanswered(index, *row) for index, row in enumerate(rows)]
-)
-
-
-@given(calls)
-def test_each_call_is_sent_again_or_fails_and_order_is_kept(unanswered: list[Unanswered]) -> None:
-    again, failed = after_restart(unanswered)
-    assert sorted([call.call_id for call in again] + failed) == [call.call_id for call in unanswered]
-    assert [call.call_id for call in again] == sorted(call.call_id for call in again)
-    assert failed == [call.call_id for call in unanswered if call.sent and call.retries_left == 0]
-    for call in again:
-        before = unanswered[call.call_id]
-        assert not call.sent
-        used = before.sent and before.retries_left > 0
-        assert call.retries_left == before.retries_left - used
+@given(st.booleans(), st.integers(-1, 5))
+def test_an_unanswered_call_is_made_again_or_fails(sent: bool, retries: int) -> None:
+    left = retries_after_restart(sent, retries)
+    assert (left is None) == (sent and retries == 0)
+    if left is not None:
+        assert left == retries - (sent and retries > 0)
 
 
 @given(st.integers(0, 20))
 def test_a_call_is_sent_as_often_as_asked(retries: int) -> None:
-    call, sent = Unanswered(1, sent=False, retries_left=retries), 0
-    while True:
-        again, failed = after_restart([call])
-        if failed:
-            break
+    left, sent = retries_after_restart(False, retries), 0
+    while left is not None:
         sent += 1
-        call = Unanswered(1, sent=True, retries_left=again[0].retries_left)
+        left = retries_after_restart(True, left)
     assert sent == retries + 1
 
 

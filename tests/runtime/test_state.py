@@ -15,9 +15,9 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.victims import Victim
-from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.runtime.local.node.records import EndedActors, ExitRecords, pending_row
+from tests.runtime.local.victims import Victim
+from trainkit.errors import ActorDiedError
+from trainkit.runtime.local.node.records import ExitRecords, WorkerTable, pending_row
 from trainkit.runtime.local.wire.messages import StartActor, WorkerEnvironment
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.session import engine
@@ -67,11 +67,6 @@ def test_the_machine_is_one_living_node() -> None:
     assert node["available"]["CPU"] == 3
     assert int(node["node_id"], 16) > 0
     os.kill(node["pid"], 0)
-
-
-def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"state\('actor'\); there are nodes, actors, tasks"):
-        engine().state("actor")
 
 
 def test_an_actor_waits_lives_and_dies_in_the_list() -> None:
@@ -221,15 +216,16 @@ def test_why_something_is_pending() -> None:
 
 
 def test_only_the_last_dead_are_remembered() -> None:
-    graves, dead = ExitRecords(), EndedActors()
-    nobody = WorkerEnvironment({}, "/", [], frozenset())
+    graves, dead = ExitRecords(), WorkerTable()
+    nobody = WorkerEnvironment(b"", "/", frozenset())
     for worker_id in range(10_500):
         graves[worker_id] = ExitRecord(pid=worker_id, code=1)
         if worker_id < 1_200:
-            dead.add(pending_row(StartActor(worker_id, "Actor", Placement(), nobody)), graves[worker_id])
+            row = pending_row(StartActor(worker_id, "Actor", Placement(), nobody))
+            dead.add_ended(row, graves[worker_id])
     assert len(graves) == 10_000
     assert 499 not in graves
     assert graves[10_499].pid == 10_499
     assert "its record is gone: 10,000 more have ended since" in graves.unknown().reason
     assert "a session that has ended" in ExitRecords().unknown().reason
-    assert [int(row["actor_id"], 16) for row in dead.rows()] == list(range(200, 1_200))
+    assert [int(row["actor_id"], 16) for row in dead.ended_rows()] == list(range(200, 1_200))

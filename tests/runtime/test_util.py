@@ -293,7 +293,7 @@ def test_results_that_are_there_are_looked_for_once(engine: str, monkeypatch: py
         looked_at.append(len(refs))
         return trainkit.wait(refs, **kwargs)
 
-    monkeypatch.setattr("trainkit.compat.helpers.wait", wait)
+    monkeypatch.setattr("trainkit.compat.ray_util.wait", wait)
     refs = [trainkit.put(number) for number in range(500)]
     assert list(as_completed(refs)) == list(range(500))
     assert looked_at == [500, 490]

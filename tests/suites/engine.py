@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+import types
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ class EngineSuite(engine.EngineSuite):
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"num_cpu": 1}, "unknown option num_cpu"),
+            ({"num_cpu": 1}, "unknown option num_cpu;.*Did you mean 'num_cpus'"),
             ({"accelerator_type": "A100"}, r"resources=\{'A100': 1\}"),
             ({"accelerator_type": "A100", "num_cpu": 1}, "resources=.*; there are .*num_cpus"),
             ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next"),
@@ -191,8 +192,10 @@ class EngineSuite(engine.EngineSuite):
     def test_calling_a_remote_directly_says_how(self) -> None:
         with pytest.raises(TypeError, match=r"\.remote\("):
             trainkit.remote(double)(1)
-        with pytest.raises(AttributeError, match="no method 'missing'"):
-            trainkit.remote(Counter).remote().missing.remote()
+        with pytest.raises(AttributeError, match=r"no method 'pear'\. Did you mean 'pair'\?"):
+            trainkit.remote(Counter).remote().pear.remote()
+        with pytest.raises(TypeError, match="extend the plain class"):
+            types.new_class("More", (trainkit.remote(Counter),))
 
     @pytest.mark.parametrize(
         "call",
@@ -221,13 +224,14 @@ class EngineSuite(engine.EngineSuite):
 
     def test_get_and_wait_refuse_what_is_no_reference(self) -> None:
         ref: Any = trainkit.put(1)
-        for verb, wrong in (
-            (trainkit.get, 3),
-            (trainkit.get, [3]),
-            (trainkit.wait, ref),
-            (trainkit.wait, [3]),
+        for verb, wrong, told in (
+            (trainkit.get, 3, "takes references"),
+            (trainkit.get, [3], "takes references"),
+            (trainkit.wait, ref, r"takes a list of references: give wait\(\[ref\]\)"),
+            (trainkit.wait, [3], "takes references"),
+            (lambda late: trainkit.get(ref, timeout=late), "soon", r"get\(timeout='soon'\): give seconds"),
         ):
-            with pytest.raises(ConfigError, match="takes references") as caught:
+            with pytest.raises(ConfigError, match=told) as caught:
                 verb(wrong)
             assert isinstance(caught.value, TypeError)
         with pytest.raises(ConfigError, match="same reference twice"):

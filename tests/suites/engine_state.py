@@ -14,6 +14,7 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.parts import Keeper, await_file, context, start_and_wait_for
 from trainkit.errors import ConfigError
+from trainkit.runtime.session import engine
 from trainkit.testing.engine import Suite, lacks, needs
 from trainkit.util import get_node_ip_address, list_named_actors, state
 
@@ -31,6 +32,13 @@ class Placed:
 
 class StateSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
+
+    def test_an_unknown_kind_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"state\('actor'\); there are nodes, actors, tasks"):
+            engine().state("actor")
+
+    def test_what_waits_is_a_listing_on_every_engine(self) -> None:
+        assert isinstance(engine().state("requests"), list)
 
     def test_nodes(self) -> None:
         (node,) = trainkit.nodes()
@@ -63,6 +71,12 @@ class StateSuite(Suite):
         assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["state"] == "DEAD")
         (row,) = rows_of(trainkit.list_actors(), name="listed")
         assert "kill" in row["death_cause"]
+
+    def test_an_actor_without_a_name_is_listed_with_none(self) -> None:
+        actor = trainkit.remote(Keeper).remote()
+        actor_id = trainkit.get(actor.context.remote())["actor_id"]
+        (row,) = rows_of(trainkit.list_actors(), actor_id=actor_id)
+        assert row["name"] is None
 
     def test_a_detached_actor_is_listed_as_one(self) -> None:
         actor = trainkit.remote(Keeper).options(name="detached", lifetime="detached").remote()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.train.operators import Digits, gang_losses, plain_losses
-from tests.train.test_layers import ByHand
-from trainkit.train import BATCH_SIZE, TorchTrainer
+from tests.train.strategies.test_layers import ByHand
+from trainkit import train
+from trainkit.train import BATCH_SIZE, RunConfig, ScalingConfig, TorchTrainer
 from trainkit.train.strategies.layers import Layers
+from trainkit.train.torch import TorchTrainer as FunctionTrainer
+from trainkit.train.torch import get_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("runtime")]
 
@@ -31,6 +36,23 @@ def test_gpu_workers_follow_the_plain_loop(workers: int) -> None:
         )
         gang.train(num_steps=50)
         assert gang_losses(gang) == pytest.approx(plain_losses(CONFIG, 50), abs=1e-9)
+
+
+def on_own_gpu() -> None:
+    torch.cuda.set_device(train.get_context().get_local_rank())
+    total = torch.ones((), device=get_device()) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    train.report({"total": total.item(), "device": str(get_device()), "seen": torch.cuda.device_count()})
+
+
+@needs(2)
+def test_workers_of_a_function_see_the_gpus_of_all(tmp_path: Path) -> None:
+    result = FunctionTrainer(
+        on_own_gpu,
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
+        run_config=RunConfig(storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert (result.metrics["total"], result.metrics["device"], result.metrics["seen"]) == (3.0, "cuda:0", 2)
 
 
 @needs(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,11 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from tests.train.lightning_modules import Points
 from tests.train.operators import Digits, make_parts
 from trainkit import tune
 from trainkit.train import TorchTrainer, TrainingOperator
 from trainkit.train.checkpoint.state import differ, overridden, read_hyperparameters, write_hyperparameters
-from trainkit.train.tune import HyperparameterOverride, initial_hyperparameters
+from trainkit.train.tune import initial_hyperparameters, override_operator
 from trainkit.tune.schedulers import PopulationBasedTraining
 
 
@@ -86,7 +86,8 @@ def taken_over(donor: TorchTrainer, receiver: TorchTrainer, folder: Path) -> Non
     donor.save(str(folder / "c"))
     write_hyperparameters(str(folder / "c"), then)
     receiver.load(str(folder / "c"))
-    receiver.apply_all_operators(HyperparameterOverride(read_hyperparameters(str(folder / "c")), now))
+    then = read_hyperparameters(str(folder / "c"))
+    receiver.apply_all_operators(partial(override_operator, then=then, now=now))
 
 
 def rate(trainer: TorchTrainer, name: str = "lr") -> float:
@@ -159,8 +160,14 @@ def test_trainers_as_a_population(tmp_path: Path) -> None:  # row 1.13
 
 
 def lightning_trial(**config: Any) -> Any:
+    """A trial in this process, where Lightning is imported once."""
+    from tests.train.lightning.lightning_modules import Points  # what no worker here waits for
+
     trainable = TorchTrainer.as_trainable(
-        training_operator_cls=TrainingOperator.from_ptl(Points), config={"samples": 40}, use_gpu=False
+        training_operator_cls=TrainingOperator.from_ptl(Points),
+        config={"samples": 40},
+        use_gpu=False,
+        use_local=True,
     )
     return trainable(config=config)
 
@@ -175,7 +182,6 @@ def lightning_momenta(operator: Any) -> list[Any]:
     return [state["momentum_buffer"] for state in operator.lightning_trainer.optimizers[0].state.values()]
 
 
-@pytest.mark.usefixtures("runtime")
 def test_a_lightning_module_takes_over_weights_and_not_rates(tmp_path: Path) -> None:  # row 1.13
     """What it makes of its own configuration holds, and where that is the same all is as it was saved."""
     donor, heir, last = (lightning_trial(lr=lr) for lr in (0.2, 0.05, 0.05))
@@ -195,7 +201,6 @@ def test_a_lightning_module_takes_over_weights_and_not_rates(tmp_path: Path) -> 
         trial.stop()
 
 
-@pytest.mark.usefixtures("runtime")
 def test_a_lightning_module_that_was_never_trained_is_taken_over(tmp_path: Path) -> None:
     """Lightning has made no optimizers by then, so there is nothing to take over but weights."""
     donor, heir = lightning_trial(lr=0.2, seed=1), lightning_trial(lr=0.05)

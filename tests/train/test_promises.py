@@ -20,7 +20,7 @@ import torch
 
 import trainkit
 from tests.conftest import eventually
-from tests.runtime.victims import Victim
+from tests.runtime.local.victims import Victim
 from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import GangError
@@ -270,7 +270,7 @@ if __name__ == "__main__":
             "lr": tune.sample_from(lambda spec: [0.3, 0.1, 1e-6, 1e-7][spec.config.trial]),
         },
         tune_config=tune.TuneConfig(
-            metric="val_loss", mode="min", scheduler=ASHAScheduler(max_t=4, reduction_factor=2)
+            metric="val_loss", mode="min", scheduler=ASHAScheduler(max_t=2, reduction_factor=2)
         ),
         run_config=tune.RunConfig(verbose=0),
     ).fit()
@@ -287,7 +287,7 @@ def test_1_1_1_20_2_5_several_ranks_are_an_ordinary_trial_in_one_script(tmp_path
     best, actors, errors, terminated, *epochs = map(int, output.split())
     assert (errors, terminated, actors) == (0, 4, 0)
     assert best in (0, 1)
-    assert max(epochs[:2]) == 4
+    assert max(epochs[:2]) == 2
     assert epochs[2:] == [1, 1], "the bad ones were pruned"
     assert (tmp_path / "main").read_text() == f"{script.pid}\n", "the script's body ran once"
     for trial in range(4):

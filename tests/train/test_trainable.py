@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.train.mortal import Mortal
 from tests.train.operators import Digits
+from tests.train.workers.killed_operator import KilledOperator
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
@@ -87,7 +87,10 @@ def test_a_step_of_the_users_own() -> None:
 def test_wrong_arguments_are_told_before_any_trial() -> None:
     with pytest.raises(ConfigError, match="num_workers=0"):
         trainable(num_workers=0)
-    with pytest.raises(ConfigError, match=r"TorchTrainer has no argument colour; it takes .*num_workers"):
+    with pytest.raises(
+        ConfigError,
+        match=r"TorchTrainer has no argument colour: there is none like it. It takes .*num_workers",
+    ):
         trainable(colour="red")
     with pytest.raises(ConfigError, match="needs training_operator_cls="):
         TorchTrainer.as_trainable(num_workers=2)
@@ -133,7 +136,7 @@ def mortal_trial(folder: Path, lives: int, **options: Any) -> Any:
     (folder / "lives").write_text("life\n" * lives)
     config = {"at": "train 5", "rank": 1, "folder": str(folder)}
     return TorchTrainer.as_trainable(
-        training_operator_cls=Mortal,
+        training_operator_cls=KilledOperator,
         num_workers=2,
         config=config,
         use_gpu=False,

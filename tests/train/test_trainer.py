@@ -79,6 +79,38 @@ def test_fewer_samples_than_workers() -> None:
 # -- data --------------------------------------------------------------------------------------
 
 
+class TooFew(Digits):
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.register_data(train_loader=DataLoader(TensorDataset(torch.zeros(3, 1)), 8, drop_last=True))
+
+
+def test_an_epoch_without_a_batch_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with trainer(TooFew) as gang:
+        assert gang.train() == {"epoch": 1, "batch_count": 0, "num_samples": 0}
+    assert "train: no metrics, as there was no batch: no data, or too few for drop_last=True" in caplog.text
+
+
+class ByOneAlone(Digits):
+    """Validates on worker 0 alone, in an order that the others are sent and do not ask for."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        data = TensorDataset(torch.zeros(16, 1))
+        self.register_data(validation_loader=DataLoader(data, 4, shuffle=True))
+
+    def validate(self, batches: Any, info: Any) -> dict[str, Any]:
+        return {"batch_count": len(list(batches)) if self.world_rank == 0 else 1}
+
+
+def test_an_order_that_another_worker_does_not_ask_for_is_told_by_the_call_that_sent_it() -> None:
+    with (
+        trainer(ByOneAlone, num_workers=2, timeout_s=5) as gang,
+        pytest.raises(GangError, match="in validate"),
+    ):
+        gang.validate(max_retries=0)
+
+
 class Uneven(Digits):
     """Streams of different lengths, which nobody can know beforehand."""
 
@@ -315,7 +347,9 @@ def test_options_that_cannot_work(options: dict[str, Any], text: str) -> None:
 
 
 def test_options_of_other_versions_are_not_swallowed() -> None:
-    with pytest.raises(ConfigError, match="no argument max_replicas; it takes training_operator_cls"):
+    with pytest.raises(
+        ConfigError, match=r"no argument max_replicas: there is none like it\. It takes training"
+    ):
         TorchTrainer(training_operator_cls=Digits, max_replicas=2)  # type: ignore[arg-type]
 
 

@@ -96,10 +96,15 @@ def test_names_and_defaults():
     assert (run.name, run.storage_path, run.stop, run.callbacks, run.verbose) == (None, None, None, (), 1)
 
 
-def test_schedulers_and_searchers_by_name_take_what_they_know():  # as Ray's do
+def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray's do
     asha = tune.create_scheduler("ASHA", max_t=7, metric="loss", mode="min", gamma=0.1)
     assert (asha.metric, asha.max_t) == ("loss", 7)
+    assert "takes no argument 'gamma', and no other scheduler does: it is left out" in caplog.text
+    caplog.clear()
     tune.create_scheduler("fifo", metric="loss", max_t=7)
+    assert not caplog.text
+    with pytest.raises(ConfigError, match=r"no argument 'grace_perid'.* Did you mean 'grace_period'"):
+        tune.create_scheduler("asha", grace_perid=7)
     assert tune.create_searcher("optuna", metric="loss", mode="min", gamma=0.1).metric == "loss"
 
 

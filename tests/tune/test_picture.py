@@ -47,8 +47,8 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     ("reason", "short"),
     [
         (
-            "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 go on, cutoff 0.25",
-            "rung 1, rank 9/9, 3 go on, cutoff 0.25",
+            "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 may go on, cutoff 0.25",
+            "rung 1, rank 9/9, 3 may go on, cutoff 0.25",
         ),
         (
             "paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more to come there",

@@ -13,11 +13,9 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.errors import InfeasibleError
 from trainkit.runtime.local.system import process
-from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import Verdict
@@ -148,6 +146,10 @@ def test_what_a_trial_starts_runs_in_its_bundles(tuner: Tuning) -> None:
 
 def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
     """Each takes both nodes: one at a time, without a deadlock."""
+    # Not above: the workers of the other tests would import torch as well.
+    from tests.train.operators import Digits
+    from trainkit.train import BATCH_SIZE, TorchTrainer
+
     trainable = TorchTrainer.as_trainable(
         training_operator_cls=Digits, config={"samples": 40, BATCH_SIZE: 20}, num_workers=2, use_gpu=False
     )
@@ -160,4 +162,6 @@ def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
     ).fit()
     assert grid.num_errors == 0, grid.errors
     assert [len(result.history) for result in grid] == [3, 1]
+    assert [result.metrics["epoch"] for result in grid] == [3, 1]
+    assert [result.metrics["num_samples"] for result in grid] == [40, 40]
     assert grid.get_best_result().config["lr"] == 0.5

@@ -77,3 +77,5 @@ def test_trials_find_environments_in_their_own_processes(fit):
     assert fit(trainable, {"length": 5})[0].metrics["length"] == 5
     with pytest.raises(ConfigError, match=r"no environment is registered as 'corridors'.*'corridor'"):
         get_env("corridors")
+    with pytest.raises(ConfigError, match="Did you mean 'corridor'"):
+        get_env("cord")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tune.harness import Play
+from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev

@@ -1,4 +1,4 @@
-"""Command line: experiments (`ls show tail why stop clean dashboard`) and sessions (`status why stop`)."""
+"""Commands for experiments (`ls show tail ...`), sessions (`status why stop`) and scripts (`run`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ COMMANDS = Registry(
         "clean": "trainkit.cli.clean:Clean",
         "dashboard": "trainkit.cli.dashboard:ServeDashboard",
         "ls": "trainkit.cli.show:ListExperiments",
+        "run": "trainkit.cli.run:Run",
         "list-experiments": "trainkit.cli.show:ListExperiments",
         "lsx": "trainkit.cli.show:ListExperiments",
         "show": "trainkit.cli.show:Show",
@@ -24,8 +25,24 @@ COMMANDS = Registry(
         "tail": "trainkit.cli.tail:Tail",
         "why": "trainkit.cli.why:Why",
     },
+    base="trainkit.cli:Command",
 )
 """One row for each name of a command; other packages add commands by entry points."""
+
+HELP = {
+    "clean": "remove the checkpoints of trials that have ended",
+    "dashboard": "look at experiments in a browser, and stop trials",
+    "ls": "the experiments in a folder",
+    "run": "run a script on several ranks, as torchrun and accelerate launch do",
+    "show": "an experiment's trials",
+    "status": "what runs in your sessions, what it holds, and what waits",
+    "stop": "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about",
+    "tail": "what trials report, as it comes",
+    "why": "why a trial was stopped, or something waits, or how it ended",
+}
+"""Lines of our own commands in the list of all, for which none is loaded."""
+ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
+"""Further names of our own commands."""
 
 
 class Command:

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainkit.cli import Command, confirmed
+from trainkit.cli import HELP, Command, confirmed
 from trainkit.cli.experiments import add_experiment, experiment_folder
 from trainkit.errors import ConfigError
 from trainkit.resources import describe_bytes
@@ -20,7 +20,7 @@ from trainkit.tune.store.writer import ExperimentStore
 class Clean(Command):
     """`trainkit clean`."""
 
-    help = "remove the checkpoints of trials that have ended"
+    help = HELP["clean"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
@@ -56,7 +56,7 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
                     f"which trial of {folder} is best is not known: it has no metric, no trial reported it, "
                     "or all of them have failed"
                 )
-            kept = overview.best[0].trial_id
+            kept = overview.best[0]
         doomed = [
             trial
             for trial in overview.trials

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainkit.cli import Command
+from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import folder_of_experiments
 from trainkit.dashboard.server import Dashboard
 
@@ -14,7 +14,7 @@ from trainkit.dashboard.server import Dashboard
 class ServeDashboard(Command):
     """`trainkit dashboard`."""
 
-    help = "look at experiments in a browser, and stop trials"
+    help = HELP["dashboard"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("folder", metavar="DIR", nargs="?", help="of experiments; or one experiment")

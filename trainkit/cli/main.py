@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from trainkit.cli import COMMANDS, Command
+from trainkit.cli import ALIASES, COMMANDS, HELP, Command
 from trainkit.errors import ConfigError, TrainkitError
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of `--help`, `--version` and wrong commands; it loads every command for its help."""
+    """Return the parser of `--help`, `--version` and wrong commands; it loads only what others have added."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
@@ -50,14 +50,16 @@ def _overview() -> argparse.ArgumentParser:
     version = sys.modules["trainkit"].__version__  # of the package that this module is in
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
-    found: dict[str, type[Command]] = {}
-    for name in COMMANDS.names():
+    for name, words in HELP.items():
+        commands.add_parser(name, help=words, aliases=ALIASES.get(name, ()))
+    found: dict[type[Command], list[str]] = {}
+    for name in sorted({*COMMANDS.names()}.difference(COMMANDS.own_names())):
         try:
-            found[name] = COMMANDS.get(name)
-        except ConfigError as error:  # of another package, which is no reason to hide the others
+            found.setdefault(COMMANDS.get(name), []).append(name)
+        except ConfigError as error:  # which is no reason to hide the others
             commands.add_parser(name, help=str(error).replace("%", "%%"))
-    aliases = {alias for command in found.values() for alias in command.aliases}
-    for name, command in found.items():
-        if name not in aliases:
-            commands.add_parser(name, help=command.help, aliases=command.aliases)
+    for command, names in found.items():
+        # Of its aliases those that lead to it: "ls" is ours, and argparse takes no name twice.
+        first, *further = sorted(names, key=command.aliases.__contains__)
+        commands.add_parser(first, help=command.help.replace("%", "%%"), aliases=further)
     return parser

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.cli import Command
+from trainkit.cli import HELP, Command
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.resources import describe, describe_bytes
@@ -95,7 +95,7 @@ def state_of(session: Session) -> SessionState:
 class Status(Command):
     """`trainkit status`."""
 
-    help = "what runs in your sessions, what it holds, and what waits"
+    help = HELP["status"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="as one JSON document, for other programs")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli import Command
+from trainkit.cli import ALIASES, HELP, Command
 from trainkit.cli.experiments import (
     add_experiment,
     experiment_folder,
@@ -24,9 +24,9 @@ from trainkit.cli.experiments import (
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.metrics import encode, flatten, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.core.values import encode, flatten, without_objects
 from trainkit.tune.display import Table, cell_text, duration, wide_console
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.schema import FILENAME
@@ -49,8 +49,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 class ListExperiments(Command):
     """`trainkit ls`."""
 
-    help = "the experiments in a folder"
-    aliases = ("list-experiments", "lsx")
+    help = HELP["ls"]
+    aliases = ALIASES["ls"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -66,8 +66,8 @@ class ListExperiments(Command):
 class Show(Command):
     """`trainkit show`."""
 
-    help = "an experiment's trials"
-    aliases = ("list-trials",)
+    help = HELP["show"]
+    aliases = ALIASES["show"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
@@ -104,7 +104,7 @@ def list_experiments(root: Path) -> int:
     now, rows, problems = SYSTEM.now(), [], []
     for path in found:
         try:
-            seen = Overview.of(path, now)
+            seen = Overview.of(path, now, with_trials=False)
         except StoreError as error:
             problems.append(str(error))
             continue

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.cli import Command, confirmed
+from trainkit.cli import HELP, Command, confirmed
 from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial
 from trainkit.cli.sessions import NO_SESSION, find_session, sessions
 from trainkit.clock import SYSTEM, Clock
@@ -33,23 +33,24 @@ _NOTICE_S = 1.0
 class Stop(Command):
     """`trainkit stop`."""
 
-    help = "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about"
+    help = HELP["stop"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser, nargs="?")
         parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {TRIAL}")
         parser.add_argument("--session", metavar="ID", help="end the session whose id begins so")
         parser.add_argument("--all", action="store_true", help="end all of your sessions")
-        parser.add_argument("--yes", "-y", action="store_true", help="with --all: do not ask")
+        parser.add_argument("--yes", "-y", action="store_true", help="do not ask before all sessions end")
         parser.add_argument(
             "--force", action="store_true", help="kill sessions without asking experiments and nodes first"
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        if arguments.yes and not arguments.all:
+        named = arguments.all or arguments.session is not None or arguments.experiment is not None
+        if arguments.yes and not named:
             raise ConfigError(
-                "--yes answers what --all asks: type `trainkit stop --all --yes` to end all of your "
-                "sessions, and leave --yes out to end one session, an experiment or a trial"
+                "--yes alone does not say what to end: type `trainkit stop --all --yes` to end all of your "
+                "sessions, or name a session by --session ID, an experiment or a trial"
             )
         if arguments.experiment is None and arguments.session is not None:
             if arguments.all:
@@ -60,8 +61,7 @@ class Stop(Command):
             return stop_all(force=arguments.force, yes=arguments.yes)
         if arguments.session is not None or arguments.all or arguments.force:
             raise ConfigError(
-                "--session, --all (with or without --yes) and --force end sessions: leave them out to stop "
-                "an experiment or a trial"
+                "--session, --all and --force end sessions: leave them out to stop an experiment or a trial"
             )
         return stop_experiment(arguments.experiment, arguments.trial)
 

@@ -8,16 +8,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainkit.cli import Command
+from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial, whole_number
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.stoppers import AUTOMATIC
-from trainkit.tune.core.values import flatten
-from trainkit.tune.results.overview import LogReader
+from trainkit.tune.results.overview import LogReader, Report
 from trainkit.tune.store.ownership import owner_of
-from trainkit.tune.store.records import Report
 
 _EVERY_S = 0.5
 
@@ -25,7 +24,7 @@ _EVERY_S = 0.5
 class Tail(Command):
     """`trainkit tail`."""
 
-    help = "what trials report, as it comes"
+    help = HELP["tail"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)

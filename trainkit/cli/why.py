@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from trainkit.cli import Command
+from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import TRIAL, experiment_folder, find_trial, is_experiment, not_found
 from trainkit.cli.sessions import SessionState, request_line, sessions, state_of
 from trainkit.clock import SYSTEM
@@ -22,7 +22,7 @@ from trainkit.tune.display import count_words, duration, pairs_text
 from trainkit.tune.results.overview import LogEvent, LogReader, Overview
 from trainkit.tune.schedulers import load_words
 from trainkit.tune.schedulers.base import in_words
-from trainkit.tune.space.encoding import decode_config
+from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.trial.messages import NO_PROCESS
 
 _ID_OF = {
@@ -41,7 +41,7 @@ _SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
 class Why(Command):
     """`trainkit why`."""
 
-    help = "why a trial was stopped, or something waits, or how it ended"
+    help = HELP["why"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(

@@ -5,102 +5,50 @@ two names are one class. An error of a part of Ray that is not here has a class 
 raises. One class catches another's errors where it does in Ray.
 """
 
-from __future__ import annotations
+from trainkit import errors as _errors
 
-from trainkit.errors import (
-    ActorDiedError,
-    ActorUnavailableError,
-    ConfigError,
-    GetTimeoutError,
-    InfeasibleError,
-    NodeDiedError,
-    ObjectLostError,
-    ObjectStoreFullError,
-    OutOfDiskError,
-    OwnerDiedError,
-    SerializationError,
-    TaskCancelledError,
-    TaskError,
-    TrainkitError,
-    WorkerDiedError,
-)
-
-__all__ = [
-    "ActorAlreadyExistsError",
-    "ActorDiedError",
-    "ActorHandleNotFoundError",
-    "ActorPlacementGroupRemoved",
-    "ActorUnavailableError",
-    "ActorUnschedulableError",
-    "AsyncioActorExit",
-    "AuthenticationError",
-    "CrossLanguageError",
-    "GetTimeoutError",
-    "LocalRayletDiedError",
-    "NodeDiedError",
-    "ObjectFetchTimedOutError",
-    "ObjectFreedError",
-    "ObjectLostError",
-    "ObjectReconstructionFailedError",
-    "ObjectRefStreamEndOfStreamError",
-    "ObjectStoreFullError",
-    "OufOfBandObjectRefSerializationException",
-    "OutOfDiskError",
-    "OutOfMemoryError",
-    "OwnerDiedError",
-    "PendingCallsLimitExceeded",
-    "PlasmaObjectNotAvailable",
-    "RayActorError",
-    "RayCgraphCapacityExceeded",
-    "RayChannelError",
-    "RayChannelTimeoutError",
-    "RayDirectTransportError",
-    "RayError",
-    "RaySystemError",
-    "RayTaskError",
-    "ReferenceCountingAssertionError",
-    "RpcError",
-    "RuntimeEnvSetupError",
-    "StreamingGeneratorReplayInconsistentError",
-    "TaskCancelledError",
-    "TaskPlacementGroupRemoved",
-    "TaskUnschedulableError",
-    "UnserializableException",
-    "UserCodeException",
-    "WorkerCrashedError",
-]
-
-RayError = TrainkitError
-RayTaskError = TaskError
-RayActorError = ActorDiedError
-WorkerCrashedError = WorkerDiedError
-OutOfMemoryError = WorkerDiedError
+RayError = _errors.TrainkitError
+RayTaskError = _errors.TaskError
+RayActorError = _errors.ActorDiedError
+ActorDiedError = _errors.ActorDiedError
+ActorUnavailableError = _errors.ActorUnavailableError
+GetTimeoutError = _errors.GetTimeoutError
+LocalRayletDiedError = _errors.NodeDiedError
+NodeDiedError = _errors.NodeDiedError
+ObjectLostError = _errors.ObjectLostError
+ObjectFreedError = _errors.ObjectLostError
+ObjectStoreFullError = _errors.ObjectStoreFullError
+OutOfDiskError = _errors.OutOfDiskError
+OwnerDiedError = _errors.OwnerDiedError
+TaskCancelledError = _errors.TaskCancelledError
+WorkerCrashedError = _errors.WorkerDiedError
+OutOfMemoryError = _errors.WorkerDiedError
 """A worker that exceeds its memory is ended, and its callers are told so."""
-LocalRayletDiedError = NodeDiedError
-ObjectFreedError = ObjectLostError
-OufOfBandObjectRefSerializationException = SerializationError
-RuntimeEnvSetupError = ConfigError
-ActorAlreadyExistsError = ActorHandleNotFoundError = ConfigError
-ActorUnschedulableError = TaskUnschedulableError = InfeasibleError
+OufOfBandObjectRefSerializationException = _errors.SerializationError
+RuntimeEnvSetupError = _errors.ConfigError
+ActorAlreadyExistsError = _errors.ConfigError
+ActorHandleNotFoundError = _errors.ConfigError
+ActorUnschedulableError = _errors.InfeasibleError
+TaskUnschedulableError = _errors.InfeasibleError
 
 
 class ActorPlacementGroupRemoved(ActorDiedError):
     """Not raised: an actor whose group was removed has died, and the message says of what."""
 
 
-class TaskPlacementGroupRemoved(WorkerDiedError):
+class TaskPlacementGroupRemoved(WorkerCrashedError):
     """Not raised: a task whose group was removed has died, and the message says of what."""
 
 
-class AsyncioActorExit(TrainkitError):
+class AsyncioActorExit(RayError):
     """Not raised: `exit_actor` ends an actor whose methods are `async` as it ends any other."""
 
 
-class AuthenticationError(TrainkitError):
+class AuthenticationError(RayError):
     """Not raised: a session of one machine has no token."""
 
 
-class CrossLanguageError(TrainkitError):
+class CrossLanguageError(RayError):
     """Not raised: there is Python alone."""
 
 
@@ -112,15 +60,15 @@ class ObjectReconstructionFailedError(ObjectLostError):
     """Not raised: a lost object is not computed anew."""
 
 
-class ObjectRefStreamEndOfStreamError(TrainkitError):
+class ObjectRefStreamEndOfStreamError(RayError):
     """Not raised: a generator of references ends with StopIteration."""
 
 
-class PendingCallsLimitExceeded(TrainkitError):
+class PendingCallsLimitExceeded(RayError):
     """Not raised: as many calls may wait for an actor as there is memory for."""
 
 
-class PlasmaObjectNotAvailable(TrainkitError):
+class PlasmaObjectNotAvailable(RayError):
     """Not raised: there is no store apart from the processes."""
 
 
@@ -128,11 +76,11 @@ class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
     """Not raised: an object lives as long as a reference to it."""
 
 
-class RpcError(TrainkitError):
+class RpcError(RayError):
     """Not raised: no process is asked over a network."""
 
 
-class RaySystemError(TrainkitError):
+class RaySystemError(RayError):
     """Base of errors of Ray's own parts; nothing here raises it."""
 
 
@@ -156,9 +104,9 @@ class StreamingGeneratorReplayInconsistentError(RaySystemError):
     """Not raised: a generator that has given results is not run again."""
 
 
-class UnserializableException(TrainkitError):
+class UnserializableException(RayError):
     """Not raised: an exception that can't be pickled arrives as a TaskError with its traceback."""
 
 
-class UserCodeException(TrainkitError):
+class UserCodeException(RayError):
     """Not raised: what a user's code raises is a TaskError."""

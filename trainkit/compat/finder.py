@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -95,28 +94,35 @@ else:
     Loader = object  # what it does is Python's default; importing it takes as long as all else here
 
 
-class Finder:
-    """Finder that stands first in `sys.meta_path`.
+def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> ModuleSpec | None:
+    """Return how to import a module that the table has a row for; None leaves it to the other finders.
 
-    It has to: to Python, a folder that holds nothing but stubs for type checkers is a package without names,
-    and the path of a former module may be that of a package today.
+    Args:
+        path: of the module.
+        others: the other finders of `sys.meta_path`.
+        search: folders of its package.
     """
+    row = table().get(path)
+    if row is None:
+        return None
+    specs = (finder.find_spec(path, search) for finder in others)
+    real: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
+    if real is not None and real.has_location:
+        real.loader = Extended(real.loader, row)
+        return real
+    return ModuleSpec(path, Served(row), origin="trainkit.compat", is_package=bool(row.children))
 
-    def find_spec(
-        self, path: str, search: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return how to import `path`; None leaves it to the other finders."""
-        if not path.startswith("trainkit.") or path.startswith("trainkit.compat"):
-            return None
-        row = table().get(path)
-        if row is None:
-            return None
-        others = (finder.find_spec(path, search, target) for finder in sys.meta_path if finder is not self)
-        real = next((spec for spec in others if spec is not None), None)
-        if real is not None and real.has_location:
-            real.loader = Extended(real.loader, row)
-            return real
-        return ModuleSpec(path, Served(row), origin="trainkit.compat", is_package=bool(row.children))
+
+class ServedModule(ModuleType):
+    """Module without a file. An import of a module in it leaves the object that has that module's name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _, object_there = table()[self.__name__].names.get(name, ("", ""))
+        if not (isinstance(value, ModuleType) and object_there):
+            super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a function that is sent to a worker may use it
+        return importlib.import_module, (self.__name__,)
 
 
 class Served(Loader):
@@ -126,7 +132,8 @@ class Served(Loader):
         self._row = row
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to Python to make the module."""
+        """Make the module."""
+        return ServedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module.
@@ -145,11 +152,6 @@ class Served(Loader):
         homes = " ".join(dict.fromkeys([*row.homes, *(home for home, _ in row.names.values())]))
         module.__doc__ = f"Names of {homes}, where older programs look for them."
         add_names(module, row)
-        # A child's import sets it as an attribute: what has the name of a child is set after it.
-        for name in row.names.keys() & row.children:
-            if row.names[name][1]:
-                importlib.import_module(f"{module.__name__}.{name}")
-                setattr(module, name, named(row, name))
 
     def get_code(self, path: str) -> CodeType | None:
         """Return the code that `python -m path` runs: that of the one module that it stands for."""
@@ -235,9 +237,3 @@ def public_names(row: Row) -> list[str]:
         there = importlib.import_module(home)
         found |= set(getattr(there, "__all__", dir(there)))
     return sorted(name for name in found if not name.startswith("_"))
-
-
-def install() -> None:
-    """Put the finder into `sys.meta_path`, once."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())

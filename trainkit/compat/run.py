@@ -16,11 +16,11 @@ from trainkit import settings
 from trainkit.errors import ConfigError, TrialError, did_you_mean
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import Mode, RunConfig, TuneConfig
-from trainkit.tune.core.policies import CheckpointConfig, FailureConfig
+from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
+from trainkit.tune.core.metrics import first_line
 from trainkit.tune.core.resources import Bound, with_resources
 from trainkit.tune.core.stoppers import StopRule
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.core.values import first_line
 from trainkit.tune.results.analysis import ExperimentAnalysis
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers.base import TrialScheduler

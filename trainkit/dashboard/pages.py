@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from trainkit.dashboard.reading import TrialRow, View
-from trainkit.tune.core.values import without_objects
+from trainkit.tune.core.metrics import flatten, without_objects
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.display import duration
 
 WIDTH, HEIGHT = 900, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
@@ -171,17 +173,6 @@ class TableQuery:
         return "?" + urlencode({name: text for name, text in texts.items() if text not in ("", "0")})
 
 
-@dataclass(frozen=True)
-class TrialDetail:
-    """Details of one trial for its page, besides its row."""
-
-    dirname: str
-    last_result: Mapping[str, Any] = field(default_factory=dict)
-    curve: Sequence[tuple[float, float]] = ()
-    decisions: Sequence[Mapping[str, Any]] = ()
-    error: str = ""
-
-
 def listing(root: str, experiments: Sequence[View], problems: Sequence[str]) -> str:
     """Return the page of all experiments in a folder; `problems` are messages on unreadable files."""
     rows = [
@@ -208,7 +199,7 @@ def experiment(seen: View, curves: Sequence[Curve], query: TableQuery, token: st
     best = seen.best
     tiles = [(str(count), status.lower()) for status, count in seen.overview.counted.items()]
     if (left := seen.overview.remaining_s) is not None:
-        tiles.append((_duration(left), "left, about"))
+        tiles.append((duration(left), "left, about"))
     if best is not None:
         tiles.append((f"{best.last:.6g}", f"{seen.overview.metric}, best by last report, of {best.trial_id}"))
     stop = _stop_form("stop", token, "Stop the experiment") if seen.overview.owner is not None else ""
@@ -226,7 +217,14 @@ def experiment(seen: View, curves: Sequence[Curve], query: TableQuery, token: st
     return _page(seen.name, "".join(body))
 
 
-def trial(seen: View, row: TrialRow, detail: TrialDetail, token: str) -> str:
+def trial(
+    seen: View,
+    row: TrialRow,
+    kept: Trial,
+    curve: Points,
+    decisions: Sequence[Mapping[str, Any]],
+    token: str,
+) -> str:
     """Return the page of a trial: configuration, learning curve, last report, decisions, error."""
     stop = ""
     if seen.overview.owner is not None and not row.status.is_finished:
@@ -239,17 +237,18 @@ def trial(seen: View, row: TrialRow, detail: TrialDetail, token: str) -> str:
         f"<h2>Configuration</h2>{_pairs(row.config)}",
     ]
     if seen.overview.metric is not None:
-        curve = Curve(row.trial_id, detail.curve, stands_out=True)
-        body += ["<h2>Learning curve</h2>", picture([curve], "iteration", seen.overview.metric)]
-    if detail.last_result:
-        body.append(f"<h2>Last report</h2>{_pairs(detail.last_result)}")
-    if detail.decisions:
-        names = list(dict.fromkeys(name for decision in detail.decisions for name in decision))
-        rows = [[escape(_text(each.get(name, ""))) for name in names] for each in detail.decisions]
+        line = Curve(row.trial_id, curve, stands_out=True)
+        body += ["<h2>Learning curve</h2>", picture([line], "iteration", seen.overview.metric)]
+    if last_result := flatten({name: value for name, value in kept.last_result.items() if name != "config"}):
+        body.append(f"<h2>Last report</h2>{_pairs(last_result)}")
+    if decisions:
+        names = list(dict.fromkeys(name for decision in decisions for name in decision))
+        rows = [[escape(_text(each.get(name, ""))) for name in names] for each in decisions]
         body.append(f"<h2>Decisions</h2>{_table(names, rows)}")
-    if detail.error:
-        body.append(f"<h2>Error</h2><pre>{escape(detail.error)}</pre>")
-    body.append(f"<p class=quiet>kept in {escape(str(seen.overview.folder))}/{escape(detail.dirname)}</p>")
+    if (failure := kept.failure) is not None:
+        error = failure.traceback or f"{failure.kind}: {failure.message}"
+        body.append(f"<h2>Error</h2><pre>{escape(error)}</pre>")
+    body.append(f"<p class=quiet>kept in {escape(str(seen.overview.folder))}/{escape(kept.dirname)}</p>")
     return _page(row.trial_id, "".join(body))
 
 
@@ -368,13 +367,6 @@ def _counts(seen: View) -> str:
     return ", ".join(
         f'<span class="{name}">{count} {name}</span>' for name, count in seen.overview.counted.items()
     )
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _text(value: Any) -> str:

@@ -6,21 +6,16 @@ What grows with the number of reports is left to SQLite, so that thousands of tr
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import all_failed
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.core.values import flatten
-from trainkit.tune.results.overview import Overview
-from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.results.overview import FINITE, VALUE, LogReader, Overview, paths
 from trainkit.tune.store.schema import FILENAME
-
-_VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
-_FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"  # NaN and infinities are texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class View:
         return sorted(there, key=lambda row: sign * (row.last or 0.0))
 
 
-class MetricReader(ExperimentReader):
+class MetricReader(LogReader):
     """Reader of one metric in many reports."""
 
     def last_and_best(self, metric: str, mode: str) -> dict[str, tuple[float | None, float | None]]:
@@ -105,19 +100,13 @@ class MetricReader(ExperimentReader):
             mode: "min" or "max".
         """
         best = {"min": "min", "max": "max"}[mode]
-        numbers = f"SELECT trial_id, iteration, {_VALUE} AS value FROM history"
-        last = {
-            trial_id: value
-            for trial_id, _, value in self._rows(
-                # Beside max() SQLite takes the other columns from the row that holds the maximum.
-                f"SELECT trial_id, max(iteration), {_FINITE} FROM ({numbers}) GROUP BY trial_id",
-                *_paths(metric),
-            )
-        }
+        last = self.last_values(metric)
         return {
             trial_id: (last.get(trial_id), value)
             for trial_id, value in self._rows(
-                f"SELECT trial_id, {best}({_FINITE}) FROM ({numbers}) GROUP BY trial_id", *_paths(metric)
+                f"SELECT trial_id, {best}({FINITE}) FROM "
+                f"(SELECT trial_id, {VALUE} AS value FROM history) GROUP BY trial_id",
+                *paths(metric),
             )
         }
 
@@ -126,17 +115,12 @@ class MetricReader(ExperimentReader):
         return [
             (iteration, value)
             for iteration, value in self._rows(
-                f"SELECT iteration, {_VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
-                *_paths(metric),
+                f"SELECT iteration, {VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
+                *paths(metric),
                 trial_id,
             )
             if isinstance(value, (int, float))
         ]
-
-
-def _paths(metric: str) -> tuple[str, str]:
-    """Return the JSON paths of a metric: its name, and the nested one."""
-    return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
 
 
 def experiments(root: Path) -> Iterator[Path]:

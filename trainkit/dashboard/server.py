@@ -32,7 +32,7 @@ from trainkit.dashboard import pages
 from trainkit.dashboard.pages import Curve
 from trainkit.dashboard.reading import MetricReader, View, experiments
 from trainkit.errors import DashboardError, StoreError, TrainkitError
-from trainkit.tune.core.values import encode, flatten, without_objects
+from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.store.ownership import ask_to_stop, asker
 
 MAX_CURVES = 100
@@ -250,15 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         kept = seen.overview.trials[row.index]
         if as_json:
             return {**asdict(row), "history": history, "decisions": decisions}
-        failure = kept.failure
-        detail = pages.TrialDetail(
-            dirname=kept.dirname,
-            last_result=flatten({key: value for key, value in kept.last_result.items() if key != "config"}),
-            curve=curve,
-            decisions=decisions,
-            error=failure.traceback or f"{failure.kind}: {failure.message}" if failure else "",
-        )
-        return pages.trial(seen, row, detail, self.server.token)
+        return pages.trial(seen, row, kept, curve, decisions, self.server.token)
 
     # --- answers ----------------------------------------------------------------------------------
 

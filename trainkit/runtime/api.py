@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
-from trainkit.errors import (
-    AlreadyInitializedError,
-    ArgumentTypeError,
-    ConfigError,
-)
+from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError
 from trainkit.runtime import scheduling as groups
 from trainkit.runtime import session
 from trainkit.runtime.context import (
@@ -30,6 +26,7 @@ from trainkit.runtime.context import (
 from trainkit.runtime.options import method
 from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
 from trainkit.runtime.scheduling import PlacementGroup
+from trainkit.runtime.serialize import pack
 from trainkit.runtime.session import RAY_PRIVATE, engine_name, linked, renew, session_spec, shutdown
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
@@ -242,8 +239,10 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         ActorDiedError, WorkerDiedError: the process that owed the value ended.
         GetTimeoutError: `timeout` passed; the value can be asked for again.
     """
-    if timeout is not None and timeout < 0:
-        timeout = None
+    if timeout is not None:
+        _require_seconds("get", timeout)
+        if timeout < 0:
+            timeout = None
     if isinstance(refs, ObjectRef):
         return session.engine().get([refs], timeout)[0]
     return session.engine().get(_checked(refs, "get"), timeout)
@@ -274,18 +273,24 @@ def wait(
     if type(num_returns) is not int:
         raise ArgumentTypeError(f"wait(num_returns={num_returns!r}): give a whole number")
     if timeout is not None:
-        if type(timeout) is bool or not isinstance(timeout, (int, float)):
-            raise ArgumentTypeError(f"wait(timeout={timeout!r}): give seconds, or None to wait without end")
+        _require_seconds("wait", timeout)
         if not timeout >= 0:
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
         raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
-    if len(set(checked)) != len(checked):
+    if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
     return session.engine().wait(checked, num_returns, timeout)
 
 
+def _require_seconds(verb: str, timeout: Any) -> None:
+    if type(timeout) is bool or not isinstance(timeout, (int, float)):
+        raise ArgumentTypeError(f"{verb}(timeout={timeout!r}): give seconds, or None to wait without end")
+
+
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
+    if isinstance(refs, ObjectRef):
+        raise ArgumentTypeError(f"{verb}() takes a list of references: give {verb}([ref])")
     sequence = isinstance(refs, Sequence) and not isinstance(refs, (str, bytes))
     listed: list[Any] = list(refs) if sequence else [None]
     for ref in listed:
@@ -412,4 +417,4 @@ def scratch_dir() -> Path:
 
 def ensure_serializable(value: Any, what: str) -> None:
     """Raise SerializationError, naming the part at fault, if `value` can't be sent to a worker."""
-    session.engine().ensure_serializable(value, what)
+    pack(value, what)

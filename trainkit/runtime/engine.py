@@ -27,22 +27,17 @@ fail after half a minute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from trainkit.errors import ConfigError
 from trainkit.resources import Bundle
-from trainkit.runtime.specs import (
-    ActorSpec,
-    Interface,
-    MethodSpec,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    SessionSpec,
-    TaskSpec,
-    WhereAmI,
-)
+from trainkit.runtime import specs
+
+Row = dict[str, Any]
 
 _ALL = frozenset(
     {
@@ -79,7 +74,7 @@ class Engine(Protocol):
     promises: frozenset[str]
 
     @classmethod
-    def start(cls, spec: SessionSpec) -> Engine:
+    def start(cls, spec: specs.SessionSpec) -> Engine:
         """Start a session; called in the driver, by `trainkit.init`."""
 
     @property
@@ -99,17 +94,17 @@ class Engine(Protocol):
         It is asked, so the answer holds also where a worker's death is known before that of the node.
         """
 
-    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
         """Start a task; returns `spec.num_returns` references at once, or one ObjectRefGenerator."""
 
-    def start_actor(self, spec: ActorSpec) -> Any:
+    def start_actor(self, spec: specs.ActorSpec) -> Any:
         """Ask for an actor; returns at once. Errors of its constructor reach every call to it.
 
         Raises:
             ConfigError: its name is taken.
         """
 
-    def find_actor(self, name: str, namespace: str | None) -> tuple[Any, Interface]:
+    def find_actor(self, name: str, namespace: str | None) -> tuple[Any, specs.Interface]:
         """The actor of that name, with what its handles need to know.
 
         Raises:
@@ -117,8 +112,13 @@ class Engine(Protocol):
         """
 
     def call(
-        self, actor: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
-    ) -> list[ObjectRef[Any]]:
+        self,
+        actor: Any,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        spec: specs.MethodSpec,
+    ) -> list[specs.ObjectRef[Any]]:
         """Send one method call; calls of one process to one actor run in the order sent.
 
         Returns:
@@ -131,7 +131,7 @@ class Engine(Protocol):
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         """Stop the call that owes `ref` (a reference or an ObjectRefGenerator); see `trainkit.cancel`."""
 
-    def end_processes(self, placement: Placement) -> None:
+    def end_processes(self, placement: specs.Placement) -> None:
         """Let the processes go that are kept for tasks of this placement, once they have done what they have.
 
         Further tasks of it are run by new ones. Nothing where the engine keeps none, or sees to it itself.
@@ -144,24 +144,24 @@ class Engine(Protocol):
             ConfigError: this is no actor.
         """
 
-    def where_am_i(self) -> WhereAmI:
+    def where_am_i(self) -> specs.WhereAmI:
         """This process's place in the session."""
 
-    def current_actor(self) -> tuple[Any, Interface] | None:
+    def current_actor(self) -> tuple[Any, specs.Interface] | None:
         """The actor that this is called in, with what its handles need to know; None outside one."""
 
     def address_info(self) -> dict[str, Any]:
         """Facts about the session by Ray's names; see `trainkit.runtime.context.SessionContext`."""
 
-    def put(self, value: Any) -> ObjectRef[Any]:
+    def put(self, value: Any) -> specs.ObjectRef[Any]:
         """Keep `value` for other processes to read."""
 
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Values in the order of `refs`; raises the first failure, or GetTimeoutError."""
 
     def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
         """Split `refs` into at most `num_returns` that are done and the rest, both in their order."""
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
@@ -184,13 +184,13 @@ class Engine(Protocol):
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         """True once the group's bundles are reserved; False if `timeout_s` passed before."""
 
-    def group_ref(self, group: int) -> ObjectRef[Any]:
+    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
         """A reference that is done, with value None, once the group is reserved."""
 
     def release(self, group: int) -> None:
         """Give a group's resources back and end what runs in it."""
 
-    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
+    def current_group(self) -> tuple[specs.PlacementGroupId, list[Bundle]] | None:
         """The group that this process was started in, with its bundles; None if in none."""
 
     def cluster_resources(self) -> Bundle:
@@ -199,10 +199,10 @@ class Engine(Protocol):
     def available_resources(self) -> Bundle:
         """Return the resources that are free now."""
 
-    def state(self, kind: str) -> list[dict[str, Any]]:
+    def state(self, kind: str) -> list[Row]:
         """Return the rows of a listing as plain data.
 
-        There are "nodes", "actors", "tasks", "workers", "logs", "objects" and "placement_groups".
+        There are "nodes", "actors", "tasks", "workers", "logs", "objects", "placement_groups" and "requests".
         """
 
     def gpu_ids(self) -> list[int | str]:
@@ -211,8 +211,86 @@ class Engine(Protocol):
     def scratch_dir(self) -> Path:
         """A private folder that goes with the session, however it ends."""
 
-    def ensure_serializable(self, value: Any, what: str) -> None:
-        """Raise SerializationError, naming the part, if `value` can't be sent to a worker."""
-
     def close(self) -> None:
         """End everything that this engine started; may be called twice."""
+
+
+# rows of the state listing, with the columns that every engine gives
+
+LOOPBACK = "127.0.0.1"
+
+
+def listing(kinds: Mapping[str, Callable[[], list[Row]]], kind: str) -> list[Row]:
+    """Return the rows of a kind, made by its function; raises ConfigError if there is no such kind."""
+    if kind not in kinds:
+        raise ConfigError(f"state({kind!r}); there are {', '.join(kinds)}")
+    return kinds[kind]()
+
+
+def node_row(
+    node_id: str,
+    labels: Mapping[str, str],
+    totals: Bundle,
+    available: Bundle,
+    object_store: dict[str, int] | None = None,
+) -> Row:
+    """Return the row of this machine as a node that this process supervises."""
+    return {
+        "node_id": node_id,
+        "alive": True,
+        "hostname": socket.gethostname(),
+        "address": LOOPBACK,
+        "pid": os.getpid(),
+        "labels": {**labels, "ray.io/node-id": node_id},
+        "resources": dict(totals),
+        "available": dict(available),
+        "object_store": object_store,
+    }
+
+
+def worker_row(
+    worker_id: str, name: str, worker_type: str, pid: int | None, node_id: str, ip: str = LOOPBACK
+) -> Row:
+    """Return the row of a living process of the session."""
+    return {
+        "worker_id": worker_id,
+        "name": name,
+        "worker_type": worker_type,
+        "pid": pid,
+        "is_alive": True,
+        "node_id": node_id,
+        "ip": ip,
+    }
+
+
+def task_row(
+    name: str,
+    resources: Bundle,
+    *,
+    is_running: bool,
+    worker_id: str | None,
+    pid: int | None,
+    owner_pid: int | None,
+    task_id: str | None = None,
+) -> Row:
+    """Return the row of a task that waits or runs; None stands for what is not known, or not there yet."""
+    return {
+        "task_id": task_id,
+        "worker_id": worker_id,
+        "name": name,
+        "state": "RUNNING" if is_running else "PENDING",
+        "pid": pid,
+        "resources": dict(resources),
+        "owner_pid": owner_pid,
+    }
+
+
+def group_row(group_id: str, name: str, strategy: str, is_created: bool, bundles: Sequence[Bundle]) -> Row:
+    """Return the row of a placement group that is reserved, or waits to be."""
+    return {
+        "placement_group_id": group_id,
+        "name": name,
+        "strategy": strategy,
+        "state": "CREATED" if is_created else "PENDING",
+        "bundles": [dict(bundle) for bundle in bundles],
+    }

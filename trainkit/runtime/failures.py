@@ -132,6 +132,10 @@ class ConstructorError(TaskError, ActorDiedError):
     """The error of an actor's constructor, as every call of that actor raises it."""
 
 
+class ActorExit(BaseException):
+    """Ends the actor that raises it; no `except Exception` of the user's stops it."""
+
+
 def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
     """Pack what user code raised, with its traceback; never fails.
 

@@ -8,23 +8,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
-from trainkit.errors import ArgumentTypeError, ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
 from trainkit.resources import checked_names, normalize
+from trainkit.runtime import specs
 from trainkit.runtime.placement import Condition, NodeLabelSchedulingStrategy, selected_by
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
 from trainkit.runtime.session import engine, environment_of
-from trainkit.runtime.specs import (
-    DYNAMIC,
-    STREAMING,
-    Concurrency,
-    Interface,
-    MethodSpec,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    Registration,
-    arity_of,
-)
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -43,7 +32,7 @@ _MARK = "__trainkit_method__"
 @overload
 def method(
     function: Callable[Concatenate[Any, P], Unknown], /
-) -> Method[Callable[..., ObjectRef[Any]], Callable[..., Any]]: ...
+) -> Method[Callable[..., specs.ObjectRef[Any]], Callable[..., Any]]: ...
 @overload
 def method(  # type: ignore[overload-overlap]
     function: Callable[Concatenate[Any, P], AsyncIterator[Y]], /
@@ -55,11 +44,11 @@ def method(  # type: ignore[overload-overlap]
 @overload
 def method(
     function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> Method[Callable[P, ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+) -> Method[Callable[P, specs.ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
 @overload
 def method(
     function: Callable[Concatenate[Any, P], R], /
-) -> Method[Callable[P, ObjectRef[R]], Callable[P, R]]: ...
+) -> Method[Callable[P, specs.ObjectRef[R]], Callable[P, R]]: ...
 @overload
 def method(**options: Unpack[MethodOptions]) -> MarkMethod: ...
 def method(
@@ -120,11 +109,11 @@ def is_generator(function: Any) -> bool:
 def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, generator: bool) -> int:
     """`num_returns` as a number; STREAMING or DYNAMIC for as many as the function yields."""
     if num_returns is None:
-        return STREAMING if generator else 1
+        return specs.STREAMING if generator else 1
     if num_returns == "streaming":
-        return STREAMING
+        return specs.STREAMING
     if num_returns == "dynamic":
-        return DYNAMIC
+        return specs.DYNAMIC
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
         raise ArgumentTypeError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
     if num_returns < 0:
@@ -149,8 +138,8 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
     "__ray_call__": _call,
     "__ray_terminate__": _terminate,
 }
-BUILT_IN: Mapping[str, MethodSpec] = {
-    name: MethodSpec(arity=arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
+BUILT_IN: Mapping[str, specs.MethodSpec] = {
+    name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
 """The methods that every actor has: it is there; it calls a function with its object; it ends."""
 
@@ -177,7 +166,7 @@ def _takes_self(cls: type, name: str) -> bool:
     return inspect.isfunction(inspect.getattr_static(cls, name))
 
 
-def interface_of(cls: type, label: str) -> Interface:
+def interface_of(cls: type, label: str) -> specs.Interface:
     """Return the interface of `cls` for its handles."""
     methods = {}
     is_async = False
@@ -185,15 +174,15 @@ def interface_of(cls: type, label: str) -> Interface:
         if name.startswith("__") and name != "__call__":
             continue
         returns, group, retries, kinds = getattr(function, _MARK, (None, None, None, False))
-        methods[name] = MethodSpec(
+        methods[name] = specs.MethodSpec(
             num_returns=returns_of(returns, generator=is_generator(function)),
             concurrency_group=group,
             max_task_retries=retries,
             retry_exceptions=kinds,
-            arity=arity_of(function, bound=_takes_self(cls, name)),
+            arity=specs.arity_of(function, bound=_takes_self(cls, name)),
         )
         is_async |= inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-    return Interface(name=label, methods=methods, is_async=is_async)
+    return specs.Interface(name=label, methods=methods, is_async=is_async)
 
 
 TASKS_ONLY = frozenset({"num_returns", "max_retries", "retry_exceptions", "max_calls"})
@@ -311,7 +300,7 @@ class Options:
             raise ConfigError("get_if_exists=True needs a name to look for")
         self.retries()
 
-    def placement(self, *, default_cpus: float) -> Placement:
+    def placement(self, *, default_cpus: float) -> specs.Placement:
         """The request for a process, with `default_cpus` where the user gave none."""
         amounts = dict(checked_names(self.resources, what="resources"))
         for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
@@ -326,7 +315,7 @@ class Options:
         soft: tuple[Condition, ...] = ()
         if isinstance(self.scheduling_strategy, NodeLabelSchedulingStrategy):
             hard, soft = (*hard, *self.scheduling_strategy.hard), self.scheduling_strategy.soft
-        return Placement(
+        return specs.Placement(
             resources=normalize(amounts),
             labels=hard,
             soft_labels=soft,
@@ -338,7 +327,7 @@ class Options:
             spread=self.scheduling_strategy == "SPREAD",
         )
 
-    def _group(self, amounts: Mapping[str, float]) -> PlacementGroupId | None:
+    def _group(self, amounts: Mapping[str, float]) -> specs.PlacementGroupId | None:
         strategy = checked_strategy(self.scheduling_strategy)
         group, index, capture = self.placement_group, self.placement_group_bundle_index, False
         if isinstance(strategy, PlacementGroupSchedulingStrategy):
@@ -354,13 +343,13 @@ class Options:
         if not -1 <= index < count:
             raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")
         group.require_room(normalize(amounts), index)
-        return PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
+        return specs.PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
     def returns(self, *, is_generator: bool) -> int:
         """Return how many references a call returns; STREAMING or DYNAMIC for a generator of them."""
         return returns_of(self.num_returns, generator=is_generator)
 
-    def registration(self) -> Registration | None:
+    def registration(self) -> specs.Registration | None:
         """How an actor is to be found; None if only by its handles.
 
         Raises:
@@ -372,16 +361,16 @@ class Options:
                     "lifetime='detached' needs a name, or nobody could find the actor: give one"
                 )
             return None
-        return Registration(
+        return specs.Registration(
             name=self.name,
             namespace=self.namespace,
             detached=self.lifetime == "detached",
             get_if_exists=self.get_if_exists,
         )
 
-    def concurrency(self) -> Concurrency:
+    def concurrency(self) -> specs.Concurrency:
         """How many calls of an actor run at once."""
-        return Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
+        return specs.Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
 
     def retries(self) -> bool | tuple[type[BaseException], ...]:
         """`retry_exceptions` in a form that a call can carry."""
@@ -400,7 +389,10 @@ class Options:
             hints = [f"there is no {name} here: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
             if len(hints) < len(unknown):
                 hints.append(f"there are {', '.join(sorted(known))}")
-            raise ConfigError(f"unknown option {', '.join(unknown)}; {'; '.join(hints)}")
+            meant = did_you_mean(unknown[0], known)
+            raise ConfigError(
+                f"unknown option {', '.join(unknown)}; {'; '.join(hints)}{meant and '.' + meant}"
+            )
         misplaced = sorted(set(changes) & foreign)
         if misplaced:
             owner = "classes" if misplaced[0] in ACTORS_ONLY else "functions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.resources import QUANTUM, Bundle, describe, total
@@ -148,9 +148,9 @@ class Ledger:
         return dict.fromkeys(whole[:count], QUANTUM) if len(whole) >= count else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Demand:
-    """A request in the queue, as `serve` sees it.
+    """A request in the queue, as `serve` and `explain_wait` see it.
 
     Attributes:
         key: the caller's name for it.
@@ -158,6 +158,7 @@ class Demand:
         group: take them from this reserved group instead of the machine.
         nested: a worker asked, so something that already holds resources may be waiting for it.
         bundle: of the group, if only one will do.
+        what: as shown to the user, such as "a group of 3 bundles".
     """
 
     key: int
@@ -165,9 +166,13 @@ class Demand:
     group: int | None = None
     nested: bool = False
     bundle: int | None = None
+    what: str = ""
 
 
-def order(queue: Iterable[Demand]) -> list[Demand]:
+D = TypeVar("D", bound=Demand)
+
+
+def order(queue: Iterable[D]) -> list[D]:
     """The queue in the order in which it is served.
 
     What workers ask for comes first: who waits for it holds resources, and would hold them for ever
@@ -186,9 +191,7 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
 
 
-def serve(
-    queue: Iterable[Demand], machine: Ledger, grant: Callable[[Demand], list[str] | None]
-) -> list[Demand]:
+def serve(queue: Iterable[D], machine: Ledger, grant: Callable[[D], list[str] | None]) -> list[D]:
     """Grant what can be granted now, in order, and let nobody wait for ever.
 
     Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
@@ -204,7 +207,7 @@ def serve(
     Returns:
         What was granted.
     """
-    granted: list[Demand] = []
+    granted: list[D] = []
     short: set[str] = set()
     kept: list[Allocation] | None = None
     short_in: dict[int, dict[int | None, set[str]]] = {}
@@ -424,19 +427,6 @@ class Room:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
-    """A request that waits.
-
-    Attributes:
-        what: as shown to the user, such as "a group of 3 bundles".
-        bundles: to be had all or none.
-    """
-
-    what: str
-    bundles: Sequence[Bundle]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wait:
     """Why a request waits.
 
@@ -451,7 +441,7 @@ class Wait:
     reasons: list[str] = field(default_factory=list)
 
 
-def explain_wait(ask: Ask, rooms: Sequence[Room], before: Sequence[Ask] = ()) -> Wait:
+def explain_wait(ask: Demand, rooms: Sequence[Room], before: Sequence[Demand] = ()) -> Wait:
     """Why `ask` waits.
 
     Args:
@@ -488,7 +478,7 @@ def explain_wait(ask: Ask, rooms: Sequence[Room], before: Sequence[Ask] = ()) ->
     return Wait(lacking=sorted(lacking), holders=list(holders), reasons=reasons)
 
 
-def _shortage(name: str, ask: Ask, room: Room) -> str:
+def _shortage(name: str, ask: Demand, room: Room) -> str:
     wanted = round(total(ask.bundles)[name] * QUANTUM)
     free = max(0, round(room.ledger.amounts().get(name, 0) * QUANTUM))
     exists = describe({name: room.existing.get(name, 0)})

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
-from trainkit.errors import ArgumentTypeError, ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
 from trainkit.runtime.options import (
     ACTORS_ONLY,
     BUILT_IN,
@@ -65,15 +65,15 @@ class RemoteFunction(Generic[P, R]):
             arity.require(self._name, args, kwargs)
         refs = engine().submit(
             TaskSpec(
-                function=self._function,
-                name=self._name,
-                args=args,
-                kwargs=kwargs,
-                num_returns=self._num_returns,
-                placement=self._placement,
-                max_retries=self._options.max_retries,
-                retry_exceptions=self._retry_exceptions,
-                max_calls=self._max_calls,
+                self._function,
+                self._name,
+                args,
+                kwargs,
+                self._num_returns,
+                self._placement,
+                self._options.max_retries,
+                self._retry_exceptions,
+                self._max_calls,
             )
         )
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
@@ -154,7 +154,8 @@ class ActorHandle:
         interface = self.__dict__.get("_interface")
         spec = None if interface is None else interface.methods.get(name) or BUILT_IN.get(name)
         if spec is None:
-            raise AttributeError(f"{interface.name if interface else 'actor'} has no method {name!r}")
+            owner, methods = (interface.name, interface.methods) if interface else ("actor", ())
+            raise AttributeError(f"{owner} has no method {name!r}.{did_you_mean(name, methods)}")
         found = self.__dict__[name] = ActorMethod(self._actor, name, spec)
         return found
 
@@ -187,12 +188,16 @@ class ActorHandle:
 class ActorClass(Generic[T]):
     """A class whose `.remote(...)` makes an instance in a process of its own."""
 
-    def __init__(self, cls: type[T], options: Options, known: Interface | None = None) -> None:
+    def __init__(self, cls: type[T], options: Options, known: ActorClass[T] | None = None) -> None:
         self._cls = cls
         self._options = options
         label = options.label or options.name or cls.__name__
         # To look a class through takes long; no option changes what there is to see but the name.
-        self._interface = interface_of(cls, label) if known is None else replace(known, name=label)
+        if known is None:
+            self._interface = interface_of(cls, label)
+            self._arity = arity_of(cls.__init__, bound=True)
+        else:
+            self._interface, self._arity = replace(known._interface, name=label), known._arity
         self.__name__ = cls.__name__
         self.__doc__ = cls.__doc__
 
@@ -209,26 +214,24 @@ class ActorClass(Generic[T]):
         name = self._cls.__name__
         raise TypeError(f"{name} is an actor class: make one with {name}.remote(...)")
 
+    def __mro_entries__(self, _: Any) -> Any:
+        name = self.__name__
+        raise TypeError(f"{name} is an actor class: extend the plain class, and make that one remote")
+
     def options(self, **changes: Any) -> ActorClass[T]:
         """Return a copy of the class with other options, see `Options`."""
-        return ActorClass(
-            self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self._interface
-        )
+        return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Ask for an actor; returns its handle at once, before its process has started."""
         options, methods = self._options, self._interface.methods
-        unknown = {spec.concurrency_group for spec in methods.values()} - {
-            None,
-            *options.concurrency_groups,
-        }
+        unknown = {each.concurrency_group for each in methods.values()} - {None, *options.concurrency_groups}
         if unknown:
             raise ConfigError(
                 f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which "
                 f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
             )
-        if inspect.isfunction(self._cls.__init__):
-            arity_of(self._cls.__init__, bound=True).require(self.__name__, args, kwargs)
+        self._arity.require(self.__name__, args, kwargs)
         spec = ActorSpec(
             cls=self._cls,
             interface=self._interface,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+RetriedKinds = bool | tuple[type[BaseException], ...]
 
 MOST_LOSSES = 3
 """Deaths of the node in a row, without progress in between, that are survived; one more ends the work."""
@@ -43,24 +44,21 @@ class ExitRecord:
     log_files: str = ""
 
 
-@dataclass(frozen=True)
-class Unanswered:
-    """A call to an actor whose process has ended before it was answered.
-
-    Attributes:
-        call_id: its number.
-        sent: it may have begun; one that was made since then can't have.
-        retries_left: how often it is still sent again; -1 without end.
-    """
-
-    call_id: int
-    sent: bool
-    retries_left: int
-
-
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
     """Return True if a task is run again after such an end of its worker; -1 retries are without end."""
     return retries_left != 0 and not exit_.requested
+
+
+def retries_on(error: BaseException | None, kinds: RetriedKinds) -> bool:
+    """Return True if a call that raised `error` is made again, as far as retries are left.
+
+    Args:
+        error: None if nothing was raised.
+        kinds: the classes of exceptions; True for any Exception, False for none.
+    """
+    if isinstance(kinds, bool):
+        return kinds and isinstance(error, Exception)
+    return isinstance(error, kinds)
 
 
 def restarts_left(max_restarts: int, restarts: int) -> int:
@@ -70,9 +68,7 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 def should_restart(exit_: ExitRecord, restarts_left: int) -> bool:
     """Return whether an actor whose process ended so is made anew, whatever its exit code."""
-    if exit_.requested and not exit_.may_restart:
-        return False
-    return restarts_left != 0
+    return restarts_left != 0 and (exit_.may_restart or not exit_.requested)
 
 
 def restart_delay_s(early_deaths: int) -> float:
@@ -86,27 +82,16 @@ def restart_delay_s(early_deaths: int) -> float:
     )
 
 
-def after_restart(calls: Sequence[Unanswered]) -> tuple[list[Unanswered], list[int]]:
-    """Sort the unanswered calls of an actor that was restarted, given in the order made.
+def retries_after_restart(sent: bool, retries_left: int) -> int | None:
+    """Return how often an unanswered call of a restarted actor is still made again; None if it fails.
 
-    Returns:
-        Those to send, in the same order and with what is left of their retries, and the numbers of
-        those that fail.
+    Args:
+        sent: it may have begun; one that was made since the actor's process ended can't have.
+        retries_left: before; -1 without end.
     """
-    again: list[Unanswered] = []
-    failed: list[int] = []
-    for call in calls:
-        if not call.sent:
-            again.append(call)
-        elif call.retries_left == 0:
-            failed.append(call.call_id)
-        else:
-            again.append(replace(call, sent=False, retries_left=_one_less(call.retries_left)))
-    return again, failed
-
-
-def _one_less(retries: int) -> int:
-    return retries if retries < 0 else retries - 1
+    if not sent:
+        return retries_left
+    return None if retries_left == 0 else retries_left - (retries_left > 0)
 
 
 def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
@@ -119,7 +104,7 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
     elif exit_.code is None:
         text = f"{who} is gone: {exit_.reason or 'its connection closed'}"
     elif exit_.code < 0:
-        text = f"{who} was killed by {_signal_name(-exit_.code)}"
+        text = f"{who} was killed by {signal_name(-exit_.code)}"
     else:
         text = f"{who} ended by itself with exit code {exit_.code}"
     if exit_.out_of_memory and exit_.code == -signal.SIGKILL and not exit_.requested:
@@ -136,7 +121,8 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
     return text
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number if it has none, as most realtime signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -96,7 +96,8 @@ class Handle(Protocol):
         kind: one byte that tells the receiver what to make of the descriptor.
     """
 
-    kind: int
+    @property
+    def kind(self) -> int: ...
 
     def open_fd(self) -> int:
         """A fresh descriptor for one receiver; the caller closes it once it is sent."""
@@ -272,6 +273,11 @@ def claim(index: int) -> Handle:
         ObjectLostError: this process had no descriptor left for it when it came.
     """
     return present(_decoding.handles[index])
+
+
+def attached(pickler: _Pickler, handle: Handle) -> Any:
+    """Reduce a handle that arrives as what it is."""
+    return claim, (pickler.attach(handle),)
 
 
 Reducer = Callable[["_Pickler", Any], Any]

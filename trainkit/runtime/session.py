@@ -9,7 +9,7 @@ import numbers
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,18 +113,15 @@ def renew() -> None:
             return
         _current.close()
         _current = start(*_started)  # if that fails, the next call tries it again
-        try:
-            for folder in _links:
-                _link(_current, folder)
-        except OSError:
-            _current.require_node()  # its folder goes with it
-            raise
+        for folder in _links:
+            _link(_current, folder)
 
 
 @contextlib.contextmanager
 def linked(folder: Path) -> Iterator[None]:
     """Have `folder` removed with the session if this program is killed before the block has ended."""
-    _link(engine(), folder)
+    with contextlib.suppress(NodeDiedError):  # the session that follows has the link
+        _link(engine(), folder)
     try:
         yield
     finally:
@@ -132,10 +129,13 @@ def linked(folder: Path) -> Iterator[None]:
 
 
 def _link(engine: Engine, folder: Path) -> None:
-    elsewhere = engine.scratch_dir() / ELSEWHERE
-    elsewhere.mkdir(exist_ok=True)
-    _links[folder] = elsewhere / folder.name
-    _links[folder].symlink_to(folder)
+    _links[folder] = link = engine.scratch_dir() / ELSEWHERE / folder.name
+    try:
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(folder)
+    except OSError:
+        engine.require_node()  # its folder goes with it
+        raise
 
 
 class SessionWatch:
@@ -231,34 +231,30 @@ PRELOADS = {
     "numpy": ("numpy", "numpy.random"),
     "pandas": ("pandas",),
     "sklearn": ("sklearn", "sklearn.base", "sklearn.utils"),
-    "torch": (
-        "torch",
-        "torch._dynamo",
-        "torch.distributed",
-        "torch.nn.parallel",
-        "torch.utils.data",
-        "torch.optim",
-    ),
+    "torch": ("numpy.random", "torch"),
+    "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker"),
 }
-"""Modules that a template imports before it forks, by the package whose presence in the driver asks for it.
+"""Modules that a template imports before it forks, by the name of the set; that of torch has NumPy's."""
 
-`torch._dynamo` is there because every optimizer imports it on its first use, which takes 0.85 s.
-"""
+SLOW = frozenset({"torch", "torch._dynamo"})
+"""Those that take a second to import, where the rest takes tenths."""
 
-HEAVY = frozenset({"pandas", "sklearn", "torch"})
+HEAVY = SLOW | {"pandas", "sklearn"}
 """Packages that are worth a template as soon as a worker has imported them by itself."""
 
-_when_imported: set[str] = set(PRELOADS)
+# Every optimizer imports `torch._dynamo` on its first use, so who has torch is taken to want it, too.
+_when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
 
 
 def register(module: str) -> None:
     """Have `module` imported beforehand for the workers of a process that has imported it itself."""
-    _when_imported.add(module)
+    _when_imported[module] = module
 
 
-def wanted() -> frozenset[str]:
-    """Return the imports that workers will want, judged by the imports of this process."""
-    return frozenset(name for name in _when_imported if name in sys.modules)
+def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:
+    """Return the imports that workers will want, judged by the imports of this process, or by `imported`."""
+    found = frozenset(name for name, module in _when_imported.items() if module in imported)
+    return found - {"numpy"} if "torch" in found else found
 
 
 class _Watcher:
@@ -283,9 +279,7 @@ def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
     Args:
         asked: the user's own wish.
     """
-    if asked:
-        return [asked]
-    return [frozenset({"torch"})] if "torch" in wanted() else []
+    return [first] if (first := asked | (wanted() & SLOW)) else []
 
 
 ENGINES = Registry(
@@ -397,7 +391,7 @@ def session_spec(
         labels=checked_labels(labels, "init(labels=)"),
         namespace=namespace or default_namespace(),
         log_to_driver=log_to_driver,
-        preload=frozenset(preload),
+        preload=frozenset(preload) | wanted(preload),
         environment=environment.variables,
         working_dir=environment.working_dir,
         object_store_bytes=None if object_store_memory is None else int(object_store_memory),

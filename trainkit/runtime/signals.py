@@ -64,8 +64,15 @@ def _holds(handler: Any) -> bool:
     return getattr(getattr(handler, "__self__", None), "holds_signals", False)
 
 
+def _is_over() -> bool:
+    """Return whether Python ends this program: it waits for threads, or calls exit functions."""
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _State.pid:  # a child that was forked by the user's code, and has no session
+    # A child that was forked by the user's code has no session. Of a program that is over nobody catches what
+    # is raised, Python prints it; the node ends the session once the program is gone.
+    if os.getpid() != _State.pid or _is_over():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
@@ -95,7 +102,12 @@ os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches both, 
 
 
 class InterruptGuard:
-    """Holds SIGINT back for the length of a `with` block; without effect outside the main thread.
+    """Holds SIGINT back for the length of a `with` block, and acts on it then, unless the block raised.
+
+    It is without effect outside the main thread.
+
+    Args:
+        acts: False if the caller calls `act` itself.
 
     Attributes:
         noted: Ctrl-C came, or SIGTERM.
@@ -104,8 +116,9 @@ class InterruptGuard:
 
     holds_signals = True
 
-    def __init__(self) -> None:
+    def __init__(self, acts: bool = True) -> None:
         self.noted = False
+        self._acts = acts
         self._handler: Handler | None = None
         self._wake_fd = -1
         if threading.current_thread() is threading.main_thread():
@@ -129,10 +142,12 @@ class InterruptGuard:
             _signal.signal(_SIGINT, self._handler)
             if self.noted:
                 os.eventfd_read(self._wake_fd)
+                if self._acts and kind is None:
+                    self.act()
 
     def act(self) -> None:
-        """Call the handler that Ctrl-C was held back from; it usually raises."""
-        if self._handler is not None:
+        """Call the handler that Ctrl-C was held back from, if it came; it usually raises."""
+        if self.noted and self._handler is not None:
             act(self._handler)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:

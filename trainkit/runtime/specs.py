@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -105,7 +105,19 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ObjectRef(Generic[T_co]):
+class Uncopied:
+    """Base of an object that stands for something elsewhere: a copy of it is the object itself."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class ObjectRef(Uncopied, Generic[T_co]):
     """A value that is, or will be, somewhere: give it to `get`, `wait`, or as an argument to a call.
 
     Two references are equal when they stand for the same value, wherever they were unpickled.
@@ -131,12 +143,6 @@ class ObjectRef(Generic[T_co]):
     def binary(self) -> bytes:
         """Its id as bytes."""
         return bytes.fromhex(self.hex())
-
-    def __copy__(self) -> ObjectRef[T_co]:
-        return self
-
-    def __deepcopy__(self, memo: object) -> ObjectRef[T_co]:
-        return self
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.id:016x})"
@@ -204,8 +210,7 @@ DYNAMIC = -2
 """In place of a number of results: one, a generator of references to what the function yielded."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskSpec:
+class TaskSpec(NamedTuple):
     """One call of a function in another process.
 
     Attributes:
@@ -274,22 +279,13 @@ class Registration:
     """How an actor is found by others, and whether it outlives who made it.
 
     Attributes:
-        name: None for one that can't be found.
         namespace: None for the session's.
     """
 
-    name: str | None
+    name: str
     namespace: str | None
     detached: bool
     get_if_exists: bool
-
-
-def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the one of `known` that `name` was probably meant to be; None if none is like it."""
-    import difflib  # only for an error's message
-
-    found = difflib.get_close_matches(name, known, n=1)
-    return found[0] if found else None
 
 
 def taken_message(name: str, namespace: str, holder: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
 from trainkit.runtime.specs import ObjectRef
 
 if TYPE_CHECKING:
@@ -89,6 +90,16 @@ class DynamicObjectRefGenerator:
         except Exception as error:
             refs.append(failed(error))
         return cls(refs)
+
+
+def require_iterator(result: Any, where: str, num_returns: str = "streaming") -> Any:
+    """Return `result`; raises ConfigError if no values can be pulled out of it."""
+    if isinstance(result, (Iterator, AsyncIterator)):
+        return result
+    raise ConfigError(
+        f"{where} was called with num_returns={num_returns!r} but returned a {type(result).__name__}: "
+        "yield the values, or return an iterator"
+    )
 
 
 def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:

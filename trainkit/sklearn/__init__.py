@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainkit.lazy import lazily
+from trainkit.lazy import from_stub
 from trainkit.tune.core.checks import load
 
-if TYPE_CHECKING:
-    from trainkit.sklearn.search import TuneGridSearchCV, TuneSearchCV
-
-__all__ = ["TuneGridSearchCV", "TuneSearchCV"]
-
 # Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
-_HOME_OF = {
-    "TuneGridSearchCV": "trainkit.sklearn.search",
-    "TuneSearchCV": "trainkit.sklearn.search",
-}
-
-_get, __dir__ = lazily(__name__, _HOME_OF)
+_get, __dir__, __all__ = from_stub(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
+    if name in __all__:
         load("sklearn", "searches over estimators", "sklearn")
     return _get(name)

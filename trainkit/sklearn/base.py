@@ -41,7 +41,7 @@ from trainkit.sklearn.outcomes import Outcome, rank_lowest_first
 from trainkit.sklearn.settings import metric_of, names_of_settings, settings_of
 from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
 from trainkit.tune.core.checks import named_as
-from trainkit.tune.core.resources import with_parameters, with_resources
+from trainkit.tune.core.resources import as_request, with_parameters, with_resources
 from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
 
@@ -77,6 +77,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     _space_argument: ClassVar[str]
     """Name of the constructor's argument for the space."""
+
+    def _keep(self, arguments: Mapping[str, Any]) -> None:
+        """Set the arguments of the constructor as attributes, which is all that scikit-learn lets it do."""
+        self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     @abstractmethod
     def _search(self) -> CandidateSource:
@@ -278,7 +282,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 tune_params=tune_params,
             )
             found = evaluate(
-                with_resources(trial, chosen.resources),
+                with_resources(trial, as_request(chosen.resources)),
                 search.space,
                 chosen.tune,
                 chosen.run,

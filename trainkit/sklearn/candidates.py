@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.sklearn import spaces
 from trainkit.tune.search import SEARCHERS
 from trainkit.tune.search.base import Searcher
@@ -131,9 +131,10 @@ def search_of(
             raise ConfigError(f"search_kwargs={dict(arguments)!r}: the random search takes none")
         return _random(distributions, n_trials, random_state)
     if name not in LEARNING:
+        names = [RANDOM, *LEARNING]
         raise ConfigError(
-            f"search_optimization={optimization!r} is none of {', '.join([RANDOM, *LEARNING])}, nor a "
-            "searcher such as trainkit.tune.search.OptunaSearch()"
+            f"search_optimization={optimization!r} is none of {', '.join(names)}, nor a searcher such as "
+            f"trainkit.tune.search.OptunaSearch().{did_you_mean(name, names)}"
         )
     cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)

@@ -129,7 +129,6 @@ def early_stopping_of(
             warnings.warn(
                 f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
                 "whole. Set early_stopping=True, or leave max_iters out",
-                UserWarning,
                 stacklevel=5,
             )
         return None
@@ -137,7 +136,6 @@ def early_stopping_of(
         warnings.warn(
             "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
             "the number of portions of a whole training, such as 10, or leave early_stopping out",
-            UserWarning,
             stacklevel=5,
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters), searched)
@@ -159,12 +157,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
         return ASHAScheduler(
             COUNTED_BY, max_t=max_iters, reduction_factor=REDUCTION, type="promotion", finish=True
         )
-    cls = SCHEDULERS.find(early_stopping)
-    if cls is None:
-        raise ConfigError(
-            f"early_stopping={early_stopping!r} is none of {', '.join(SCHEDULERS.names())}, nor a "
-            "scheduler's class name such as 'ASHAScheduler'"
-        )
+    cls = SCHEDULERS.get(early_stopping, "early_stopping")
     try:
         return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
     except ConfigError as error:

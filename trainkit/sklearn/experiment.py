@@ -30,7 +30,7 @@ from trainkit.sklearn.shared_memory import open_copies, parts_to_copy
 from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
-from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.resources import Bound, with_parameters
 from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
@@ -235,7 +235,6 @@ def evaluate(
             grid = experiment.fit()
         except InfeasibleError as error:
             raise InfeasibleError(f"{error} {HOW_TO_REQUEST}") from error
-        results = list(grid)
     candidates = [
         CandidateResult(
             result.config,
@@ -244,7 +243,7 @@ def evaluate(
             result.error,
             result,
         )
-        for result in results
+        for result in grid
     ]
     return SearchResult(candidates, grid, experiment.ended_by, task)
 
@@ -321,8 +320,11 @@ def _with_shared_copies(
         yield *(_in_tasks(bound, task, tune, run) if here and by_folds else (bound, tune)), run
         return
     with open_copies(parts) as copies:
-        bound = with_parameters(trainable, task=replace(task, copies=copies))
-        if by_folds:
+        task = replace(task, copies=copies)
+        bound = with_parameters(trainable, task=task)
+        if by_folds and (task.candidates or math.inf) < _at_once(bound, tune):
+            bound, tune = _in_tasks(bound, task, tune, run)
+        elif by_folds:
             bound = replace(bound, trainable=FoldByFoldTrial)
             block = _at_once(bound, tune) * (BLOCK_ROUNDS if _to_the_end(task, tune, run) else 1)
             tune = replace(tune, scheduler=FoldScheduler(block))
@@ -332,8 +334,11 @@ def _with_shared_copies(
 
 
 AHEAD = 2
-"""Candidates under way for each one that runs, so that a process finds its next fold at once. At the end of a
-search all processes evaluate the folds of the last candidates."""
+"""Candidates, or folds, under way for each that runs, so that a process finds its next fold at once."""
+
+FEW = 20
+"""Candidates for each further process, below which several folds of a candidate are evaluated at once: at the
+end of a search there are fewer candidates than processes, which costs the more the fewer there were."""
 
 
 def _in_tasks(
@@ -348,11 +353,16 @@ def _in_tasks(
     saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
     if not tune.reuse_actors or tune.trial_timeout_s is not None or request.head.get("GPU") or saved:
         return bound, tune
-    limit = tune.max_concurrent_trials or math.inf
+    if task.candidates is None or not _to_the_end(task, tune, run) or not request.head:
+        return replace(bound, ahead=1), tune
+    fit, folds = _fit(bound), len(task.splits)
+    limit = tune.max_concurrent_trials or fit
     # More candidates can be under way than run at once only where resources limit those that run.
-    if _to_the_end(task, tune, run) and request.head and _fit(bound) <= limit:
-        return replace(bound, ahead=AHEAD), replace(tune, max_concurrent_trials=None)
-    return replace(bound, ahead=1), tune
+    if fit <= limit:
+        parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
+        return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)
+    parts = min(folds, max(1, limit // task.candidates))
+    return replace(bound, ahead=1, parts=parts), replace(tune, max_concurrent_trials=limit // parts)
 
 
 def _to_the_end(task: EvaluationTask, tune: TuneConfig, run: RunConfig) -> bool:
@@ -486,12 +496,11 @@ def complete_candidates(
     complete = []
     for candidate in candidates:
         if candidate.error is not None:
-            known = [None] * len(candidate.outcomes) if by_portions else candidate.outcomes
-            candidate = replace(candidate, outcomes=_filled(known, candidate.error, task))
+            outcomes = [
+                task.failure(split, candidate.error) if outcome is None or by_portions else outcome
+                for split, outcome in enumerate(candidate.outcomes)
+            ]
+            candidate = replace(candidate, outcomes=outcomes)
         if None not in candidate.outcomes:
             complete.append(candidate)
     return complete, len(candidates) - len(complete)
-
-
-def _filled(known: Sequence[Outcome | None], error: BaseException, task: EvaluationTask) -> list[Outcome]:
-    return [task.failure(split, error) if outcome is None else outcome for split, outcome in enumerate(known)]

@@ -140,8 +140,9 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
     if "warm_start" in parameters:
         if descends(estimator, "sklearn", "BaseHistGradientBoosting"):
             return IncrementalMethod(MethodKind.WARM_START_ITER, "max_iter")
-        ensemble = descends(estimator, "sklearn", "BaseEnsemble")
-        if "max_iter" in parameters and not ensemble and not _is_tree(estimator):
+        if "max_iter" in parameters and not descends(
+            estimator, "sklearn", "BaseEnsemble", "BaseDecisionTree"
+        ):
             _refuse_cold_start(name, estimator, parameters)
             return IncrementalMethod(MethodKind.WARM_START_ITER, "max_iter", running_total=False)
         if "n_estimators" in parameters:
@@ -254,10 +255,6 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
             f"early_stopping: {name}(solver='liblinear') begins anew with each fit, warm_start or not: take "
             "solver='lbfgs' or 'saga', or set early_stopping=None"
         )
-
-
-def _is_tree(estimator: Any) -> bool:
-    return descends(estimator, "sklearn", "BaseDecisionTree")
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:

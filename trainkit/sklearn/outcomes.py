@@ -38,17 +38,18 @@ def metric_name(scorer: str = SINGLE) -> str:
     return f"average_test_{scorer}"
 
 
-def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str, Any]:
-    """Return the metrics to report after the first `len(outcomes)` folds.
+def report_of(outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
+    """Return the metrics to report.
 
     Args:
-        outcomes: of the first folds.
-        folds: number of all folds. Until all are done the means are nan, so that no candidate is the best by
-            its easiest folds. None if these are all.
+        outcomes: of all folds; None for one that is not done. Until all are, the means are nan, so that no
+            candidate is the best by its easiest folds.
     """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
     for split, outcome in enumerate(outcomes):
+        if outcome is None:
+            continue
         for scorer, score in _by_scorer(outcome["test_scores"]).items():
             tests.setdefault(scorer, []).append(score)
             report[f"split{split}_test_{scorer}"] = score
@@ -60,7 +61,7 @@ def report_of(outcomes: Sequence[Outcome], folds: int | None = None) -> dict[str
             report[f"split{split}_{key}"] = outcome[key]
         if outcome["fit_error"] is not None:
             report[f"split{split}_fit_error"] = outcome["fit_error"]
-    whole = folds is None or len(outcomes) == folds
+    whole = None not in outcomes
     means = {
         metric_name(scorer): math.fsum(scores) / len(scores) if whole else math.nan
         for scorer, scores in tests.items()
@@ -80,20 +81,23 @@ def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:
         report: made by `report_of`.
         folds: number of all folds.
     """
-    return [_outcome_of(report, f"split{split}_") for split in range(folds)]
+    values: dict[str, dict[str, Any]] = {f"split{split}": {} for split in range(folds)}
+    for key, value in report.items():
+        fold, _, name = key.partition("_")
+        if fold in values:
+            values[fold][name] = value
+    return [_outcome_of(each) for each in values.values()]
 
 
-def _outcome_of(report: Mapping[str, Any], prefix: str) -> Outcome | None:
-    if f"{prefix}fit_time" not in report:
+def _outcome_of(values: Mapping[str, Any]) -> Outcome | None:
+    if "fit_time" not in values:
         return None
-    outcome: Outcome = {key: report[prefix + key] for key in ("fit_time", "score_time", "n_test_samples")} | {
-        "fit_error": report.get(f"{prefix}fit_error")
-    }
+    outcome: Outcome = {key: values[key] for key in ("fit_time", "score_time", "n_test_samples")}
+    outcome["fit_error"] = values.get("fit_error")
     for kind in ("test_", "train_"):
-        start = prefix + kind
-        scores = {key.removeprefix(start): value for key, value in report.items() if key.startswith(start)}
+        scores = {key.removeprefix(kind): value for key, value in values.items() if key.startswith(kind)}
         if scores:
-            single = set(scores) == {SINGLE} and f"{prefix}{_BY_NAME}" not in report
+            single = set(scores) == {SINGLE} and _BY_NAME not in values
             outcome[f"{kind}scores"] = scores[SINGLE] if single else scores
     return outcome
 

@@ -119,29 +119,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         mode: str | None = None,
         pre_dispatch: int | str | None = "2*n_jobs",
     ) -> None:
-        super().__init__(
-            estimator,
-            scoring=scoring,
-            n_jobs=n_jobs,
-            refit=refit,
-            cv=cv,
-            verbose=verbose,
-            pre_dispatch=pre_dispatch,
-            error_score=error_score,
-            return_train_score=return_train_score,
-        )
-        self.param_grid = param_grid
-        self.early_stopping = early_stopping
-        self.local_dir = local_dir
-        self.name = name
-        self.max_iters = max_iters
-        self.use_gpu = use_gpu
-        self.loggers = loggers
-        self.pipeline_auto_early_stop = pipeline_auto_early_stop
-        self.stopper = stopper
-        self.time_budget_s = time_budget_s
-        self.sk_n_jobs = sk_n_jobs
-        self.mode = mode
+        self._keep(locals())
 
     def _search(self) -> CandidateSource:
         return CandidateSource(CandidateList(list(_grid_of(self.param_grid))))
@@ -248,34 +226,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         n_iter: int | None = None,
         pre_dispatch: int | str | None = "2*n_jobs",
     ) -> None:
-        super().__init__(
-            estimator,
-            scoring=scoring,
-            n_jobs=n_jobs,
-            refit=refit,
-            cv=cv,
-            verbose=verbose,
-            pre_dispatch=pre_dispatch,
-            error_score=error_score,
-            return_train_score=return_train_score,
-        )
-        self.param_distributions = param_distributions
-        self.early_stopping = early_stopping
-        self.n_trials = n_trials
-        self.random_state = random_state
-        self.local_dir = local_dir
-        self.name = name
-        self.max_iters = max_iters
-        self.search_optimization = search_optimization
-        self.use_gpu = use_gpu
-        self.loggers = loggers
-        self.pipeline_auto_early_stop = pipeline_auto_early_stop
-        self.stopper = stopper
-        self.time_budget_s = time_budget_s
-        self.sk_n_jobs = sk_n_jobs
-        self.mode = mode
-        self.search_kwargs = search_kwargs
-        self.n_iter = n_iter
+        self._keep(locals())
 
     def _early_stopping_asked(self) -> Any:
         # BOHB has a scheduler of its own, for estimators that are trained by portions.

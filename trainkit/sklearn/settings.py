@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
@@ -15,7 +14,7 @@ from trainkit.tune.callbacks.base import CALLBACKS, Callback, create_callback
 from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.checks import SettingNames
-from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 
@@ -104,33 +103,6 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
 FILES_BESIDE = ("json", "csv")
 """Loggers of every experiment that is kept in a folder, as with tune-sklearn."""
 
-_OF_TUNE = (
-    "max_concurrent_trials",
-    "reuse_actors",
-    "time_budget_s",
-    "trial_dirname_creator",
-    "trial_name_creator",
-    "trial_timeout_s",
-    "seed",
-    "allow_duplicates",
-)
-_OF_RUN = (
-    "callbacks",
-    "chdir_to_trial_dir",
-    "checkpoint_config",
-    "default_loggers",
-    "log_to_file",
-    "name",
-    "progress_reporter",
-    "stop",
-    "storage_filesystem",
-    "storage_path",
-    "sync_config",
-    "verbose",
-)
-_OTHERS = ("local_dir", "max_failures", "resources_per_trial")
-TUNE_PARAMS = tuple(sorted((*_OF_TUNE, *_OF_RUN, *_OTHERS)))
-"""Names in `fit(tune_params=...)`, which are those of `tune.run`."""
 _DECIDED = {
     "config": "the parameter space",
     "fail_fast": "error_score",
@@ -147,6 +119,11 @@ _DECIDED = {
     "search_alg": "search_optimization",
 }
 """Settings that the search decides, and its arguments for them."""
+
+_OF_TUNE = {each.name for each in fields(TuneConfig)} - {*_DECIDED, "strict_metric_checking"}
+_OF_RUN = {each.name for each in fields(RunConfig)} - {*_DECIDED}
+TUNE_PARAMS = tuple(sorted({*_OF_TUNE, *_OF_RUN, "local_dir", "max_failures", "resources_per_trial"}))
+"""Names in `fit(tune_params=...)`, which are those of `tune.run`."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +246,8 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
         if name in _DECIDED:
             raise ConfigError(f"tune_params has {name!r}, which the search decides: give it {_DECIDED[name]}")
         if name not in TUNE_PARAMS:
-            near = difflib.get_close_matches(str(name), TUNE_PARAMS, n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"tune_params has {name!r}; it may have {', '.join(TUNE_PARAMS)}{hint}")
+            hint = did_you_mean(str(name), TUNE_PARAMS, cutoff=0.6)
+            raise ConfigError(f"tune_params has {name!r}; it may have {', '.join(TUNE_PARAMS)}.{hint}")
     return given
 
 

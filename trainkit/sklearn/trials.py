@@ -19,20 +19,11 @@ from sklearn.base import clone
 from trainkit.clock import SYSTEM
 from trainkit.errors import message_of
 from trainkit.runtime import session
+from trainkit.sklearn import internals
 from trainkit.sklearn.context import FoldCallbacks, SklearnContext
 from trainkit.sklearn.incremental import COUNTED_BY, portions_at, to_report
 from trainkit.sklearn.incremental_fit import Data, IncrementalFit
-from trainkit.sklearn.internals import (
-    BaseScorer,
-    MultimetricScorer,
-    PassthroughScorer,
-    check_method_params,
-    fit_and_score,
-    routing_enabled,
-    safe_split,
-    score,
-)
-from trainkit.sklearn.outcomes import CANDIDATE_KEY, KnownOutcomes, Outcome, candidate_key, digest, report_of
+from trainkit.sklearn.outcomes import CANDIDATE_KEY, Outcome, candidate_key, digest, outcomes_of, report_of
 from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.space.domains import same
@@ -77,7 +68,7 @@ class EvaluationTask:
     context: SklearnContext
     callbacks: FoldCallbacks | None = None
     candidates: int | None = None
-    known: KnownOutcomes = field(default_factory=dict)
+    known: Mapping[str, Sequence[Outcome]] = field(default_factory=dict)
     digest: str = ""
     copies: SharedCopies | None = None
 
@@ -85,9 +76,9 @@ class EvaluationTask:
         # A frozen estimator is shared by its clones, so its arrays must be writable; X and y stay shared.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
-    def known_outcomes(self, key: str) -> list[Outcome]:
+    def known_outcomes(self, key: str) -> Sequence[Outcome]:
         """Return the outcomes of a candidate's first folds that are known from an earlier search."""
-        return list(self.known.get(key, ()))
+        return self.known.get(key, ())
 
     def in_context(self) -> AbstractContextManager[None]:
         """Apply the context of the call of `fit`."""
@@ -100,16 +91,19 @@ class EvaluationTask:
 
     def failure(self, split: int, error: BaseException) -> Outcome:
         """Return the outcome of fold `split` after the death of its process."""
-        score = self.error_score
-        if isinstance(self.scorer, MultimetricScorer):
-            score = dict.fromkeys(self.scorer._scorers, score)
-        outcome: Outcome = {"test_scores": score}
-        if self.return_train_score:
-            outcome["train_scores"] = score
         # The time is not known.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
-        return outcome | times | counts | {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
+        why = {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
+        return self.error_scores() | times | counts | why
+
+    def error_scores(self) -> Outcome:
+        """Return the scores of a fold that could not be fitted."""
+        score = self.error_score
+        if isinstance(self.scorer, internals.MultimetricScorer):
+            score = dict.fromkeys(self.scorer._scorers, score)
+        kinds = ("test_scores", "train_scores") if self.return_train_score else ("test_scores",)
+        return dict.fromkeys(kinds, score)
 
     def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
         """Fit a clone with `parameters` on the training samples of fold `split`; score it on the others.
@@ -122,8 +116,8 @@ class EvaluationTask:
         Raises:
             Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
         """
-        with self.context.applied():
-            return self._outcome(parameters, split, candidate)
+        with self.context.applied(), self.fold_array(split) as X:
+            return self._scored(X, parameters, split, candidate)
 
     def fold_array(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
         """Give X as an array that gives the samples of fold `split` without a copy where it can.
@@ -136,14 +130,10 @@ class EvaluationTask:
         shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
         return fold_array(self.X, *samples, views=views, shared=shared)
 
-    def _outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        with self.fold_array(split) as X:
-            return self._scored(X, parameters, split, candidate)
-
     def _scored(self, X: Any, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
         train, test = self.splits[split]
         folds = len(self.splits)
-        outcome: Outcome = fit_and_score(
+        outcome: Outcome = internals.fit_and_score(
             clone(self.estimator),
             X,
             self.y,
@@ -193,41 +183,52 @@ class FoldTrial(SerializedTrainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._key = candidate_key(new_config, self._task.digest)
-        self._outcomes = self._task.known_outcomes(self._key)
+        self._outcomes: list[Outcome | None] = [None] * len(self._task.splits)
+        known = self._task.known_outcomes(self._key)
+        self._outcomes[: len(known)] = known
         self._parameters = writable_parameters(new_config, self._trial.driver_pid)
         return True
 
     def step(self) -> dict[str, Any]:
         until = SYSTEM.monotonic() + REPORT_EVERY_S
-        while not self._done:
-            self._evaluate_next()
+        part, parts = self._trial.part
+        for split in self._missing[part::parts]:
+            self._evaluate(split)
             if SYSTEM.monotonic() > until:
                 break
         return self._report()
 
     @property
-    def state(self) -> list[Outcome]:
-        """Return the outcomes of the folds that are done."""
+    def state(self) -> list[Outcome | None]:
+        """Return the outcome of each fold that is done."""
         return self._outcomes
 
     @state.setter
-    def state(self, outcomes: list[Outcome]) -> None:
+    def state(self, outcomes: list[Outcome | None]) -> None:
         self._outcomes = list(outcomes)
 
     @property
-    def _done(self) -> bool:
-        return len(self._outcomes) == len(self._task.splits)
+    def _missing(self) -> list[int]:
+        return [split for split, outcome in enumerate(self._outcomes) if outcome is None]
 
-    def _evaluate_next(self) -> None:
-        candidate, split = int(self.trial_id.rsplit("_", 1)[1]), len(self._outcomes)
+    def _evaluate(self, split: int) -> None:
+        candidate = int(self.trial_id.rsplit("_", 1)[1])
         seed = self._trial.seed
         if seed is not None and os.getpid() != self._trial.driver_pid:
             seed_generators(trial_seed(seed, split))  # the same draws in every process and order
-        self._outcomes.append(self._task.outcome(self._parameters, split, candidate))
+        self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
     def _report(self) -> dict[str, Any]:
-        folds = len(self._task.splits)
-        return report_of(self._outcomes, folds) | {CANDIDATE_KEY: self._key, "done": self._done}
+        return report_of(self._outcomes) | {CANDIDATE_KEY: self._key, "done": None not in self._outcomes}
+
+    @classmethod
+    def joined(
+        cls, reports: Sequence[dict[str, Any]], *, task: EvaluationTask
+    ) -> tuple[dict[str, Any], list[Outcome | None] | None]:
+        """Return the report of a step from those of its parts, of which each holds other folds."""
+        whole = {name: value for report in reports for name, value in report.items()}
+        outcomes = outcomes_of(whole, len(task.splits))
+        return whole | report_of(outcomes), outcomes if None in outcomes else None
 
 
 class FoldByFoldTrial(FoldTrial):
@@ -235,12 +236,12 @@ class FoldByFoldTrial(FoldTrial):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         super().reset_config(new_config)
-        self._is_told = not self._outcomes
+        self._is_told = not any(self._outcomes)
         return True
 
     def step(self) -> dict[str, Any]:
-        if self._is_told:
-            self._evaluate_next()
+        if self._is_told and self._missing:
+            self._evaluate(self._missing[0])
         self._is_told = True  # outcomes known from the start are a report of their own
         return self._report()
 
@@ -251,8 +252,6 @@ class FoldByFoldTrial(FoldTrial):
         self.state = checkpoint["outcomes"]
         self._is_told = True
 
-
-session.register("trainkit.sklearn.trials")
 
 STATE = "folds.pkl"
 
@@ -266,17 +265,14 @@ class IncrementalTrial(Trainable):
         self._task = task
         self._reports = reports
         self._last_step = last_step
-        self._begin(config)
+        self.reset_config(config)
 
-    def _begin(self, config: Mapping[str, Any]) -> None:
-        parameters = writable_parameters(config, self._trial.driver_pid)
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        parameters = writable_parameters(new_config, self._trial.driver_pid)
         self._folds = [
             IncrementalFold(self._task, split, parameters, self._reports, last_step=self._last_step)
             for split in range(len(self._task.splits))
         ]
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._begin(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
@@ -380,8 +376,8 @@ class IncrementalFold:
         task = self._task
         # No views: the estimator may keep its samples from one report to the next.
         with task.fold_array(self._split, views=False) as array:
-            X, y = safe_split(self._started.estimator, array, task.y, self._train)
-        return X, y, dict(check_method_params(task.X, params=task.fit_params, indices=self._train))
+            X, y = internals.safe_split(self._started.estimator, array, task.y, self._train)
+        return X, y, dict(internals.check_method_params(task.X, params=task.fit_params, indices=self._train))
 
     # --- scores -----------------------------------------------------------------------------------
 
@@ -392,8 +388,7 @@ class IncrementalFold:
             "n_test_samples": len(self._test),
         }
         if self._failure is not None:
-            kinds = ("test_scores", "train_scores") if self._task.return_train_score else ("test_scores",)
-            return outcome | {"score_time": 0.0} | {kind: self._no_scores() for kind in kinds}
+            return outcome | {"score_time": 0.0} | self._task.error_scores()
         started = SYSTEM.monotonic()
         outcome["test_scores"] = self._scores(self._test)
         outcome["score_time"] = SYSTEM.monotonic() - started
@@ -401,21 +396,17 @@ class IncrementalFold:
             outcome["train_scores"] = self._scores(self._train)
         return outcome
 
-    def _no_scores(self) -> Any:
-        scorer, value = self._task.scorer, self._task.error_score
-        return dict.fromkeys(scorer._scorers, value) if isinstance(scorer, MultimetricScorer) else value
-
     def _scores(self, samples: Any) -> Any:
         task = self._task
         scored = self._started.estimator
         with task.fold_array(self._split, views=False) as array:
-            X, y = safe_split(scored, array, task.y, samples, self._train)
-        params = check_method_params(task.X, params=task.score_params, indices=samples)
+            X, y = internals.safe_split(scored, array, task.y, samples, self._train)
+        params = internals.check_method_params(task.X, params=task.score_params, indices=samples)
         if samples is self._test and self._started.transforms and _uses_only_predictions(task.scorer):
             if self._transformed_test is None:
                 self._transformed_test = scored[:-1].transform(X)
             scored, X = self._started.trained, self._transformed_test
-        return score(scored, X, y, task.scorer, params, task.error_score)
+        return internals.score(scored, X, y, task.scorer, params, task.error_score)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -448,7 +439,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _uses_only_predictions(scorer: Any) -> bool:
     """Return True if the score depends on the estimator's predictions only, so its last step will do."""
-    if routing_enabled():
+    if internals.routing_enabled():
         return False  # transformers may request arguments
-    scorers = scorer._scorers.values() if isinstance(scorer, MultimetricScorer) else [scorer]
-    return all(isinstance(each, (BaseScorer, PassthroughScorer)) for each in scorers)
+    scorers = scorer._scorers.values() if isinstance(scorer, internals.MultimetricScorer) else [scorer]
+    return all(isinstance(each, (internals.BaseScorer, internals.PassthroughScorer)) for each in scorers)

@@ -135,8 +135,8 @@ class EngineSuite(Suite):
     def test_a_reference_as_an_argument_is_resolved_and_one_in_a_list_is_not(self) -> None:
         ref = api.put(3)
         assert api.get(api.remote(double).remote(ref)) == 6
-        kinds = api.remote(lambda refs: [type(ref).__mro__[-3].__name__ for ref in refs])
-        assert api.get(kinds.remote([ref])) == ["ObjectRef"]
+        remote = api.remote(lambda values: [isinstance(value, trainkit.ObjectRef) for value in values])
+        assert api.get(remote.remote([ref, 3])) == [True, False]
 
     def test_a_task_waits_for_the_tasks_it_takes_values_from(self) -> None:
         remote = api.remote(double)

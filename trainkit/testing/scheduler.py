@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partialmethod
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.random import Generator
 
 from trainkit import tune
 from trainkit.tune.controller.events import ResultAdded
+from trainkit.tune.core.checks import NOT_KEPT
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import TrialScheduler
 
@@ -96,9 +98,6 @@ class Rebuilt(TrialScheduler):
         self.settings = (metric, mode, total_samples)
         self.inner.set_search_properties(metric, mode, rng, total_samples)
 
-    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.inner.completed_space(space)
-
     def take_space(self, space: Any) -> None:
         self.space = space
         self.inner.take_space(space)
@@ -111,7 +110,10 @@ class Rebuilt(TrialScheduler):
         if len(self.told) == self.at:
             self._rebuild()
         self.told.append((name, copy.deepcopy(args)))
-        return getattr(self.inner, name)(*args)
+        return self._ask(name, *args)
+
+    def _ask(self, name: str, *args: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*args, **named)
 
     def _rebuild(self) -> None:
         metric, mode, total = self.settings
@@ -125,43 +127,23 @@ class Rebuilt(TrialScheduler):
         self.inner = inner
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Any:
-        raise NotImplementedError
+        raise AssertionError(f"{self.label} decides by `on_result`, which is passed on: call that")
 
-    def on_begin(self) -> None:
-        self._tell("on_begin")
 
-    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = {}) -> None:
-        self._tell("on_trial_add", trial_id, config)
-
-    def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Any:
-        return self._tell("on_result", trial_id, result)
-
-    def on_trial_complete(self, trial_id: str) -> None:
-        self._tell("on_trial_complete", trial_id)
-
-    def on_trial_error(self, trial_id: str) -> None:
-        self._tell("on_trial_error", trial_id)
-
-    def on_trial_resume(self, trial_id: str) -> Any:
-        return self._tell("on_trial_resume", trial_id)
-
-    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        self._tell("on_trial_change", trial_id, config, donor)
-
-    def on_trial_request(self, trial_id: str, request: Any, before: Any) -> None:
-        self._tell("on_trial_request", trial_id, request, before)
-
-    def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
-        return self.inner.why_not_chosen(trial_id)
-
-    def on_no_more_trials(self) -> None:
-        self._tell("on_no_more_trials")
-
-    def verdicts(self) -> Any:
-        return self.inner.verdicts()
-
-    def choose_trial_to_run(self, pending: Any, paused: Any = (), *, new: bool = False) -> Any:
-        return self.inner.choose_trial_to_run(pending, paused, new=new)
+for _name in (
+    "on_begin",
+    "on_trial_add",
+    "on_result",
+    "on_trial_complete",
+    "on_trial_error",
+    "on_trial_resume",
+    "on_trial_change",
+    "on_trial_request",
+    "on_no_more_trials",
+):
+    setattr(Rebuilt, _name, partialmethod(Rebuilt._tell, _name))
+for _name in ("completed_space", "why_not_chosen", "verdicts", "choose_trial_to_run"):
+    setattr(Rebuilt, _name, partialmethod(Rebuilt._ask, _name))
 
 
 def attempts(results: tune.Simulation) -> Iterator[tuple[Any, Any, Any, list[Mapping[str, Any]]]]:
@@ -188,6 +170,15 @@ class SchedulerSuite:
     def make(self) -> Make:
         """Return what makes the scheduler to test; a subclass for several of them overrides it."""
         return self.make_scheduler
+
+    def test_it_is_made_again_from_its_arguments(self, make: Make) -> None:
+        scheduler = make()
+        lacking = [name for name, value in scheduler.arguments.items() if value is NOT_KEPT]
+        assert not lacking, (
+            f"{type(scheduler).__name__} has no attribute for its arguments {lacking}, so a restore can't "
+            "make it again: keep each as an attribute of its name, or define the property `arguments`"
+        )
+        remade(scheduler)
 
     def test_the_same_seed_gives_the_same_log(self, make: Make) -> None:
         first, again, other = simulated(make()), simulated(make()), simulated(make(), seed=6)

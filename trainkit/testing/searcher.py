@@ -12,9 +12,9 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.search import Searcher
-from trainkit.tune.search.proposals import Proposals
-from trainkit.tune.space.encoding import decode_config, encode_config
+from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import decode_config, encode_config
 from trainkit.tune.store.restore import with_objects
 
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -134,6 +134,7 @@ class TrainingOperator:
         modules = as_list(models, nn.Module, "models")
         held.check_optimizers(modules, criterion)
         held.models[:] = self._strategy.place(modules, held.optimizers, ddp_args or {})
+        self.stepper.placed()
         self.criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
         for name in ("model", "optimizer", "scheduler"):
             if len(several := getattr(held, f"{name}s")) == 1:
@@ -278,7 +279,9 @@ class TrainingOperator:
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
-        if not target.is_floating_point() and output.dim() == target.dim() + 1:
+        # Classes in dimension 1, as torch's losses have them; of other outputs it can't be known.
+        by_class = (*output.shape[:1], *output.shape[2:]) == tuple(target.shape)
+        if not target.is_floating_point() and output.dim() > 1 and by_class:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
@@ -344,8 +347,8 @@ class TrainingOperator:
             train_dataloader=train_dataloader,
             val_dataloader=val_dataloader,
             datamodule=datamodule,
-            callbacks=callbacks,
-            trainer_args=trainer_args,
+            callbacks=tuple(callbacks),
+            trainer_args=dict(trainer_args or {}),
         )
 
     @classmethod
@@ -466,8 +469,8 @@ class TrainingOperator:
         held = self.registered
         if not held.models:
             raise ConfigError(
-                f"the default {step} takes one model, and none was registered: call "
-                f"register(models=..., optimizers=..., criterion=...) in setup, or override {step}"
+                f"the default {step} takes one model, but none was registered: call register(models=..., "
+                f"optimizers=..., criterion=...) in setup, or override {step}"
             )
         if len(held.models) != 1 or optimizers not in (None, len(held.optimizers)):
             raise ConfigError(
@@ -495,16 +498,12 @@ class Creators:
     serialize_data_creation: bool
 
     def __post_init__(self) -> None:
-        needed = {"model_creator": self.model_creator, "optimizer_creator": self.optimizer_creator}
-        others = {
-            name: function
-            for name in ("data_creator", "loss_creator", "scheduler_creator")
-            if (function := getattr(self, name)) is not None
-        }
+        needed = ("model_creator", "optimizer_creator")
+        given = {name: value for name, value in vars(self).items() if name.endswith("_creator")}
         wrong = [
-            f"{name}={function!r}"
-            for name, function in {**needed, **others}.items()
-            if not callable(function)
+            f"{name}={value!r}"
+            for name, value in given.items()
+            if not callable(value) and (name in needed or value is not None)
         ]
         if wrong:
             raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")
@@ -543,10 +542,7 @@ def operator_from(base: type[T], creators: Creators) -> type[T]:
 def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
     if creators.data_creator is None:
         return None, None
-    if creators.serialize_data_creation:
-        with _one_at_a_time():
-            made = creators.data_creator(config)
-    else:
+    with _one_at_a_time() if creators.serialize_data_creation else nullcontext():
         made = creators.data_creator(config)
     loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
     if not 1 <= len(loaders) <= 2 or loaders[0] is None:

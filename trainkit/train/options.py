@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.strategies.base import StepSettings, StrategySpec, named_strategy
@@ -63,84 +63,99 @@ def wrong_signature(operator_cls: type[Any]) -> str | None:
     return None
 
 
-_CREATORS = (
-    "make an operator of it, OperatorCls = TrainingOperator.from_creators(model_creator, optimizer_creator, "
-    "...), or write a subclass with a setup(); then pass training_operator_cls=OperatorCls"
+OF_FUNCTIONS = (
+    "a training function, as of Ray Train, is taken by trainkit.train.torch.TorchTrainer; for RaySGD's first "
+    "form make an operator of the functions, OperatorCls = TrainingOperator.from_creators(model_creator, "
+    "optimizer_creator, ...), or write a TrainingOperator with a setup(); then pass "
+    "training_operator_cls=OperatorCls"
 )
-_REMOVED: Mapping[str, str] = {
-    "model_creator": _CREATORS,
-    "data_creator": _CREATORS,
-    "optimizer_creator": _CREATORS,
-    "loss_creator": _CREATORS,
-    "scheduler_creator": _CREATORS,
+_FUNCTIONS = (
+    "model_creator data_creator optimizer_creator loss_creator scheduler_creator train_loop_per_worker "
+    "train_loop_config torch_config scaling_config run_config datasets dataset_config metadata "
+    "resume_from_checkpoint"
+)
+_OF_OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(_FUNCTIONS.split(), OF_FUNCTIONS),
     "serialize_data_creation": "it is an argument of TrainingOperator.from_creators now",
     "num_replicas": "pass num_workers",
     "batch_size": 'put it into config: "batch_size" is for each worker, the key BATCH_SIZE for all together',
     "data_loader_args": "give them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
-_CREATOR_ORDER = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
-_RAY_TRAIN = frozenset(
-    "train_loop_per_worker train_loop_config torch_config scaling_config run_config datasets dataset_config "
-    "metadata resume_from_checkpoint".split()
-)
+"""Arguments of RaySGD's and Ray Train's trainers that are refused, and what to do instead."""
 
 
-def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that were given by position, by the names they have or had.
-
-    Args:
-        positional: one function: the training loop of today's Ray Train; several: the creators of RaySGD.
-        named: the arguments given by name.
-
-    Raises:
-        ConfigError: the operator was given by position.
-    """
-    if len(positional) == 1 and isinstance(positional[0], type):
-        raise ConfigError(
-            f"TorchTrainer takes its arguments by name: pass training_operator_cls={positional[0].__name__}"
-        )
-    if len(positional) == 1 and not _REMOVED.keys() & named.keys():
-        return {"train_loop_per_worker": positional[0]}
-    return dict(zip(_CREATOR_ORDER, positional, strict=False))
+def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
+    """Return an error that says for each of `names` what to write instead; alike ones are told together."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        near = did_you_mean(name, known, cutoff=0.6).lstrip()
+        fix = _OF_OTHERS.get(name) or near or "there is none like it"
+        told[fix].append(name)
+    fixes = "; ".join(f"{', '.join(alike)}: {fix}" for fix, alike in told.items())
+    end = "" if fixes.endswith("?") else "."
+    return ConfigError(f"TorchTrainer has no argument {fixes}{end} It takes {', '.join(known)}")
 
 
-def renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `arguments` of a trainer with `use_fp16` as the `precision` that it means.
-
-    Raises:
-        ConfigError: some were arguments of RaySGD's trainer once, and the message says what to do for each;
-            or they are those of Ray Train's trainer.
-    """
-    if foreign := [name for name in arguments if name in _RAY_TRAIN]:
-        raise ConfigError(
-            f"TorchTrainer takes no {', '.join(foreign)}: Ray Train's trainers of a function are not there "
-            f"yet; write a TrainingOperator, and pass training_operator_cls=, num_workers= and use_gpu="
-        )
-    fixes = {
-        fix: [name for name in arguments if _REMOVED.get(name) == fix]
-        for fix in dict.fromkeys(_REMOVED[name] for name in arguments if name in _REMOVED)
-    }
-    if fixes:
-        told = "; ".join(f"{', '.join(names)}: {fix}" for fix, names in fixes.items())
-        raise ConfigError(f"TorchTrainer no longer takes {told}")
-    kept = dict(arguments)
-    use_fp16 = kept.pop("use_fp16", False)
+def _precision_of(precision: Any, use_fp16: Any) -> Any:
     if not isinstance(use_fp16, bool):
         raise ConfigError(f"TorchTrainer: use_fp16={use_fp16!r}: give True or False; Apex is not used")
-    if use_fp16:
-        if kept.get("precision", "32") not in ("32", "fp16"):
-            raise ConfigError(
-                f"TorchTrainer: use_fp16=True is precision='fp16', but precision={kept['precision']!r} was "
-                f"given too: leave one of them out"
-            )
-        kept["precision"] = "fp16"
-    return kept
+    if use_fp16 and precision not in ("32", "fp16"):
+        raise ConfigError(
+            f"TorchTrainer: use_fp16=True is precision='fp16', but precision={precision!r}: leave one out"
+        )
+    return "fp16" if use_fp16 else precision
 
 
-_FREQUENCIES = ("batch", "epoch", "manual")
-_BACKENDS = ("auto", "gloo", "nccl")
-_PRECISIONS = ("32", "bf16", "fp16")
+def _is_operator(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, TrainingOperator)
+
+
+def is_count(value: Any) -> bool:
+    """Return True if `value` is a whole number of 1 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_positive(value: Any) -> bool:
+    """Return True if `value` is a finite number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+_Rule = tuple[Callable[[Any], bool], str]
+
+
+def _one_of(*values: Any) -> _Rule:
+    return lambda value: value in values, f"give one of {values}"
+
+
+def _or_none(rule: _Rule) -> _Rule:
+    right, fix = rule
+    return lambda value: value is None or right(value), f"{fix}, or None"
+
+
+_FLAG: _Rule = (lambda value: isinstance(value, bool), "give True or False")
+_COUNT: _Rule = (is_count, "give a whole number of 1 or more")
+_POSITIVE: _Rule = (is_positive, "give a number above 0")
+_RULES: Mapping[str, _Rule] = {
+    "training_operator_cls": (_is_operator, "give a subclass of TrainingOperator, the class itself"),
+    "initialization_hook": _or_none((callable, "give a function without arguments")),
+    "config": (lambda value: isinstance(value, Mapping), "give a dictionary"),
+    "num_workers": _COUNT,
+    "num_cpus_per_worker": _POSITIVE,
+    "use_gpu": _one_of(True, False, "auto"),
+    "backend": _one_of("auto", "gloo", "nccl"),
+    "timeout_s": (is_positive, "give seconds, above 0"),
+    "scheduler_step_freq": _or_none(_one_of("batch", "epoch", "manual")),
+    "gpus_per_worker": _or_none(_COUNT),
+    "min_workers": _or_none(_COUNT),
+    "precision": _one_of("32", "bf16", "fp16"),
+    "grad_accumulation_steps": _COUNT,
+    "max_grad_norm": _or_none(_POSITIVE),
+    "ema_decay": _or_none((lambda value: is_positive(value) and value < 1, "give a number between 0 and 1")),
+    **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
+    **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
+}
+"""What each argument has to be, and what to give if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +196,13 @@ class TrainerOptions:
         Raises:
             ConfigError: one of them doesn't exist, or is wrong.
         """
-        arguments = renamed(arguments)
         steps = {field.name for field in fields(StepSettings)}
         known = [*(field.name for field in fields(cls) if field.name != "step"), *sorted(steps)]
-        if unknown := sorted(set(arguments) - set(known)):
-            near = [close for name in unknown for close in difflib.get_close_matches(name, known, n=1)]
-            meant = f" (did you mean {', '.join(near)}?)" if near else ""
-            raise ConfigError(
-                f"TorchTrainer has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known)}"
-            )
+        arguments["precision"] = _precision_of(
+            arguments.get("precision", "32"), arguments.pop("use_fp16", False)
+        )
+        if unknown := [name for name in arguments if name not in known]:
+            raise _unknown(unknown, known)
         if arguments.get("training_operator_cls") is None:
             raise ConfigError("TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator")
         step = StepSettings(**{name: arguments.pop(name) for name in list(arguments) if name in steps})
@@ -202,68 +215,13 @@ class TrainerOptions:
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
     def _mistakes(self) -> list[tuple[str, Any, str]]:
-        operator, workers = self.training_operator_cls, self.num_workers
-        rules: list[tuple[str, bool, str]] = [
-            (
-                "training_operator_cls",
-                _is_operator(operator),
-                "give a subclass of TrainingOperator, the class itself",
-            ),
-            (
-                "initialization_hook",
-                self.initialization_hook is None or callable(self.initialization_hook),
-                "give a function without arguments",
-            ),
-            ("config", isinstance(self.config, Mapping), "give a dictionary"),
-            ("num_workers", is_count(workers), "give a whole number of 1 or more"),
-            ("num_cpus_per_worker", _is_positive(self.num_cpus_per_worker), "give a number above 0"),
-            ("use_gpu", self.use_gpu in (True, False, "auto"), "give True, False or 'auto'"),
-            ("backend", self.backend in _BACKENDS, f"give one of {_BACKENDS}"),
-            ("timeout_s", _is_positive(self.timeout_s), "give seconds, above 0"),
-            (
-                "scheduler_step_freq",
-                self.scheduler_step_freq in (None, *_FREQUENCIES),
-                f"give one of {_FREQUENCIES}, or None without schedulers",
-            ),
-        ]
-        found = [(name, getattr(self, name), fix) for name, right, fix in rules if not right]
-        found += [
-            (name, getattr(self, name), "give a whole number of 1 or more, or None")
-            for name in ("gpus_per_worker", "min_workers")
-            if not _is_count_or_none(getattr(self, name))
-        ]
-        found += [
-            (name, getattr(self, name), "give True or False")
-            for name in ("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local")
-            if not isinstance(getattr(self, name), bool)
-        ]
-        found += self._step_mistakes()
+        given, operator = self.arguments(), self.training_operator_cls
+        found = [(name, given[name], fix) for name, (right, fix) in _RULES.items() if not right(given[name])]
         if self.backend == "nccl" and not self.use_gpu:
             found.append(("backend", "nccl", "NCCL needs GPUs: pass use_gpu=True, or backend='gloo'"))
         if _is_operator(operator) and (fix := wrong_signature(operator)) is not None:
             found.append(("training_operator_cls", operator, fix))
         return found or self._mistakes_together()
-
-    def _step_mistakes(self) -> list[tuple[str, Any, str]]:
-        step = self.step
-        rules: list[tuple[str, bool, str]] = [
-            ("precision", step.precision in _PRECISIONS, f"give one of {_PRECISIONS}"),
-            (
-                "grad_accumulation_steps",
-                is_count(step.grad_accumulation_steps),
-                "give a whole number of 1 or more",
-            ),
-            (
-                "max_grad_norm",
-                step.max_grad_norm is None or _is_positive(step.max_grad_norm),
-                "give a number above 0, or None",
-            ),
-        ]
-        rules += [
-            (name, isinstance(getattr(step, name), bool), "give True or False")
-            for name in ("compile", "channels_last", "detect_nan")
-        ]
-        return [(name, getattr(step, name), fix) for name, right, fix in rules if not right]
 
     def _mistakes_together(self) -> list[tuple[str, Any, str]]:
         """Return the conflicts between arguments that are valid by themselves."""
@@ -290,6 +248,11 @@ class TrainerOptions:
     def spec(self) -> StrategySpec:
         """The strategy."""
         return named_strategy(self.strategy, num_workers=self.num_workers)
+
+    @property
+    def meets(self) -> bool:
+        """The workers join one process group; sharding needs one, even of one worker."""
+        return self.num_workers > 1 or self.spec.spreads
 
     @property
     def data_ways(self) -> int:
@@ -337,20 +300,3 @@ class TrainerOptions:
                     "GPU of its own; pass use_local=False"
                 )
         return replace(self, use_gpu=use_gpu, backend=backend)
-
-
-def _is_operator(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, TrainingOperator)
-
-
-def is_count(value: Any) -> bool:
-    """Return True if `value` is a whole number of 1 or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_count_or_none(value: Any) -> bool:
-    return value is None or is_count(value)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, TypeVar
 
 from torch import nn
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TrainingError
 from trainkit.runtime import scheduling
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
+from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import TrainerOptions, by_name, is_count
+from trainkit.train.options import OF_FUNCTIONS, TrainerOptions, is_count, is_positive
 from trainkit.train.step.epoch import require_tqdm
+from trainkit.train.step.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
 from trainkit.train.step.metrics import not_finite, reduce_metrics
 from trainkit.train.strategies.base import Precision, StrategySpec
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
+from trainkit.train.workers.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
@@ -62,9 +66,11 @@ class TorchTrainer:
         channels_last: keep images and convolutions in the memory format that tensor cores like.
         detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
             the device at each step. Otherwise it is told at the epoch's end.
+        ema_decay: keep an exponential moving average of all weights, of which this share stays at each step;
+            it is what `validate` evaluates, and `get_model(ema=True)` returns. None: don't.
         min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
         *positional: refused, as arguments are given by name.
-        **former: arguments that RaySGD's trainer once had; refused with what to do instead.
+        **former: arguments of RaySGD's first trainer, or of Ray Train's; refused with what to do instead.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
@@ -98,13 +104,18 @@ class TorchTrainer:
         compile: bool = False,
         channels_last: bool = False,
         detect_nan: bool = False,
+        ema_decay: float | None = None,
         min_workers: int | None = None,
         **former: Never,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS}
         if use_tqdm:
             require_tqdm()
-        self._options = TrainerOptions.of(**arguments, **{**by_name(positional, former), **former}).resolved()
+        if positional:
+            raise ConfigError(
+                f"TorchTrainer takes its arguments by name: pass training_operator_cls=; {OF_FUNCTIONS}"
+            )
+        self._options = TrainerOptions.of(**arguments, **former).resolved()
         self._workers = ElasticWorkerGroup(self._options)
         workers = weakref.ref(self._workers)
         scheduling.register(
@@ -172,6 +183,39 @@ class TorchTrainer:
         return self._epoch(call, max_retries, reduce_results, "validation")
 
     @without_frames
+    def predict(
+        self, dataset: Any = None, num_steps: int | None = None, *, max_retries: int = RETRIES
+    ) -> list[Any]:
+        """Return the predictions of a Lightning module, by its `predict_step`, for an operator of `from_ptl`.
+
+        Batches are dealt out among the workers as they are, so the list is the one of a single worker.
+
+        Args:
+            dataset: a loader, several as Lightning takes them, or a function of the configuration that makes
+                them in each worker; default, the module's own `predict_dataloader`.
+            num_steps: batches of each loader over all workers; None takes all.
+            max_retries: as of `validate`.
+
+        Returns:
+            What `predict_step` returned for each batch, tensors on the CPU; for several loaders a list of
+            such lists.
+
+        Raises:
+            ConfigError: the operator is no Lightning module's, or there is no data.
+            GangError: workers died or hung, and there is no retry left.
+            Exception: what the module raised in a worker.
+        """
+        self._check_counts("predict", num_steps, max_retries)
+        call = Call("predict", (dataset, num_steps), Effect.SMALL, in_step=True)
+        workers = self._workers.run(call, max_retries)
+        loaders = []
+        for parts in zip(*workers, strict=True):
+            rounds = itertools.zip_longest(*(predictions for predictions, _ in parts))
+            count = min(parts[0][1], sum(len(predictions) for predictions, _ in parts))
+            loaders.append(list(itertools.islice(itertools.chain.from_iterable(rounds), int(count))))
+        return loaders[0] if len(loaders) == 1 else loaders
+
+    @without_frames
     def update_scheduler(self, metric: float) -> None:
         """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
         self._workers.run(
@@ -193,13 +237,17 @@ class TorchTrainer:
         )
 
     @without_frames
-    def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
+    def get_model(self, to_cpu: bool = False, *, ema: bool = False) -> nn.Module | list[nn.Module]:
         """Return the registered model, or the list of models, unwrapped.
 
         From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
         unless `to_cpu` asks for a copy.
+
+        Args:
+            to_cpu: a copy in any case.
+            ema: a copy with the averages of the weights that `ema_decay` asked for.
         """
-        models = self._workers.models(to_cpu=to_cpu)
+        models = self._workers.models(to_cpu=to_cpu, averaged=ema)
         return models[0] if len(models) == 1 else models
 
     def get_local_operator(self) -> TrainingOperator:
@@ -211,8 +259,7 @@ class TorchTrainer:
         worker = self._workers.local_worker
         if worker is None:
             raise ConfigError(
-                "get_local_operator() needs use_local=True; use apply_all_operators() to reach workers in "
-                "other processes"
+                "get_local_operator() needs use_local=True; apply_all_operators() reaches other processes"
             )
         return worker.operator
 
@@ -265,6 +312,147 @@ class TorchTrainer:
         """End the workers; `force` ends them in the middle of what they do."""
         self._workers.close(force=force)
 
+    @without_frames
+    def lr_find(
+        self,
+        min_lr: float = 1e-8,
+        max_lr: float = 1,
+        num_training: int = 100,
+        mode: Literal["exponential", "linear"] = "exponential",
+        early_stop_threshold: float | None = 4.0,
+        *,
+        metric: str = "train_loss",
+    ) -> LRFinder:
+        """Train a step at each of many learning rates, and return the losses, with a suggestion.
+
+        Afterwards the trainer is as before, with workers made anew: no weight and no rate has changed.
+
+        Args:
+            min_lr: the first rate, for all groups of all optimizers.
+            max_lr: the last rate.
+            num_training: number of rates, each for one step of the optimizers.
+            mode: "exponential": each rate is so many times the one before; "linear": so much more.
+            early_stop_threshold: the test ends when the smoothed loss is so many times its best; None:
+                after the last rate.
+            metric: name of the loss in what `train_batch` returns.
+
+        Raises:
+            ConfigError: an argument is wrong, or the operator registered no optimizer.
+            GangError: workers died or hung.
+            Exception: what the operator raised in a worker.
+        """
+        rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
+        several = is_count(num_training) and num_training > 1
+        above = early_stop_threshold is None or (
+            is_positive(early_stop_threshold) and early_stop_threshold > 1
+        )
+        mistakes = [
+            (f"min_lr={min_lr!r}, max_lr={max_lr!r}: give numbers, 0 < min_lr < max_lr", rising),
+            (f"num_training={num_training!r}: give a whole number, 2 or more", several),
+            (f'mode={mode!r}: give "exponential" or "linear"', mode in ("exponential", "linear")),
+            (f"early_stop_threshold={early_stop_threshold!r}: give a number above 1, or None", above),
+        ]
+        _refuse("lr_find", mistakes)
+        self._require("train")
+        rates = learning_rates(mode, min_lr, max_lr, num_training)
+        with self._workers.as_before("lr_find") as workers:
+            losses = workers(None).call("range_test", rates, metric, early_stop_threshold)[0]
+        return LRFinder(mode, {"lr": rates[: len(losses)], "loss": losses})
+
+    @without_frames
+    def scale_batch_size(
+        self,
+        mode: Literal["power", "binsearch"] = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        batch_arg_name: str = "batch_size",
+        margin: float = 0.05,
+        max_val: int = 8192,
+    ) -> int:
+        """Return the largest batch size at which training does not run out of memory.
+
+        Each size is tried by workers that are made anew with it in their configuration, so one that runs out
+        of memory, or is killed for it, leaves nothing behind. Afterwards the trainer is as before.
+
+        Args:
+            mode: "power" doubles the size while it fits, or halves it until it does; "binsearch" goes on
+                to look between the largest that fits and the smallest that doesn't.
+            steps_per_trial: batches that are trained on with each size.
+            init_val: the first size.
+            max_trials: at most so many sizes are tried.
+            batch_arg_name: the key of the configuration from which `setup` takes the size. With `BATCH_SIZE`
+                it is the size over all workers.
+            margin: share by which the result of "binsearch" is reduced.
+            max_val: no larger size is tried.
+
+        Raises:
+            ConfigError: an argument is wrong, or batches don't change with the size.
+            TrainingError: no size fits.
+            Exception: what the operator raised in a worker, for want of something else than memory.
+        """
+        unit = self._options.data_ways if batch_arg_name == BATCH_SIZE else 1
+        counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
+        counts["max_val"] = max_val
+        known, possible = list(self._options.config), margin == 0 or (is_positive(margin) and margin < 1)
+        mistakes = [
+            *(
+                (f"{name}={value!r}: give a whole number, 1 or more", is_count(value))
+                for name, value in counts.items()
+            ),
+            (f'mode={mode!r}: give "power" or "binsearch"', mode in ("power", "binsearch")),
+            (f"margin={margin!r}: give a number from 0 to below 1", possible),
+            (
+                f"batch_arg_name={batch_arg_name!r}: give a key of config, which has {known}",
+                batch_arg_name in known,
+            ),
+        ]
+        _refuse("scale_batch_size", mistakes)
+        start = f"init_val={init_val}: give a multiple of {unit}, at most max_val={max_val}"
+        _refuse("scale_batch_size", [(start, init_val <= max_val and init_val % unit == 0)])
+        self._require("train")
+        search = BatchSizeSearch(mode, init_val, max_val, unit)
+        with self._workers.as_before("scale_batch_size") as workers:
+            self._try_sizes(search, max_trials, batch_arg_name, steps_per_trial, workers)
+        reduced = int(search.fits * (1 - margin)) if mode == "binsearch" else search.fits
+        return max(reduced - reduced % unit, unit)
+
+    def _try_sizes(
+        self,
+        search: BatchSizeSearch,
+        max_trials: int,
+        key: str,
+        steps: int,
+        workers: Callable[[Mapping[str, Any]], WorkerGroup[Any]],
+    ) -> None:
+        """Try sizes until there is none left, or none is to be tried any more."""
+        failure: BaseException | None = None
+        passes: dict[int, int | None] = {}
+        for _ in range(max_trials):
+            size, fitted = search.size, True
+            try:
+                group = workers({**self._options.config, key: size})
+                passes[size] = group.call("try_batches", steps)[0]
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                failure, fitted = error, False
+            batches = passes.get(size)
+            log.info("scale_batch_size: %d %s", size, "fits" if fitted else "is too large")
+            if batches is not None and batches > 1 and batches == passes.get(size // 2):
+                raise ConfigError(
+                    f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
+                    f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
+                )
+            # A loader that drops a last batch that is too small has none left.
+            if not search.told(fitted and batches != 0, whole=batches == 1):
+                break
+        if not search.fits:
+            raise TrainingError(
+                f"scale_batch_size: not even batches of {size} can be trained on: use a smaller model, or "
+                f"give a smaller init_val"
+            ) from failure
+
     @property
     def has_validation(self) -> bool:
         """True if the operator registered validation data."""
@@ -312,19 +500,35 @@ class TorchTrainer:
 
     def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
         """Run an epoch, for which the data `needs` must have been registered."""
-        num_steps = call.args[0]
-        if num_steps is not None and not is_count(num_steps):
-            raise ConfigError(
-                f"{call.method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all "
-                f"batches"
-            )
-        if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
-            raise ConfigError(f"{call.method}(max_retries={max_retries!r}): give a whole number, 0 or more")
-        if needs is not None and self._workers.ended is None and not self._workers.has_data(needs):
-            raise ConfigError(f"there is no {needs} data: call register_data({needs}_loader=...) in setup")
+        self._check_counts(call.method, call.args[0], max_retries)
+        if needs is not None:
+            self._require(needs)
         results = self._workers.epoch(call, max_retries)
         reported = {rank: results[rank] for rank in self._workers.reporters}
         if (warning := not_finite(reported)) is not None:
             log.warning("%s: %s; detect_nan=True stops training at the first such loss", call.method, warning)
         results = list(reported.values())
+        if not any(result.get("batch_count", 1) for result in results):
+            log.warning(
+                "%s: no metrics, as there was no batch: no data, or too few for drop_last=True", call.method
+            )
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]
+
+    def _check_counts(self, method: str, num_steps: Any, max_retries: Any) -> None:
+        if num_steps is not None and not is_count(num_steps):
+            raise ConfigError(
+                f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all"
+            )
+        if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
+            raise ConfigError(f"{method}(max_retries={max_retries!r}): give a whole number, 0 or more")
+
+    def _require(self, data: str) -> None:
+        """Raise ConfigError if the operator registered no such data, "train" or "validation"."""
+        if self._workers.ended is None and not self._workers.has_data(data):
+            raise ConfigError(f"there is no {data} data: call register_data({data}_loader=...) in setup")
+
+
+def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
+    """Raise ConfigError with the texts of all rules that are not kept."""
+    if wrong := [text for text, right in rules if not right]:
+        raise ConfigError(f"{method}: " + "; ".join(wrong))

@@ -6,7 +6,8 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,28 +24,13 @@ from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions
 from trainkit.train.workers.worker_group import worker_labels
+from trainkit.tune.core.metrics import merge_dicts
 from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.core.values import merge_dicts
 from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.trainable import Trainable
 
-T = TypeVar("T")
-
 TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
 """(trainer, {"iteration": n}) to a result."""
-
-
-class TrialTrainer(Protocol):
-    """The methods of a `TorchTrainer` that a trial calls."""
-
-    @property
-    def has_validation(self) -> bool: ...
-    def train(self) -> Any: ...
-    def validate(self) -> Any: ...
-    def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]: ...
-    def save(self, path: str) -> object: ...
-    def load(self, path: str) -> None: ...
-    def shutdown(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,35 +38,28 @@ class TrialPlan:
     """Settings that the trials of one trainable share.
 
     Attributes:
-        trainer_cls: makes the trainer that each trial is, of its arguments.
+        trainer_cls: `TorchTrainer`, or a subclass of it.
         options: its arguments.
         step: instead of an epoch of training and a validation; None for these.
     """
 
-    trainer_cls: Callable[..., TrialTrainer]
+    trainer_cls: type[Any]
     options: TrainerOptions
     step: TuneStep | None
 
 
-@dataclass(frozen=True)
-class Diverted:
-    """The first call in a worker: what it prints goes into the trial's files, as `log_to_file` asks.
+def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> None:
+    """Have what a worker prints go into the trial's files, as `log_to_file` asks; its first call.
 
-    Attributes:
+    Args:
         paths: of the files for stdout and stderr.
         pid: the trial's own process, which prints there already.
         hook: the user's, called next.
     """
-
-    paths: Sequence[str]
-    pid: int
-    hook: Callable[[], Any] | None
-
-    def __call__(self) -> None:
-        if os.getpid() != self.pid:
-            divert(self.paths)
-        if self.hook is not None:
-            self.hook()
+    if os.getpid() != pid:
+        divert(paths)
+    if hook is not None:
+        hook()
 
 
 class TrainerTrainable(Trainable):
@@ -88,11 +67,11 @@ class TrainerTrainable(Trainable):
 
     plan: ClassVar[TrialPlan]
 
-    _trainer: TrialTrainer
+    _trainer: Any
     _set_up: Sequence[Hyperparameters | None]
 
     @property
-    def trainer(self) -> TrialTrainer:
+    def trainer(self) -> Any:
         """The trial's trainer."""
         return self._trainer
 
@@ -112,7 +91,9 @@ class TrainerTrainable(Trainable):
         files = self._trial.environment.log_files
         if files is not None:
             paths = tuple(os.path.join(self._trial.trial_dir, name) for name in files)
-            arguments["initialization_hook"] = Diverted(paths, os.getpid(), options.initialization_hook)
+            arguments["initialization_hook"] = partial(
+                diverted, paths, os.getpid(), options.initialization_hook
+            )
         with worker_labels(self._trial.trial_id or self._trial.trial_name):
             self._trainer = self.plan.trainer_cls(**arguments)
         self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
@@ -137,7 +118,7 @@ class TrainerTrainable(Trainable):
         self._trainer.load(checkpoint_dir)
         then, now = read_hyperparameters(checkpoint_dir), self._known_set_up()
         if differ(then, now):
-            self._trainer.apply_all_operators(HyperparameterOverride(then, now))
+            self._trainer.apply_all_operators(partial(override_operator, then=then, now=now))
 
     def _known_set_up(self) -> Sequence[Hyperparameters]:
         """Return them by rank; [] as long as Lightning has made no optimizers."""
@@ -149,21 +130,18 @@ class TrainerTrainable(Trainable):
         self._trainer.shutdown()
 
 
-@dataclass(frozen=True)
-class HyperparameterOverride:
-    """Called with each worker's operator once it has loaded a checkpoint.
+def override_operator(
+    operator: TrainingOperator, *, then: Sequence[Hyperparameters], now: Sequence[Hyperparameters]
+) -> None:
+    """Set the hyperparameters of a worker's operator that has loaded a checkpoint.
 
-    Attributes:
+    Args:
+        operator: the worker's.
         then: what `setup` made of the checkpoint's configuration, by rank.
         now: what it has made of the present one, by rank.
     """
-
-    then: Sequence[Hyperparameters]
-    now: Sequence[Hyperparameters]
-
-    def __call__(self, operator: TrainingOperator) -> None:
-        then = self.then[min(operator.world_rank, len(self.then) - 1)]
-        override_hyperparameters(*_steering(operator), then=then, now=self.now[operator.world_rank])
+    before = then[min(operator.world_rank, len(then) - 1)]
+    override_hyperparameters(*_steering(operator), then=before, now=now[operator.world_rank])
 
 
 def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
@@ -192,8 +170,7 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
             inspect.signature(plan.step).bind("trainer", {})
         except TypeError as error:
             raise ConfigError(
-                f"as_trainable(override_tune_step={plan.step!r}) can't be called ({error}): give a function "
-                f"(trainer, info)"
+                f"as_trainable(override_tune_step={plan.step!r}): {error}; give a function (trainer, info)"
             ) from error
     operator = plan.options.training_operator_cls
     return type(

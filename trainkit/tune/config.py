@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from trainkit.tune.callbacks.base import Callback, ProgressReporter, create_callback
+from trainkit.tune.callbacks.base import Callback, ProgressReporter, check_callback, create_callback
 from trainkit.tune.core.checks import (
     is_finite,
     is_name,
@@ -16,13 +16,17 @@ from trainkit.tune.core.checks import (
     require,
     require_kind,
     require_mode,
+    require_name,
+    require_number,
+    require_one_of,
+    require_whole,
     setting,
 )
+from trainkit.tune.core.configs import CheckpointConfig as CheckpointConfig
+from trainkit.tune.core.configs import FailureConfig as FailureConfig
+from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
+from trainkit.tune.core.configs import SyncConfig as SyncConfig
 from trainkit.tune.core.objectives import Objective, objectives_of
-from trainkit.tune.core.policies import CheckpointConfig as CheckpointConfig
-from trainkit.tune.core.policies import FailureConfig as FailureConfig
-from trainkit.tune.core.policies import ResumeConfig as ResumeConfig
-from trainkit.tune.core.policies import SyncConfig as SyncConfig
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
@@ -83,10 +87,7 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         if not self.objectives:
-            require(
-                self.metric is None or is_name(self.metric),
-                f"metric={self.metric!r}: give the name of a reported value",
-            )
+            require_name("metric", self.metric, optional=True)
             require_mode(self.mode)
             require(
                 self.metric is None or self.mode is not None,
@@ -97,20 +98,17 @@ class TuneConfig:
             f"{setting('num_samples')}={self.num_samples!r}: give 1 or more, or -1 to go on until "
             "something ends it",
         )
-        limit = self.max_concurrent_trials
-        require(
-            limit is None or (is_whole(limit) and limit >= 0),
-            f"max_concurrent_trials={limit!r}: give 1 or more, or None for as many as fit",
-        )
+        words = "1 or more, or None for as many as fit"
+        require_whole("max_concurrent_trials", self.max_concurrent_trials, 0, words, optional=True)
         for name in ("time_budget_s", "trial_timeout_s"):
-            self._check_seconds(name)
-        require(
-            self.seed is None or (is_whole(self.seed) and self.seed >= 0),
-            f"seed={self.seed!r}: give a whole number of 0 or more",
-        )
-        for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             value = getattr(self, name)
-            require(value in (True, False, None), f"{name}={value!r} is neither True nor False")
+            if isinstance(value, timedelta):
+                value = value.total_seconds()
+                object.__setattr__(self, name, value)
+            require_number(name, value, "seconds above 0", above=0, optional=True)
+        require_whole("seed", self.seed, 0, optional=True)
+        for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
+            require_one_of(name, getattr(self, name), (True, False, None))
         for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy's integers as Python's
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
@@ -140,16 +138,6 @@ class TuneConfig:
     def one_mode(self) -> str | None:
         """The mode of the one metric."""
         return self.mode if isinstance(self.mode, str) else None
-
-    def _check_seconds(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, timedelta):
-            object.__setattr__(self, name, value.total_seconds())
-        seconds = cast("float | None", getattr(self, name))
-        require(
-            seconds is None or (is_finite(seconds) and seconds > 0),
-            f"{name}={seconds!r}: give seconds above 0",
-        )
 
 
 @dataclass(frozen=True)
@@ -230,6 +218,9 @@ class RunConfig:
             )
             object.__setattr__(self, name, tuple(value))
         made = [create_callback(each) if isinstance(each, str) else each for each in self.callbacks]
+        for callback in made:
+            require_kind("callbacks", callback, Callback, "an object of a class that extends tune.Callback")
+            check_callback(callback)
         object.__setattr__(self, "callbacks", tuple(made))
         require(
             set(self.default_loggers) <= set(DEFAULT_LOGGERS),
@@ -241,8 +232,6 @@ class RunConfig:
         for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
-        for callback in self.callbacks:
-            require_kind("callbacks", callback, Callback, "an object of a class that extends tune.Callback")
         require_kind(
             "failure_config", self.failure_config, FailureConfig, "tune.FailureConfig(max_failures=2)"
         )

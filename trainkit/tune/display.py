@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainkit.resources import describe_use
 from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.objectives import NONE_BEST, trial_score
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import first_line, flatten, lookup
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

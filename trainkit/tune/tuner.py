@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.core.policies import ResumeConfig
+from trainkit.tune.core.configs import ResumeConfig
 from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
 from trainkit.tune.results.result import Result
@@ -27,7 +27,8 @@ class Tuner:
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: what is searched for, and how.
-        run_config: where the experiment is kept, when trials end, who is told.
+        run_config: where the experiment is kept, when trials end, who is told; None: as the trainer says that
+            is the trainable, or the defaults.
 
     Raises:
         ConfigError: an argument is wrong; SpaceError: the search space is.
@@ -41,7 +42,10 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        tune, run = tune_config or TuneConfig(), run_config or RunConfig()
+        # A trainer may bring settings of its own.
+        own = getattr(trainable, "run_config", None)
+        run = run_config or (own if isinstance(own, RunConfig) else RunConfig())
+        tune = tune_config or TuneConfig()
         for name, value, kind in (("tune_config", tune, TuneConfig), ("run_config", run, RunConfig)):
             if not isinstance(value, kind):
                 raise ConfigError(f"{name}={value!r} is not a tune.{kind.__name__}")

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from trainkit.errors import ActorDiedError, ConfigError, WorkerDiedError
-from trainkit.runtime import serialize
+from trainkit.runtime import serialize, specs
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
 from trainkit.runtime.inline.placement import ResourceShare
+from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.session import inside
-from trainkit.runtime.specs import ActorSpec, MethodSpec, Placement, Registration, SessionSpec, TaskSpec
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class CallFrame:
     """
 
     name: str
-    placement: Placement
+    placement: specs.Placement
     place: ResourceShare
     loop: PrivateLoop
     number: int | None = None
@@ -54,18 +54,13 @@ class CallFrame:
 
     def next_of(self, generator: AsyncGenerator[Any, Any], end: object) -> Any:
         """Return the next item of `generator`, or `end` if it has ended."""
-        return self.loop.next_of(generator, end, self.name)
+        return self.run(anext(generator, end))
 
     def leave(self) -> None:
         """Free what a task holds; an actor keeps it. To be called once."""
         if self.life is None:
             self.place.give_back()
             self.loop.close()
-
-
-def frames() -> tuple[CallFrame, ...]:
-    """Return the calls that this code runs in, the innermost last."""
-    return running_frames()
 
 
 def current_frame() -> CallFrame | None:
@@ -87,6 +82,7 @@ class ActorInstance:
         name: of the actor, for errors.
         over: why it ended; None while it lives.
         calls: how many run in it now.
+        made: set once the constructor has ended, or will not begin.
     """
 
     def __init__(self, name: str) -> None:
@@ -96,20 +92,7 @@ class ActorInstance:
         self.loop = PrivateLoop()
         self.over: str | None = None
         self.calls = 0
-        self._made = threading.Event()
-
-    @property
-    def is_made(self) -> bool:
-        """True if the constructor has ended, or will not begin."""
-        return self._made.is_set()
-
-    def note_made(self) -> None:
-        """Note that the constructor has ended, or will not begin."""
-        self._made.set()
-
-    def await_made(self) -> None:
-        """Wait until the constructor has ended, or will not begin."""
-        self._made.wait()
+        self.made = threading.Event()
 
 
 class InlineActorExit(BaseException):
@@ -144,20 +127,21 @@ class InlineCallRunner:
         spec: of the session, for what every call sees.
     """
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: specs.SessionSpec) -> None:
         self._spec = spec
         self.running: list[CallFrame] = []
 
     @contextlib.contextmanager
     def entered(self, frame: CallFrame) -> Iterator[None]:
         """Let what runs here be `frame`'s, and see its environment and folder."""
-        outer = frames()
+        outer: tuple[CallFrame, ...] = running_frames()
         # What an outer call sees, its inner ones see too, as a worker's own workers do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
+        changed = _changed(variables, folder) if variables or folder else contextlib.nullcontext()
         self.running.append(frame)
         try:
-            with standing_in((*outer, frame)), _surroundings(variables, folder):
+            with standing_in((*outer, frame)), changed:
                 yield
         finally:
             self.running.remove(frame)
@@ -208,24 +192,9 @@ def died(frame: CallFrame, code: int | None = None) -> Outcome:
     return failed(error, frame.name)
 
 
-def is_retried(outcome: Outcome, spec: TaskSpec | MethodSpec) -> bool:
+def is_retried(outcome: Outcome, spec: specs.TaskSpec | specs.MethodSpec) -> bool:
     """Return whether a call that came to `outcome` is to run again, if that is left."""
-    if outcome.exited:
-        return True
-    wanted = spec.retry_exceptions
-    if isinstance(wanted, bool):
-        return wanted and isinstance(outcome.error, Exception)
-    return isinstance(outcome.error, wanted)
-
-
-def require_generator(result: Any, name: str) -> Any:
-    """`result`, if values can be pulled out of it; raises TypeError if not."""
-    if hasattr(result, "__next__") or hasattr(result, "__anext__"):
-        return result
-    raise TypeError(
-        f"{name} was called with num_returns='streaming' and returned a {type(result).__name__}; it must "
-        "be a generator, or return an iterator"
-    )
+    return outcome.exited or retries_on(outcome.error, spec.retry_exceptions)
 
 
 def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
@@ -239,7 +208,7 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
     return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
 
 
-class InlineActor:
+class InlineActor(specs.Uncopied):
     """Actor of the inline engine, held by its handles; it ends with the last of them.
 
     Args:
@@ -256,7 +225,7 @@ class InlineActor:
     def __init__(
         self,
         number: int,
-        spec: ActorSpec,
+        spec: specs.ActorSpec,
         packed: Packed,
         *,
         namespace: str,
@@ -282,13 +251,12 @@ class InlineActor:
         self._caller = caller
         self._resolve = resolve
         self._ended = ended
-        most = spec.concurrency.max_concurrency or 1
         # Several threads of this process may call. An event loop, though, has room for one call.
-        rooms: dict[str | None, int] = {None: most}
-        rooms.update(spec.concurrency.groups)
+        most: dict[str | None, int] = {None: spec.concurrency.max_concurrency or 1}
+        most.update(spec.concurrency.groups)
         self._room = {
             group: threading.Semaphore(1 if spec.interface.is_async else count)
-            for group, count in rooms.items()
+            for group, count in most.items()
         }
 
     @property
@@ -313,7 +281,7 @@ class InlineActor:
             else:
                 life.failure = outcome.failure
         finally:
-            life.note_made()
+            life.made.set()
 
     def frame(
         self, name: str, number: int | None, life: ActorInstance, given: str | None = None
@@ -331,9 +299,11 @@ class InlineActor:
         if group not in self._room:
             declared = sorted(self._spec.concurrency.groups)
             raise ConfigError(f"concurrency_group={group!r}: {self.name} declares the groups {declared}")
-        within = any(frame.actor is self for frame in frames())  # its own, further up, would never end
+        # A call of its own further up would never end.
+        within = any(frame.actor is self for frame in running_frames())
         if life is None and not within:  # another thread may have found it while it is being made
-            self.life.await_made()
+            present = self.life
+            present.made.wait()
         room = None if within else self._room[group]
         if room is not None:
             room.acquire()
@@ -361,16 +331,17 @@ class InlineActor:
 
     def end(self, reason: str, life: ActorInstance | None = None) -> None:
         """End it; without effect if it has, or if `life` is not its present one."""
-        if self.life.over is not None or life not in (None, self.life):
+        present = self.life
+        if present.over is not None or life not in (None, present):
             return
-        self.life.over = reason
-        self.life.note_made()
+        present.over = reason
+        present.made.set()
         self._ended(self)
         self.place.give_back()
         for actor in list(self.owned):
             if not actor.detached:
                 actor.end(f"{self.name}, which made it, has ended")
-        self._let_go(self.life)
+        self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
         if life.calls == 0:  # else the last of them does it
@@ -396,12 +367,6 @@ class InlineActor:
             "death_cause": over,
         }
 
-    def __copy__(self) -> InlineActor:
-        return self
-
-    def __deepcopy__(self, memo: object) -> InlineActor:
-        return self
-
     def __reduce__(self) -> Any:
         raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
 
@@ -422,7 +387,7 @@ class Actors:
         self._detached: set[InlineActor] = set()
         self._dead: deque[dict[str, Any]] = deque(maxlen=_DEAD_KEPT)
 
-    def namespace_of(self, registration: Registration | None) -> str:
+    def namespace_of(self, registration: specs.Registration | None) -> str:
         """The namespace that a registration means."""
         return (registration.namespace if registration is not None else None) or self._namespace
 
@@ -434,13 +399,13 @@ class Actors:
                 return actor
         return None
 
-    def existing(self, registration: Registration | None) -> InlineActor | None:
+    def existing(self, registration: specs.Registration | None) -> InlineActor | None:
         """The one to use instead of a new one, if that is asked for.
 
         Raises:
             ConfigError: the name is taken.
         """
-        if registration is None or registration.name is None:
+        if registration is None:
             return None
         found = self.named(registration.name, registration.namespace)
         if found is not None and not registration.get_if_exists:
@@ -484,14 +449,6 @@ class Actors:
         return [*(actor.row() for actor in self), *self._dead]
 
 
-def _surroundings(
-    variables: Mapping[str, str], folder: str | None
-) -> contextlib.AbstractContextManager[None]:
-    if variables or folder:
-        return _changed(variables, folder)
-    return contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
@@ -515,12 +472,4 @@ def leave_if_over() -> None:
         raise InlineActorExit(frame.life)
 
 
-def _reduce_actor(pickler: Any, actor: InlineActor) -> Any:
-    return _load_actor, (pickler.attach(actor),)
-
-
-def _load_actor(position: int) -> Any:
-    return serialize.claim(position)
-
-
-serialize.register(InlineActor, _reduce_actor)
+serialize.register(InlineActor, serialize.attached)

@@ -6,37 +6,22 @@ import inspect
 import itertools
 import os
 import secrets
-import socket
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
 from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
-from trainkit.resources import Bundle
+from trainkit.resources import Bundle, require_feasible
+from trainkit.runtime import specs
 from trainkit.runtime.context import address_info
-from trainkit.runtime.engine import PROMISES
+from trainkit.runtime.engine import PROMISES, Row, listing, node_row, task_row, worker_row
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.inline.calls import (
-    Actors,
-    CallFrame,
-    InlineActor,
-    InlineActorExit,
-    InlineCallRunner,
-    Outcome,
-    arguments,
-    current_actor,
-    current_frame,
-    died,
-    failed,
-    is_retried,
-    leave_if_over,
-    packed_arguments,
-    require_generator,
-)
+from trainkit.runtime.inline import calls
+from trainkit.runtime.inline.calls import current_actor
 from trainkit.runtime.inline.event_loop import PrivateLoop
 from trainkit.runtime.inline.placement import Places, ResourceShare
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
@@ -45,49 +30,23 @@ from trainkit.runtime.options import method_of
 from trainkit.runtime.placement import require_labels
 from trainkit.runtime.scheduling import captured
 from trainkit.runtime.serialize import Packed, pack
-from trainkit.runtime.specs import (
-    DYNAMIC,
-    STREAMING,
-    ActorSpec,
-    Interface,
-    MethodSpec,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    SessionSpec,
-    TaskSpec,
-    WhereAmI,
-)
-from trainkit.runtime.streams import DynamicObjectRefGenerator, split_results
-
-KINDS = ("nodes", "actors", "tasks", "workers", "logs", "objects", "placement_groups", "requests")
+from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
 
 
-def _worker(node_id: str) -> dict[str, Any]:
-    return {
-        "worker_id": f"{os.getpid():016x}",
-        "name": "driver",
-        "worker_type": "DRIVER",
-        "pid": os.getpid(),
-        "is_alive": True,
-        "node_id": node_id,
-        "ip": "127.0.0.1",
-    }
+def _task(frame: calls.CallFrame) -> Row:
+    pid = os.getpid()
+    return task_row(
+        frame.name,
+        frame.placement.resources,
+        is_running=True,
+        worker_id=f"{pid:016x}",
+        pid=pid,
+        owner_pid=pid,
+        task_id=None if frame.number is None else f"{frame.number:016x}",
+    )
 
 
-def _task(frame: CallFrame) -> dict[str, Any]:
-    return {
-        "task_id": None if frame.number is None else f"{frame.number:016x}",
-        "worker_id": f"{os.getpid():016x}",
-        "name": frame.name,
-        "state": "RUNNING",
-        "pid": os.getpid(),
-        "resources": dict(frame.placement.resources),
-        "owner_pid": os.getpid(),
-    }
-
-
-def _object(ref: InlineRef) -> dict[str, Any]:
+def _object(ref: InlineRef) -> Row:
     return {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
 
 
@@ -104,23 +63,33 @@ class InlineEngine:
     is_worker = False
 
     @classmethod
-    def start(cls, spec: SessionSpec) -> Self:
+    def start(cls, spec: specs.SessionSpec) -> Self:
         """Start a session in this process."""
         return cls(spec)
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: specs.SessionSpec) -> None:
         self._namespace, self._labels = spec.namespace, spec.labels
         self._visible_gpus = devices.visible_gpus()
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
         self._places = Places(spec.totals)
-        self._caller = InlineCallRunner(spec)
-        self._actors = Actors(spec.namespace)
+        self._caller = calls.InlineCallRunner(spec)
+        self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
         self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
         self._owned_groups: dict[int, int] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._kinds: dict[str, Callable[[], list[Row]]] = {
+            "nodes": self._nodes,
+            "actors": self._actors.rows,
+            "tasks": lambda: [_task(frame) for frame in self._caller.running if frame.life is None],
+            "workers": self._workers,
+            "logs": list,  # what is printed goes where the program prints
+            "objects": lambda: [_object(ref) for ref in list(self._large)],
+            "placement_groups": self._places.rows,
+            "requests": list,  # nothing waits
+        }
 
     def require_usable(self) -> None:
         return  # all it has is in this process, and a forked one has a copy
@@ -130,17 +99,17 @@ class InlineEngine:
 
     # calls
 
-    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
-        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
-        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
+        spec = spec._replace(placement=self._placed(spec.placement, spec.name))
+        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         number = next(self._ids)
         if not self._places.has_group_of(spec.placement):
             error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
-            frame = CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
-            return self._results(frame, failed(error, spec.name), spec.num_returns)
+            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
+            return self._results(frame, calls.failed(error, spec.name), spec.num_returns)
         retries = spec.max_retries
         while True:
-            frame = CallFrame(
+            frame = calls.CallFrame(
                 spec.name, spec.placement, self._places.take(spec.placement), PrivateLoop(), number
             )
             try:
@@ -149,16 +118,16 @@ class InlineEngine:
                 frame.leave()
                 raise
             # A stream that fails later is not begun again: who reads it has its first values already.
-            if retries == 0 or not is_retried(outcome, spec):
+            if retries == 0 or not calls.is_retried(outcome, spec):
                 break
             frame.leave()
             retries -= 1  # a negative number never gets to 0
-        leave_if_over()
+        calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns)
 
-    def start_actor(self, spec: ActorSpec) -> InlineActor:
+    def start_actor(self, spec: specs.ActorSpec) -> calls.InlineActor:
         spec = replace(spec, placement=self._placed(spec.placement, spec.name))
-        packed = packed_arguments(spec.args, spec.kwargs, spec.name)
+        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         can_start = self._places.has_group_of(spec.placement)
         with self._naming:
             found = self._actors.existing(spec.registration)
@@ -173,18 +142,18 @@ class InlineEngine:
                 raise
         else:
             actor.end("its placement group was removed")
-        leave_if_over()
+        calls.leave_if_over()
         return actor
 
-    def _placed(self, placement: Placement, name: str) -> Placement:
+    def _placed(self, placement: specs.Placement, name: str) -> specs.Placement:
         """`placement`, in the group of the code that asks if that captures what is started there."""
-        self._places.require(placement, name)
+        require_feasible([placement.resources], self._places.totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
         return captured(placement, self.current_group())
 
-    def _new_actor(self, spec: ActorSpec, packed: Packed, can_start: bool) -> InlineActor:
-        actor = InlineActor(
+    def _new_actor(self, spec: specs.ActorSpec, packed: Packed, can_start: bool) -> calls.InlineActor:
+        actor = calls.InlineActor(
             next(self._ids),
             replace(spec, args=(), kwargs={}),
             packed,
@@ -197,59 +166,59 @@ class InlineEngine:
         self._actors.add(actor)
         return actor
 
-    def find_actor(self, name: str, namespace: str | None) -> tuple[InlineActor, Interface]:
+    def find_actor(self, name: str, namespace: str | None) -> tuple[calls.InlineActor, specs.Interface]:
         actor = self._actors.find(name, namespace)
         return actor, actor.interface
 
     def call(
         self,
-        actor: InlineActor,
+        actor: calls.InlineActor,
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        spec: MethodSpec,
-    ) -> list[ObjectRef[Any]]:
+        spec: specs.MethodSpec,
+    ) -> list[specs.ObjectRef[Any]]:
         where = f"{actor.name}.{method}"
-        packed = packed_arguments(args, kwargs, where)
+        packed = calls.packed_arguments(args, kwargs, where)
         with actor.busy(spec.concurrency_group) as life:
             frame = actor.frame(where, next(self._ids), life, spec.name)
             if life.over is not None:
-                outcome = died(frame)
+                outcome = calls.died(frame)
             elif life.failure is not None:
-                outcome = Outcome(failure=life.failure)
-            elif not life.is_made:
+                outcome = calls.Outcome(failure=life.failure)
+            elif not life.made.is_set():
                 error = ConfigError(
                     f"{where}() was called by the constructor of its own actor, which comes first"
                 )
-                outcome = failed(error, where)
+                outcome = calls.failed(error, where)
             else:
                 asked = spec.max_task_retries
                 retries = actor.max_task_retries if asked is None else asked
                 while True:
                     function = method_of(life.instance, method)
                     outcome = self._outcome(frame, function, packed, spec.num_returns)
-                    if retries == 0 or not is_retried(outcome, spec):
+                    if retries == 0 or not calls.is_retried(outcome, spec):
                         break
                     retries -= 1  # a negative number never gets to 0
-        leave_if_over()
+        calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 
     def _outcome(
-        self, frame: CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
-    ) -> Outcome:
+        self, frame: calls.CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
+    ) -> calls.Outcome:
         """Run `function`; the value is a list of packed results, or a generator for a stream."""
 
         def work() -> Any:
-            args, kwargs = arguments(packed, self._resolve)
+            args, kwargs = calls.arguments(packed, self._resolve)
             result = function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = frame.run(result)
-            if num_returns == STREAMING:
-                return require_generator(result, frame.name)
+            if num_returns == specs.STREAMING:
+                return require_iterator(result, frame.name)
             if num_returns != 1 and hasattr(result, "__anext__"):
                 result = stepped(result, frame)
-            if num_returns == DYNAMIC:
-                items: Iterable[Any] = require_generator(result, frame.name)
+            if num_returns == specs.DYNAMIC:
+                items = require_iterator(result, frame.name, "dynamic")
                 return [pack(DynamicObjectRefGenerator.of(items, self.put, failure), frame.name).owned()]
             refs: list[Packed | InlineRef] = []
             try:
@@ -269,19 +238,19 @@ class InlineEngine:
         return self._caller.outcome(frame, work)
 
     def _results(
-        self, frame: CallFrame, outcome: Outcome, num_returns: int, group: str | None = None
-    ) -> list[ObjectRef[Any]]:
+        self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
+    ) -> list[specs.ObjectRef[Any]]:
         """The references of a call, whose frame ends here, or with its stream."""
         of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
             return self._ref(packed, is_failure, of_actor)
 
-        if num_returns == STREAMING:
+        if num_returns == specs.STREAMING:
             stream = InlineStream(self._caller, frame, outcome, new_ref, group)
             self._streams.add(stream)
             # What the verbs hand on as one reference may be a generator of them: see the protocol.
-            return [cast("ObjectRef[Any]", stream)]
+            return [cast("specs.ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:
             return []
@@ -296,21 +265,21 @@ class InlineEngine:
         return ref
 
     def _resolve(self, value: Any) -> Any:
-        return _own(value).value() if isinstance(value, ObjectRef) else value
+        return _own(value).value() if isinstance(value, specs.ObjectRef) else value
 
     # the end of actors and calls
 
-    def _actor_ended(self, actor: InlineActor) -> None:
+    def _actor_ended(self, actor: calls.InlineActor) -> None:
         self._actors.ended(actor)
         for group in [group for group, owner in self._owned_groups.items() if owner == actor.number]:
             self.release(group)
 
-    def kill(self, actor: InlineActor, no_restart: bool) -> None:
+    def kill(self, actor: calls.InlineActor, no_restart: bool) -> None:
         if no_restart or not actor.restart():
             actor.end("it was killed by trainkit.kill()")
-        leave_if_over()
+        calls.leave_if_over()
 
-    def end_processes(self, placement: Placement) -> None:
+    def end_processes(self, placement: specs.Placement) -> None:
         """There are none."""
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
@@ -320,27 +289,27 @@ class InlineEngine:
                 "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
             )
         call.cancel()
-        leave_if_over()
+        calls.leave_if_over()
 
     def exit_actor(self) -> NoReturn:
-        frame = current_frame()
+        frame = calls.current_frame()
         if frame is None or frame.actor is None or frame.life is None:
             raise ConfigError("exit_actor() ends the actor whose method calls it, and this runs in no actor")
         frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
-        raise InlineActorExit(frame.life)
+        raise calls.InlineActorExit(frame.life)
 
     # objects
 
-    def put(self, value: Any) -> ObjectRef[Any]:
+    def put(self, value: Any) -> specs.ObjectRef[Any]:
         return self._ref(pack(value).owned(), False)
 
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         return [_own(ref).value() for ref in refs]
 
     def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
+        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
+        own: list[specs.ObjectRef[Any]] = [_own(ref) for ref in refs]
         return own[:num_returns], own[num_returns:]
 
     # placement groups
@@ -360,7 +329,7 @@ class InlineEngine:
         self._places.bundles(group)
         return True
 
-    def group_ref(self, group: int) -> ObjectRef[Any]:
+    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
         try:
             self._places.bundles(group)
         except ConfigError as error:
@@ -373,10 +342,10 @@ class InlineEngine:
             if actor.placement.group is not None and actor.placement.group.group == group:
                 actor.end("its placement group was removed")
         self._places.release(group)
-        leave_if_over()
+        calls.leave_if_over()
 
-    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        frame = current_frame()
+    def current_group(self) -> tuple[specs.PlacementGroupId, list[Bundle]] | None:
+        frame = calls.current_frame()
         placement = None if frame is None else frame.placement
         if placement is None or placement.group is None or not self._places.has_group_of(placement):
             return None
@@ -384,9 +353,9 @@ class InlineEngine:
 
     # what there is
 
-    def where_am_i(self) -> WhereAmI:
-        frame, actor = current_frame(), current_actor()
-        return WhereAmI(
+    def where_am_i(self) -> specs.WhereAmI:
+        frame, actor = calls.current_frame(), current_actor()
+        return specs.WhereAmI(
             node_id=self._node_id,
             worker_id=f"{os.getpid():016x}",
             namespace=self._namespace,
@@ -399,7 +368,7 @@ class InlineEngine:
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
 
-    def current_actor(self) -> tuple[InlineActor, Interface] | None:
+    def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = current_actor()
         return None if actor is None else (actor, actor.interface)
 
@@ -413,48 +382,25 @@ class InlineEngine:
         return self._places.available()
 
     def gpu_ids(self) -> list[int | str]:
-        frame = current_frame()
+        frame = calls.current_frame()
         gpus = frame.place.gpus if frame is not None else range(int(self.cluster_resources().get("GPU", 0)))
         return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
 
-    def state(self, kind: str) -> list[dict[str, Any]]:
-        match kind:
-            case "nodes":
-                return [self._node()]
-            case "actors":
-                return self._actors.rows()
-            case "tasks":
-                return [_task(frame) for frame in self._caller.running if frame.life is None]
-            case "objects":
-                return [_object(ref) for ref in list(self._large)]
-            case "placement_groups":
-                return self._places.rows()
-            case "workers":
-                return [_worker(self._node_id)]
-            case "requests" | "logs":
-                return []  # nothing waits, and what is printed goes where the program prints
-        raise ConfigError(f"state({kind!r}); there are {', '.join(KINDS)}")
+    def state(self, kind: str) -> list[Row]:
+        return listing(self._kinds, kind)
 
-    def _node(self) -> dict[str, Any]:
-        return {
-            "node_id": self._node_id,
-            "alive": True,
-            "hostname": socket.gethostname(),
-            "address": "127.0.0.1",
-            "pid": os.getpid(),
-            "labels": {**self._labels, "ray.io/node-id": self._node_id},
-            "resources": self.cluster_resources(),
-            "available": self._places.available(),
-            "object_store": None,
-        }
+    def _nodes(self) -> list[Row]:
+        places = self._places
+        return [node_row(self._node_id, self._labels, places.totals, places.available())]
+
+    def _workers(self) -> list[Row]:
+        pid = os.getpid()
+        return [worker_row(f"{pid:016x}", "driver", "DRIVER", pid, self._node_id)]
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="trainkit-inline-")
         return Path(self._scratch.name)
-
-    def ensure_serializable(self, value: Any, what: str) -> None:
-        pack(value, what)
 
     def close(self) -> None:
         for stream in list(self._streams):
@@ -472,7 +418,7 @@ def _own(ref: Any) -> InlineRef:
     return ref
 
 
-def _name_of(frame: CallFrame | None) -> str | None:
+def _name_of(frame: calls.CallFrame | None) -> str | None:
     """The name of the call that runs, "Class.method" in an actor."""
     if frame is None or frame.number is None:
         return None

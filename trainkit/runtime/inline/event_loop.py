@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import selectors
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,10 +96,6 @@ class PrivateLoop:
         if not _in_running_loop():
             return self._run(awaitable, where)
         return _beside(lambda: self._run(awaitable, where), self._interrupt)
-
-    def next_of(self, generator: AsyncGenerator[Any, Any], end: object, where: str) -> Any:
-        """Return the next item of `generator`, or `end` if it has ended."""
-        return self.run(anext(generator, end), where)
 
     def close(self) -> None:
         """Cancel what still runs on the loop, let it clean up, and close it."""

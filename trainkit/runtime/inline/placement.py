@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.resources import Bundle, describe, require_feasible
+from trainkit.resources import Bundle, describe
+from trainkit.runtime.engine import Row, group_row
 from trainkit.runtime.placement import Allocation, Ledger
+from trainkit.runtime.scheduling import require_one_node
 from trainkit.runtime.specs import Placement
 
 _counting = threading.RLock()
@@ -66,10 +67,6 @@ class Places:
         self._ledger = Ledger.of_machine(totals)
         self._groups: dict[int, InlinePlacementGroup] = {}
 
-    def require(self, placement: Placement, name: str) -> None:
-        """Raise InfeasibleError if the machine could never meet `placement`."""
-        require_feasible([placement.resources], self.totals, what=name)
-
     def has_group_of(self, placement: Placement) -> bool:
         """Return True if the requested placement group still exists, or none is requested."""
         return placement.group is None or placement.group.group in self._groups
@@ -108,11 +105,7 @@ class Places:
             InfeasibleError: the strategy wants more than one node.
             ConfigError: the name is taken.
         """
-        if strategy == "STRICT_SPREAD" and len(bundles) > 1:
-            raise InfeasibleError(
-                f"strategy='STRICT_SPREAD' wants a node for each of {len(bundles)} bundles, and there is one "
-                "node here; use 'SPREAD', which puts them together where they can't be apart"
-            )
+        require_one_node(bundles, strategy)
         if name and any(group.name == name for group in self._groups.values()):
             raise ConfigError(
                 f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
@@ -148,15 +141,9 @@ class Places:
         for place in group.places if group is not None else ():
             place.give_back()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """The groups as plain data."""
         return [
-            {
-                "placement_group_id": f"{number:016x}",
-                "name": group.name,
-                "strategy": group.strategy,
-                "state": "CREATED",
-                "bundles": [dict(bundle) for bundle in group.bundles],
-            }
+            group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
             for number, group in self._groups.items()
         ]

@@ -148,7 +148,8 @@ class InlineStream(ObjectRefGenerator[Any]):
             return
         outcome = self._run(self._close)
         if outcome.failure is None:
-            outcome = failed(error or self._cancellation(), self._frame.name)
+            name = self._frame.name
+            outcome = failed(error or TaskCancelledError(f"{name} was cancelled"), name)
         self._end(outcome)
 
     def _step(self) -> None:
@@ -202,9 +203,6 @@ class InlineStream(ObjectRefGenerator[Any]):
             self._ready.append(self._new_ref(outcome.failure, True))
         self._frame.leave()
 
-    def _cancellation(self) -> TaskCancelledError:
-        return TaskCancelledError(f"{self._frame.name} was cancelled")
-
     def __reduce__(self) -> Any:
         raise TypeError(
             "a generator of references stays where it was made: send the references that it yields"
@@ -225,14 +223,6 @@ def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
         frame.run(generator.aclose())
 
 
-def _reduce_ref(pickler: Any, ref: InlineRef) -> Any:
-    return _load, (pickler.attach(ref),)
-
-
-def _load(position: int) -> Any:
-    # The very same: its value is unpacked anew for each who asks.
-    return serialize.claim(position)
-
-
-serialize.register(InlineRef, _reduce_ref)
-serialize.register(_Completion, _reduce_ref)
+# The very same reference arrives: its value is unpacked anew for each who asks.
+serialize.register(InlineRef, serialize.attached)
+serialize.register(_Completion, serialize.attached)

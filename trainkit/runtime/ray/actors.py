@@ -13,10 +13,11 @@ from ray.experimental import internal_kv
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
+from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.ray.errors import RetriedFailure, refusal
 from trainkit.runtime.ray.placement import ray_options
 from trainkit.runtime.ray.values import Call, RayActor, handed_out, seal, split_arguments, with_options
-from trainkit.runtime.ray.worker import ActorLeaves, Join, host_class, task_body
+from trainkit.runtime.ray.worker import Join, host_class, task_body
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
 
 
@@ -90,16 +91,15 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
     registration = spec.registration
     if registration is not None:
         options["lifetime"] = "detached" if registration.detached else None
-        if registration.name is not None:
-            options["name"] = registration.name
-            options["namespace"] = registration.namespace or namespace
-            options["get_if_exists"] = registration.get_if_exists
+        options["name"] = registration.name
+        options["namespace"] = registration.namespace or namespace
+        options["get_if_exists"] = registration.get_if_exists
     call = Call(where=spec.name, arguments=arguments, num_returns=1, folder=spec.placement.cwd)
     try:
         handle = definitions.host(spec).options(**options).remote(call, cls, refs, *_to_wait_for(refs))
     except ValueError as error:
         raise refusal(error, f"the actor {spec.name}") from error
-    if registration is not None and registration.name is not None:
+    if registration is not None:
         internal_kv._internal_kv_put(_key(handle), pickle.dumps(spec.interface))
     return RayActor(handle, spec.name)
 
@@ -180,7 +180,7 @@ def leave() -> NoReturn:
     """Implement `Engine.exit_actor`."""
     if ray.get_runtime_context().get_actor_id() is None:
         raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
-    raise ActorLeaves
+    raise ActorExit
 
 
 def _key(handle: Any) -> bytes:

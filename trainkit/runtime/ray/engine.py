@@ -17,17 +17,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 from ray.experimental import internal_kv
 
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
-from trainkit.runtime import session
+from trainkit.runtime import session, specs
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.system import devices
@@ -49,18 +49,6 @@ from trainkit.runtime.ray.values import (
     with_options,
 )
 from trainkit.runtime.ray.worker import ActorHost
-from trainkit.runtime.serialize import pack
-from trainkit.runtime.specs import (
-    ActorSpec,
-    Interface,
-    MethodSpec,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    SessionSpec,
-    TaskSpec,
-    WhereAmI,
-)
 from trainkit.settings import runtime_dir
 
 
@@ -80,6 +68,11 @@ class RayEngine:
 
     name = "ray"
     promises = PROMISES["ray"]
+    # What the protocol asks for and a function of Ray's rooms does is that function, with no step in between.
+    call, kill, exit_actor = staticmethod(actors.call), staticmethod(actors.kill), staticmethod(actors.leave)
+    reserve, release = staticmethod(ray_placement.reserve), staticmethod(ray_placement.release)
+    find_group, current_group = staticmethod(ray_placement.find), staticmethod(ray_placement.current)
+    cluster_resources, state = staticmethod(ray_placement.totals), staticmethod(ray_state.state)
 
     def __init__(self, *, is_worker: bool, owned: bool) -> None:
         self.is_worker = is_worker
@@ -92,7 +85,7 @@ class RayEngine:
         self._scratch: Path | None = None
 
     @classmethod
-    def start(cls, spec: SessionSpec) -> RayEngine:
+    def start(cls, spec: specs.SessionSpec) -> RayEngine:
         """Join the cluster at `spec.address`, or start Ray on this machine; a Ray that runs is used as it is.
 
         Raises:
@@ -145,7 +138,7 @@ class RayEngine:
     def require_node(self) -> None:
         return  # a cluster outlives each of its machines but that of this program, and tells of no loss
 
-    def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
+    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
@@ -153,25 +146,16 @@ class RayEngine:
         started = with_options(self._definitions.task(spec), spec.num_returns, options)
         return handed_out(started.remote(call, *refs))
 
-    def start_actor(self, spec: ActorSpec) -> RayActor:
+    def start_actor(self, spec: specs.ActorSpec) -> RayActor:
         placement = self._placed(spec.placement, spec.name, ActorDiedError)
         return actors.start(self._definitions, replace(spec, placement=placement), self._namespace)
 
-    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, Interface]:
+    def find_actor(self, name: str, namespace: str | None) -> tuple[RayActor, specs.Interface]:
         return actors.find(name, namespace or self._namespace)
 
-    def call(
-        self, actor: RayActor, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spec: MethodSpec
-    ) -> list[ObjectRef[Any]]:
-        return actors.call(actor, method, args, kwargs, spec)
-
-    def kill(self, actor: RayActor, no_restart: bool) -> None:
-        actors.kill(actor, no_restart)
-
-    def exit_actor(self) -> NoReturn:
-        actors.leave()
-
-    def _placed(self, placement: Placement, name: str, refusal: type[WorkerDiedError]) -> Placement:
+    def _placed(
+        self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
+    ) -> specs.Placement:
         """Where it goes; refuses what could never fit, and looks no further at a request that once could."""
         if placement.group is not None and ray_placement.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
@@ -195,14 +179,14 @@ class RayEngine:
         except (ValueError, TypeError) as error:
             raise errors.refusal(error, "cancel()") from error
 
-    def end_processes(self, placement: Placement) -> None:
+    def end_processes(self, placement: specs.Placement) -> None:
         """Ray ends those that idle."""
 
-    def where_am_i(self) -> WhereAmI:
+    def where_am_i(self) -> specs.WhereAmI:
         context = ray.get_runtime_context()
         actor_id = context.get_actor_id()
         inside = context.worker.mode == ray.WORKER_MODE
-        return WhereAmI(
+        return specs.WhereAmI(
             node_id=context.get_node_id(),
             worker_id=context.get_worker_id(),
             namespace=context.namespace,
@@ -215,7 +199,7 @@ class RayEngine:
             resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
         )
 
-    def current_actor(self) -> tuple[RayActor, Interface] | None:
+    def current_actor(self) -> tuple[RayActor, specs.Interface] | None:
         if ActorHost.made_of is None:
             return None
         cls, name = ActorHost.made_of
@@ -228,14 +212,14 @@ class RayEngine:
             facts.update(node.address_info)
         return {**facts, "ray_version": ray.__version__}
 
-    def put(self, value: Any) -> ObjectRef[Any]:
+    def put(self, value: Any) -> specs.ObjectRef[Any]:
         parcel = seal(value)
         try:
             return RayRef(ray.put(parcel))
         except ray.exceptions.RayError as error:
             raise errors.translate(error) from error
 
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         wanted = self._own(refs)
         try:
             found = ray.get(wanted, timeout=timeout_s)
@@ -246,20 +230,20 @@ class RayEngine:
         raise failure
 
     def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
         if left and len(done) >= num_returns:  # more may be done, and the first of them come first
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
-        ready: list[ObjectRef[Any]] = []
-        rest: list[ObjectRef[Any]] = []
+        ready: list[specs.ObjectRef[Any]] = []
+        rest: list[specs.ObjectRef[Any]] = []
         for ref, own in zip(refs, wanted, strict=True):
             (ready if own in finished and len(ready) < num_returns else rest).append(ref)
         return ready, rest
 
-    def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
+    def _own(self, refs: Sequence[specs.ObjectRef[Any]]) -> list[Any]:
         found = []
         for ref in refs:
             if not isinstance(ref, RayRef) or ref.session != self.session:
@@ -267,23 +251,17 @@ class RayEngine:
             found.append(ref.ref)
         return found
 
-    def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        return ray_placement.reserve(bundles, strategy, name, detached)
-
-    def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        return ray_placement.find(name)
-
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         ready = ray_placement.group_of(group).ready()
         done, _ = ray.wait([ready], timeout=timeout_s)
         return bool(done)
 
-    def group_ref(self, group: int) -> ObjectRef[Any]:
+    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
         if ray_placement.is_removed(group):
             raise ConfigError("ready() of a placement group that was removed: make another one")
-        where = Placement(group=PlacementGroupId(group=group))
+        where = specs.Placement(group=specs.PlacementGroupId(group=group))
         return self.submit(
-            TaskSpec(
+            specs.TaskSpec(
                 function=_nothing,
                 name="placement group",
                 args=(),
@@ -294,21 +272,9 @@ class RayEngine:
             )
         )[0]
 
-    def release(self, group: int) -> None:
-        ray_placement.release(group)
-
-    def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
-        return ray_placement.current()
-
-    def cluster_resources(self) -> Bundle:
-        return ray_placement.totals()
-
     def available_resources(self) -> Bundle:
         nothing = dict.fromkeys(ray_placement.totals(), 0.0)
         return nothing | ray_placement.plain(ray.available_resources())
-
-    def state(self, kind: str) -> list[dict[str, Any]]:
-        return ray_state.state(kind)
 
     def gpu_ids(self) -> list[int | str]:
         if not self.is_worker:
@@ -323,9 +289,6 @@ class RayEngine:
             self._scratch = Path(internal_kv._internal_kv_get(_scratch_key()).decode())
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._scratch
-
-    def ensure_serializable(self, value: Any, what: str) -> None:
-        pack(value, what)
 
     def close(self) -> None:
         if self.is_worker or self.pid != os.getpid():

@@ -12,6 +12,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
 from ray.util import placement_group_table
 
 from trainkit.errors import ConfigError
+from trainkit.runtime.engine import Row, group_row, listing, task_row, worker_row
 from trainkit.runtime.ray.placement import plain
 
 _ACTOR_STATES = {"DEPENDENCIES_UNREADY": "PENDING", "PENDING_CREATION": "PENDING"}
@@ -19,16 +20,16 @@ _MOST_ROWS = 10_000
 _OUTPUT = (".out", ".err")
 
 
-def state(kind: str) -> list[dict[str, Any]]:
+def state(kind: str) -> list[Row]:
     """Implement `Engine.state`.
 
     Raises:
-        ConfigError: Ray tells this only through its dashboard, and there is none.
+        ConfigError: there is no such kind; or Ray tells this only through its dashboard, and there is none.
     """
-    return _KINDS[kind]()
+    return listing(_KINDS, kind)
 
 
-def _nodes() -> list[dict[str, Any]]:
+def _nodes() -> list[Row]:
     available = ray._private.state.available_resources_per_node()
     return [
         {
@@ -54,9 +55,9 @@ def _store(existing: Mapping[str, float], available: Mapping[str, float]) -> dic
     return {"limit_bytes": int(limit), "used_bytes": int(limit - free)}
 
 
-def _actors() -> list[dict[str, Any]]:
+def _actors() -> list[Row]:
     accessor = ray._private.state.state._connect_and_get_accessor()
-    rows = [ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
+    actors = [ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
     return [
         {
             "actor_id": row.actor_id.hex(),
@@ -70,41 +71,41 @@ def _actors() -> list[dict[str, Any]]:
             "restarts": row.num_restarts,
             "death_cause": row.death_cause.actor_died_error_context.error_message or None,
         }
-        for row in rows
+        for row in actors
     ]
 
 
-def _groups() -> list[dict[str, Any]]:
+def _groups() -> list[Row]:
     return [
-        {
-            "placement_group_id": number,
-            "name": group["name"],
-            "strategy": group["strategy"],
-            "state": "CREATED" if group["state"] == "CREATED" else "PENDING",
-            "bundles": [dict(group["bundles"][index]) for index in sorted(group["bundles"])],
-        }
+        group_row(
+            number,
+            group["name"],
+            group["strategy"],
+            group["state"] == "CREATED",
+            [group["bundles"][index] for index in sorted(group["bundles"])],
+        )
         for number, group in placement_group_table().items()
         if group["state"] != "REMOVED"
     ]
 
 
-def _tasks() -> list[dict[str, Any]]:
+def _tasks() -> list[Row]:
     return [
-        {
-            "task_id": task.task_id,
-            "worker_id": task.worker_id,
-            "name": task.name,
-            "state": "RUNNING" if task.state == "RUNNING" else "PENDING",
-            "pid": task.worker_pid,
-            "resources": task.required_resources,
-            "owner_pid": None,  # Ray doesn't tell
-        }
+        task_row(
+            task.name,
+            task.required_resources,
+            is_running=task.state == "RUNNING",
+            worker_id=task.worker_id,
+            pid=task.worker_pid,
+            owner_pid=None,  # Ray doesn't tell
+            task_id=task.task_id,
+        )
         for task in _from_dashboard("list_tasks")
         if task.state not in ("FINISHED", "FAILED")
     ]
 
 
-def _objects() -> list[dict[str, Any]]:
+def _objects() -> list[Row]:
     found: dict[str, dict[str, Any]] = {}
     for held in _from_dashboard("list_objects"):
         entry = found.setdefault(
@@ -114,25 +115,24 @@ def _objects() -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _workers() -> list[dict[str, Any]]:
+def _workers() -> list[Row]:
     accessor = ray._private.state.state._connect_and_get_accessor()
-    rows = [WorkerTableData.FromString(row) for row in accessor.get_worker_table()]
+    workers = [WorkerTableData.FromString(row) for row in accessor.get_worker_table()]
     return [
-        {
-            "worker_id": row.worker_address.worker_id.hex(),
-            "name": WorkerType.Name(row.worker_type).lower(),
-            "worker_type": WorkerType.Name(row.worker_type),
-            "pid": row.pid or None,
-            "is_alive": True,
-            "node_id": row.worker_address.node_id.hex(),
-            "ip": row.worker_address.ip_address,
-        }
-        for row in rows
+        worker_row(
+            row.worker_address.worker_id.hex(),
+            WorkerType.Name(row.worker_type).lower(),
+            WorkerType.Name(row.worker_type),
+            row.pid or None,
+            row.worker_address.node_id.hex(),
+            row.worker_address.ip_address,
+        )
+        for row in workers
         if row.is_alive
     ]
 
 
-def _logs() -> list[dict[str, Any]]:
+def _logs() -> list[Row]:
     node = ray._private.worker._global_node
     if node is None:  # a client of a cluster elsewhere
         return []
@@ -152,7 +152,7 @@ def _from_dashboard(verb: str) -> Any:
         ) from error
 
 
-_KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+_KINDS: dict[str, Callable[[], list[Row]]] = {
     "nodes": _nodes,
     "actors": _actors,
     "tasks": _tasks,
@@ -160,4 +160,5 @@ _KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "logs": _logs,
     "objects": _objects,
     "placement_groups": _groups,
+    "requests": list,  # Ray does not tell what waits
 }

@@ -146,8 +146,7 @@ def _claim_actor(index: int, name: str) -> RayActor:
 
 register(RayRef, lambda pickler, ref: (_claim_ref, (pickler.attach(cast("Any", ref.ref)),)))
 register(
-    RayActor,
-    lambda pickler, actor: (_claim_actor, (pickler.attach(cast("Any", actor.handle)), actor.name)),
+    RayActor, lambda pickler, actor: (_claim_actor, (pickler.attach(cast("Any", actor.handle)), actor.name))
 )
 
 

@@ -7,6 +7,7 @@ dashboard and logs show those.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -16,20 +17,42 @@ from typing import Any, ClassVar
 
 import ray
 
-from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.failures import ActorExit, pack_failure
 from trainkit.runtime.options import method_of
 from trainkit.runtime.ray.errors import RetriedFailure, UserFailure, translate
 from trainkit.runtime.ray.values import Call, Parcel, seal, unseal, wrap
+from trainkit.runtime.restart_policy import RetriedKinds, retries_on
 from trainkit.runtime.session import inside
 from trainkit.runtime.streams import drained, split_results
 
 Join = Callable[[], None]
+Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
     """A process that asked for no GPU sees none; Ray leaves it those of the node."""
     if not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it anew for a task that asks for some
+
+
+@contextlib.contextmanager
+def _told_as(
+    failure: Callable[[Exception], UserFailure], leaves: tuple[type[BaseException], ...] = ()
+) -> Iterator[None]:
+    """Run user code, and raise what Ray is to be told in place of what it raises.
+
+    Args:
+        failure: makes the exception to raise for another one.
+        leaves: exceptions that end the actor.
+    """
+    try:
+        yield
+    except UserFailure:
+        raise
+    except leaves:
+        ray.actor.exit_actor()
+    except Exception as error:
+        raise failure(error) from None
 
 
 class _Task:
@@ -41,13 +64,22 @@ class _Task:
         self.join = join
         self.opened: tuple[Any, Any] | None = None
 
-    def open(self) -> Any:
-        """The function; the process has the verbs."""
+    def start(self, call: Call, values: Sequence[Any]) -> Any:
+        """Call the function."""
+        args, kwargs = call.resolved(values)
         if self.opened is None:
             self.opened = unseal(self.function), unseal(self.retries)
-        return self.opened[0]
+        return self.opened[0](*args, **kwargs)
 
-    def failure(self, error: Exception, call: Call) -> UserFailure:
+    @contextlib.contextmanager
+    def running(self, call: Call) -> Iterator[None]:
+        """Run code of the function in its folder; the process has the verbs."""
+        self.join()
+        _hide_gpus()
+        with _told_as(functools.partial(self._failure, call)), inside(call.folder):
+            yield
+
+    def _failure(self, call: Call, error: Exception) -> UserFailure:
         """Return the exception to raise for `error`; for one kind of it, Ray runs the task again."""
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
@@ -67,57 +99,39 @@ def task_body(
     task = _Task(function, retries, join)
 
     def plain(call: Call, *values: Any) -> Any:
-        task.join()
-        _hide_gpus()
-        try:
-            with inside(call.folder):
-                args, kwargs = call.resolved(values)
-                return _results(
-                    task.open()(*args, **kwargs), call, lambda error: task.failure(error, call), call.folder
-                )
-        except Exception as error:
-            raise task.failure(error, call) from None
+        with task.running(call):
+            return _results(task.start(call, values), call, task.running)
 
     def stream(call: Call, *values: Any) -> Iterator[Parcel]:
-        task.join()
-        _hide_gpus()
-        try:
-            with inside(call.folder):
-                args, kwargs = call.resolved(values)
-                for item in task.open()(*args, **kwargs):
-                    yield seal(item, f"a result of {call.where}")
-        except Exception as error:
-            raise task.failure(error, call) from None
+        with task.running(call):
+            yield from _sealed(task.start(call, values), call)
 
     body = stream if streaming else plain
     body.__name__ = body.__qualname__ = name
     return body
 
 
-def _results(
-    result: Any, call: Call, failure: Callable[[Exception], Exception], folder: str | None = None
-) -> Any:
+def _results(result: Any, call: Call, running: Running) -> Any:
     what = f"the result of {call.where}"
+    values = split_results(result, call.num_returns, call.where)
     if call.num_returns > 1 and isinstance(result, Iterator):
-        return _yielded(split_results(result, call.num_returns, call.where), call, failure, folder)
-    parts = [seal(part, what) for part in split_results(result, call.num_returns, call.where)]
+        return _yielded(values, call, running)
+    parts = [seal(part, what) for part in values]
     return parts[0] if call.num_returns == 1 else parts if call.num_returns else None
 
 
-def _yielded(
-    items: Iterable[Any], call: Call, failure: Callable[[Exception], Exception], folder: str | None
-) -> Iterator[Parcel]:
-    try:
-        with inside(folder):
-            for item in items:
-                yield seal(item, f"a result of {call.where}")
-    except Exception as error:
-        raise failure(error) from None
+def _yielded(items: Iterable[Any], call: Call, running: Running) -> Iterator[Parcel]:
+    with running(call):
+        yield from _sealed(items, call)
 
 
-def _kind(error: Exception, retries: Any) -> type[UserFailure]:
-    again = retries is True or (isinstance(retries, tuple) and isinstance(error, retries))
-    return RetriedFailure if again else UserFailure
+def _sealed(items: Iterable[Any], call: Call) -> Iterator[Parcel]:
+    for item in items:
+        yield seal(item, f"a result of {call.where}")
+
+
+def _kind(error: Exception, retries: RetriedKinds) -> type[UserFailure]:
+    return RetriedFailure if retries_on(error, retries) else UserFailure
 
 
 def _failure(
@@ -132,10 +146,6 @@ def _method_failure(call: Call, error: Exception) -> UserFailure:
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 
-class ActorLeaves(BaseException):
-    """The actor ends itself. No handler in user code may keep it, so it is none that those catch."""
-
-
 class ActorHost:
     """The process around an actor whose methods are plain functions.
 
@@ -145,6 +155,7 @@ class ActorHost:
 
     join: Join
     made_of: ClassVar[tuple[type, str] | None] = None
+    _leaves: ClassVar[tuple[type[BaseException], ...]] = (ActorExit,)
 
     def __init__(self, call: Call, cls: Parcel, refs: list[Any], *_: None) -> None:
         type(self).join()
@@ -169,34 +180,21 @@ class ActorHost:
     def _start(self, call: Call, values: Sequence[Any]) -> Any:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
-        try:
-            args, kwargs = call.resolved(values)
-            return method_of(self._instance, call.method)(*args, **kwargs)
-        except Exception as error:
-            raise _method_failure(call, error) from None
+        args, kwargs = call.resolved(values)
+        return method_of(self._instance, call.method)(*args, **kwargs)
+
+    def _running(self, call: Call) -> contextlib.AbstractContextManager[None]:
+        return _told_as(functools.partial(_method_failure, call), self._leaves)
 
     def call(self, call: Call, *values: Any) -> Any:
         """Run a method."""
-        try:
-            return _results(self._start(call, values), call, functools.partial(_method_failure, call))
-        except UserFailure:
-            raise
-        except ActorLeaves:
-            ray.actor.exit_actor()
-        except Exception as error:
-            raise _method_failure(call, error) from None
+        with self._running(call):
+            return _results(self._start(call, values), call, self._running)
 
     def stream(self, call: Call, *values: Any) -> Iterator[Parcel]:
         """Run a method that yields its results."""
-        try:
-            for item in self._start(call, values):
-                yield seal(item, f"a result of {call.where}")
-        except UserFailure:
-            raise
-        except ActorLeaves:
-            ray.actor.exit_actor()
-        except Exception as error:
-            raise _method_failure(call, error) from None
+        with self._running(call):
+            yield from _sealed(self._start(call, values), call)
 
 
 class AsyncActorHost(ActorHost):
@@ -205,38 +203,28 @@ class AsyncActorHost(ActorHost):
     A SystemExit would end that loop and leave the callers waiting, so it is made to end the actor.
     """
 
+    _leaves = (ActorExit, SystemExit)
+
     async def call(self, call: Call, *values: Any) -> Any:
         """Run a method, waiting for it if it is a coroutine."""
-        try:
+        with self._running(call):
             result = self._start(call, values)
             if inspect.isawaitable(result):
                 result = await result
             if inspect.isasyncgen(result) and call.num_returns > 1:
                 result = await drained(result, call.num_returns)
-            return _results(result, call, functools.partial(_method_failure, call))
-        except UserFailure:
-            raise
-        except (ActorLeaves, SystemExit):
-            ray.actor.exit_actor()
-        except Exception as error:
-            raise _method_failure(call, error) from None
+            return _results(result, call, self._running)
 
     async def stream(self, call: Call, *values: Any) -> AsyncIterator[Parcel]:  # type: ignore[override]
         """Run a method that yields its results."""
-        try:
+        with self._running(call):
             result = self._start(call, values)
             if inspect.isasyncgen(result):
                 async for item in result:
                     yield seal(item, f"a result of {call.where}")
             else:
-                for item in result:
-                    yield seal(item, f"a result of {call.where}")
-        except UserFailure:
-            raise
-        except (ActorLeaves, SystemExit):
-            ray.actor.exit_actor()
-        except Exception as error:
-            raise _method_failure(call, error) from None
+                for part in _sealed(result, call):
+                    yield part
 
 
 def host_class(name: str, is_async: bool, join: Join) -> type[ActorHost]:

@@ -35,7 +35,7 @@ import torch
 
 from trainkit.errors import CheckpointError
 from trainkit.train.distributed.process_group import ProcessGroup, agreed
-from trainkit.train.distributed.tensors import is_spread, joined, like_mapping
+from trainkit.train.distributed.tensors import is_spread, joined, map_state
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -244,7 +244,8 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         metadata = CheckpointMetadata(content["epoch"], content["global_step"], content["world_size"])
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
-            state = _with_shards(state, shard_files().read(where / SHARDS), ())
+            stored = shard_files().read(where / SHARDS)
+            state = map_state(lambda leaf, keys: stored[key_of(keys)] if _is_elsewhere(leaf) else leaf, state)
         return state, metadata
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -264,16 +265,9 @@ def key_of(where: Sequence[Any]) -> str:
     return "/".join(map(str, where))
 
 
-def _with_shards(value: Any, stored: Mapping[str, Any], where: tuple[Any, ...]) -> Any:
-    """Return `value` with tensors from the shards in the places of "meta" tensors."""
-    if isinstance(value, torch.Tensor) and value.is_meta:
-        return stored[key_of(where)]
-    if isinstance(value, dict):
-        for key, item in value.items():
-            value[key] = _with_shards(item, stored, (*where, key))
-    if type(value) in (list, tuple):
-        return type(value)(_with_shards(item, stored, (*where, index)) for index, item in enumerate(value))
-    return value
+def _is_elsewhere(leaf: Any) -> bool:
+    """Return True for a "meta" tensor, which stands for one in the shards."""
+    return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
@@ -327,12 +321,12 @@ def plain(value: Any, where: str) -> Any:
         return value
     raise CheckpointError(
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: "
-        f"it takes tensors, numbers, strings and containers of these; convert it in state_dict() and back "
-        f"in load_state_dict()"
+        f"turn it into tensors, numbers, strings or containers of these in state_dict(), and back in "
+        f"load_state_dict()"
     )
 
 
-_SPREAD = ("models", "optimizers")
+_SPREAD = ("models", "optimizers", "ema")
 """Parts of the state of which a worker may hold some tensors alone."""
 
 
@@ -360,7 +354,7 @@ def write_sharded(
     with ExitStack() as place:
         aside, token = path, secrets.randbits(62)
         with agreed(group, complaint):
-            outline = plain(_without_spread(state, (), spread), "state")
+            outline = plain(_without_spread(state, spread), "state")
             if first:
                 refuse_foreign_folder(path)
                 aside = place.enter_context(written_aside(path))
@@ -402,17 +396,16 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
     return state
 
 
-def _without_spread(value: Any, where: tuple[Any, ...], spread: dict[str, torch.Tensor]) -> Any:
-    """Return `value` with "meta" tensors in place of those that are put into `spread`."""
-    if isinstance(value, torch.Tensor) and (is_spread(value) or where[0] in _SPREAD):
-        spread[key_of(where)] = value.detach()
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if isinstance(value, Mapping):
-        items = {key: _without_spread(item, (*where, key), spread) for key, item in value.items()}
-        return like_mapping(value, items)
-    if type(value) in (list, tuple):
-        return type(value)(_without_spread(item, (*where, index), spread) for index, item in enumerate(value))
-    return value
+def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -> Any:
+    """Return `state` with "meta" tensors in place of those that are put into `spread`."""
+
+    def left(leaf: Any, where: tuple[Any, ...]) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not (is_spread(leaf) or where[0] in _SPREAD):
+            return leaf
+        spread[key_of(where)] = leaf.detach()
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+
+    return map_state(left, state)
 
 
 def _sign(aside: Path, token: int) -> Path:

@@ -176,8 +176,7 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
             raise CheckpointError(f"{what} is no trainer's state: its {name} are no list")
         if len(state[name]) != count:
             raise CheckpointError(
-                f"{what} holds {len(state[name])} {name}, but {count} were registered: load it into the "
-                f"operator that it was saved from"
+                f"{what} holds {len(state[name])} {name}, but {count} were registered: register the same"
             )
 
 

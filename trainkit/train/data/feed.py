@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
 from trainkit.errors import ConfigError
+from trainkit.train.data.prefetch import gathering
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     NO_WEIGHT,
@@ -101,11 +102,6 @@ class Batch(NamedTuple):
 
     data: Any
     weight: BatchWeight
-
-    @property
-    def closes_step(self) -> bool:
-        """True for the last batch of an optimizer's step."""
-        return self.weight.closes_step
 
 
 class Feed:
@@ -252,7 +248,7 @@ class Feed:
 
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
-        return started_iterator(self.loader, resumed=resumed)
+        return started_iterator(gathering(self.loader), resumed=resumed)
 
     def _until_one_ends(self) -> Callable[[], Any]:
         """Take as many batches of a loader that the user has split as every worker has."""

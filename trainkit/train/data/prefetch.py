@@ -1,4 +1,4 @@
-"""Batches brought to the device, each while the step before it runs.
+"""Batches made at once, and brought to the device, each while the step before it runs.
 
     CPU        fetch 1 │ fetch 2 │ launch step 1 │ fetch 3 │ launch step 2
     side            copy 1    copy 2 ─────────┐     copy 3
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.tensors import channels_last, map_tensors, to_device
@@ -38,6 +38,49 @@ def pinned(loader: Any, device: torch.device) -> Any:
     # The user's own may be in use; the copy starts processes of its own.
     clone._iterator = None
     return clone
+
+
+def gathering(loader: Any) -> Any:
+    """Return a copy of `loader`, for one pass, that takes all rows of a batch out of each tensor together.
+
+    The batches are the same, to the last bit and stride. A loader of anything but a `TensorDataset`, or a
+    subset of one, is returned as it is.
+    """
+    if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
+        return loader
+    dataset: Any = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    plain = type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
+    if not plain or loader.collate_fn is not default_collate:
+        return loader
+    clone = copy.copy(loader)
+    # A DataLoader refuses another data set, since its iterator may exist already; the copy has none.
+    object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
+    clone.collate_fn = lambda batch: batch
+    return clone
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if rows of `tensor` are laid out alike, whether they are stacked or indexed together."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+
+
+class _Gathered:
+    """Whole batches of a `TensorDataset`, or of a subset of one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, rows: list[Any]) -> Any:
+        dataset: Any = self._dataset
+        while type(dataset) is Subset:
+            dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
+        if set(map(type, rows)) != {int}:  # a sampler may give anything that a tensor can be indexed by
+            return default_collate([dataset[row] for row in rows])
+        index = torch.tensor(rows)
+        return [tensor[index] for tensor in dataset.tensors]
 
 
 class DevicePrefetcher:

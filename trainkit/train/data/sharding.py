@@ -287,12 +287,47 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
             f"{what} has {counts} samples on workers 0 to {group.world_size - 1}: with add_dist_sampler=True "
             f"every worker registers the whole data set; pass add_dist_sampler=False if you have split it"
         )
-    clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
-    # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
-    object.__setattr__(clone, "batch_sampler", sharded)
-    clone._iterator = None
     if group.rank > 0 and loader.generator is not None:
         # It only seeds this worker's loading processes now: their augmentations must differ by rank.
         loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
+    return _with_batches(loader, sharded)
+
+
+def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
+    """Return a loader of this worker's batches, and the number of all workers' if it is known.
+
+    Batches stay as they are, and are dealt out one by one: the first to worker 0. All workers have equally
+    many, for which the first one may come again at the end.
+
+    Args:
+        loader: the user's.
+        group: the workers.
+
+    Raises:
+        ConfigError: it can't be shared among several workers.
+    """
+    if group.world_size == 1:
+        return loader, None
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+        raise ConfigError(
+            f"predict(): a {type(loader).__name__} without a batch sampler can't be shared among "
+            f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
+        )
+    # One worker draws for all, as the order may be random.
+    batches = [list(batch) for batch in loader.batch_sampler] if group.rank == 0 else []
+    sizes = group.broadcast_integers([len(batch) for batch in batches])
+    order = iter(group.broadcast_integers([index for batch in batches for index in batch]))
+    batches = [list(itertools.islice(order, size)) for size in sizes]
+    lacking = -len(batches) % group.world_size
+    own = (batches + batches[:1] * lacking)[group.rank :: group.world_size]
+    return _with_batches(loader, own), len(batches)
+
+
+def _with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
+    """Return a copy of a loader with other batches."""
+    clone = copy.copy(loader)
+    # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
+    # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
+    object.__setattr__(clone, "batch_sampler", batches)
+    clone._iterator = None
     return clone

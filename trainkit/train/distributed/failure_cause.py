@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
-
-import torch.distributed as dist
+import sys
 
 from trainkit.errors import ActorDiedError, TaskError
 
@@ -52,7 +51,8 @@ class LostOthersError(RuntimeError):
 
 def lost_peer(error: BaseException) -> bool:
     """Return True if `error` only shows that another worker is gone or late, so that the cause lies there."""
-    if isinstance(error, (dist.DistError, LostOthersError)):
+    torch = sys.modules.get("torch.distributed")  # a process that has not loaded it meets no error of it
+    if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
@@ -72,6 +72,11 @@ def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
         stderr_tail: its last lines.
     """
     return exit_code == -signal.SIGABRT and _WATCHDOG.search(stderr_tail) is not None
+
+
+def is_exit(error: BaseException) -> bool:
+    """Return True if `error` only tells that a worker's process has ended in order."""
+    return isinstance(error, ActorDiedError) and not isinstance(error, TaskError) and error.exit_code == 0
 
 
 def is_symptom(error: BaseException) -> bool:

@@ -4,14 +4,16 @@
     data 0                           0         1        rank = data_index * model_ways + model_index
     data 1                           2         3
 
-The columns average gradients, the rows exchange activations. Source: Narayanan et al. 2021, "Efficient
+The columns average gradients, the rows exchange activations. A row may be a grid itself: of stages, each of
+which several workers hold together. Workers whose last index alone differs have successive ranks, so that
+those which exchange most are on one machine. Source: Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's
 DeviceMesh, https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,15 @@ from trainkit.errors import ConfigError
 from trainkit.train.distributed.process_group import ProcessGroup
 
 DATA = "data"
+"""Copies of a model, each with its own samples."""
+STAGE = "stage"
+"""Stages of a pipeline, one after the other."""
 MODEL = "model"
+"""Parts of the same layers."""
+CONTEXT = "context"
+"""Parts of the same sequences."""
+REPLICA = "replica"
+"""Copies of a model whose parts are spread over the workers of each."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,6 @@ class Grid:
         """Return the ranks that hold one copy of the model together, by data index."""
         ways = self.model_ways
         return [list(range(row * ways, (row + 1) * ways)) for row in range(self.data_ways)]
-
-    def columns(self) -> list[list[int]]:
-        """Return the ranks that hold the same part of the model, by model index."""
-        return [list(range(column, self.world_size, self.model_ways)) for column in range(self.model_ways)]
 
 
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
@@ -131,27 +137,25 @@ def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
     return group if model_ways == 1 else DataParallelGroup(group, Grid(group.world_size, model_ways))
 
 
-def make_mesh(group: ProcessGroup, model_ways: int, device: torch.device) -> DeviceMesh:
-    """Return torch's mesh of the grid, of dimensions "data" and "model"; only "data" if `model_ways` is 1.
+def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device) -> DeviceMesh:
+    """Return torch's mesh of all workers.
 
     All workers call it, in the same order as other collectives.
 
     Args:
         group: all workers, joined.
-        model_ways: workers that hold one copy of the model together.
+        ways: workers by name of the dimension; ranks that differ in the last one alone are successive.
         device: this worker's; only its type counts.
 
     Raises:
-        ConfigError: there are no other workers, or `model_ways` does not divide their number.
+        ConfigError: there are no other workers.
     """
-    grid = Grid(group.world_size, model_ways)
-    if model_ways == 1:
+    if len(ways) == 1:
         world = dist.group.WORLD
         if world is None:
             raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
-        return DeviceMesh.from_group(world, device.type, mesh_dim_names=(DATA,))
+        return DeviceMesh.from_group(world, device.type, mesh_dim_names=tuple(ways))
+    ranks = torch.arange(group.world_size).view(*ways.values())
     # Not init_device_mesh: its groups would have torch's own timeout, and could listen on the network.
-    columns, rows = group.subgroup(grid.columns()), group.subgroup(grid.rows())
-    return DeviceMesh.from_group(
-        [columns, rows], device.type, mesh=torch.tensor(grid.rows()), mesh_dim_names=(DATA, MODEL)
-    )
+    groups = [group.subgroup(ranks.movedim(dim, -1).flatten(0, -2).tolist()) for dim in range(ranks.dim())]
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(ways))

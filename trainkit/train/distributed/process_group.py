@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +21,13 @@ import torch.distributed as dist
 
 from trainkit.errors import CheckpointError, ConfigError, message_of
 from trainkit.train.distributed.failure_cause import lost_peer
-from trainkit.train.distributed.rendezvous import Rendezvous, RendezvousStore, rendezvous_store
+from trainkit.train.distributed.rendezvous import (
+    Rendezvous,
+    RendezvousStore,
+    on_one_machine,
+    own_address,
+    rendezvous_store,
+)
 
 _INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Where the backends listen; who sets the variables differently is obeyed."""
@@ -29,6 +36,9 @@ _LOOPBACK = "lo"
 """Workers of one machine must not listen on the network."""
 
 _SIOCGIFADDR = 0x8915
+
+_FEW = 4095
+"""Integers that take no longer to send than one: 32 KiB with their number."""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
@@ -53,6 +63,9 @@ class ProcessGroup:
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
         """Return worker 0's `values`, on every worker; those of others are ignored."""
         return list(values)
+
+    def end_sending(self) -> None:
+        """Wait until the others have received what this worker has broadcast."""
 
     def gather_integers(self, value: int) -> list[int]:
         """Return every worker's `value`, by rank."""
@@ -99,16 +112,24 @@ class TorchProcessGroup(ProcessGroup):
         self._timeout = timeout
         self._bound = dict(bound)
         self._joined = True
+        self._sending: list[dist.Work | None] = []
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        length = torch.tensor([len(values)])
-        dist.broadcast(length, src=0)
-        data = torch.empty(int(length), dtype=torch.int64)
-        if self.rank == 0:
-            data = torch.tensor(list(values), dtype=torch.int64)
-        dist.broadcast(data, src=0)
-        order: list[int] = data.tolist()
-        return order
+        # Each message is a meeting of all workers: the number of values goes with them, if these are few.
+        first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
+        data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
+        first[: len(data)] = data[: len(first)]
+        # Worker 0 goes on meanwhile: if the others are lost, or never ask for it, `end_sending` tells.
+        self._sending = [dist.broadcast(first, src=0, async_op=sends)]
+        if (more := int(first[0]) - _FEW) > 0:
+            rest = data[len(first) :].clone() if sends else torch.empty(more, dtype=torch.int64)
+            self._sending.append(dist.broadcast(rest, src=0, async_op=sends))
+            data = torch.cat([first, rest])
+        return list(values) if sends else data[1 : int(data[0]) + 1].tolist()
+
+    def end_sending(self) -> None:
+        for work in filter(None, self._sending):
+            work.wait()
 
     def gather_integers(self, value: int) -> list[int]:
         gathered = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
@@ -187,6 +208,33 @@ def join_process_group(
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
+
+
+def meet(
+    rendezvous: Rendezvous | None,
+    *,
+    rank: int,
+    world_size: int,
+    devices: Sequence[torch.device],
+    listener: RendezvousStore | None,
+) -> ProcessGroup:
+    """Meet the other workers of a worker group; make the first device the current one.
+
+    Args:
+        rendezvous: where; None: this worker has no others.
+        rank: this worker's number.
+        world_size: how many there are.
+        devices: of this worker.
+        listener: the store, if it is in this process.
+    """
+    if devices[0].type == "cuda":
+        torch.cuda.set_device(devices[0])
+    if rendezvous is None:
+        return ProcessGroup()
+    address = None if on_one_machine() else own_address()
+    return join_process_group(
+        rendezvous, rank=rank, world_size=world_size, address=address, listener=listener
+    )
 
 
 def _interface_of(address: str) -> str | None:

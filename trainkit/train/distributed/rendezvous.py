@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from trainkit.errors import ConfigError
 from trainkit.runtime import api as runtime
 
@@ -54,10 +52,12 @@ class LocalRank:
     Attributes:
         rank: its number.
         size: how many there are.
+        node_rank: number of the machine, in the order of the ranks.
     """
 
     rank: int = 0
     size: int = 1
+    node_rank: int = 0
 
 
 def on_one_machine() -> bool:
@@ -109,7 +109,11 @@ def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
         nodes: each worker's machine, by rank.
     """
     sizes = Counter(nodes)
-    return [LocalRank(nodes[:rank].count(node), sizes[node]) for rank, node in enumerate(nodes)]
+    numbers = list(sizes)
+    return [
+        LocalRank(nodes[:rank].count(node), sizes[node], numbers.index(node))
+        for rank, node in enumerate(nodes)
+    ]
 
 
 class RendezvousStore:
@@ -131,6 +135,8 @@ class RendezvousStore:
                 f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
                 f"join the machine to the cluster by an address that is its own"
             ) from error
+        import torch.distributed as dist  # which a launcher does without
+
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"
         # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
@@ -141,6 +147,8 @@ class RendezvousStore:
 
 def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
     """Return torch's store at the place where the workers meet."""
+    import torch.distributed as dist
+
     scheme, _, rest = place.partition("://")
     if scheme == "file":
         return dist.FileStore(rest, world_size)  # type: ignore[attr-defined, unused-ignore]
@@ -150,9 +158,7 @@ def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
     )
 
 
-def set_torchrun_variables(
-    place: str, *, rank: int, world_size: int, local_rank: int, local_size: int
-) -> None:
+def set_torchrun_variables(place: str, rank: int, world_size: int, locality: LocalRank) -> None:
     """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
 
     An Accelerator takes itself for the only one without them, and loggers print on every rank.
@@ -161,16 +167,10 @@ def set_torchrun_variables(
         place: where the workers meet; workers of one machine meet at no address, and name none.
         rank: this worker's number.
         world_size: how many there are.
-        local_rank: its number among those of its machine.
-        local_size: how many these are.
+        locality: its number among those of its machine.
     """
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-    }
-    os.environ.update({name: str(number) for name, number in numbers.items()})
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+    os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(locality.rank), str(locality.size)
     scheme, _, address = place.partition("://")
     if scheme == "tcp":
         os.environ["MASTER_ADDR"], _, os.environ["MASTER_PORT"] = address.rpartition(":")

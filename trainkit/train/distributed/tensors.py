@@ -19,7 +19,7 @@ import torch
 from trainkit.errors import CheckpointError
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """Apply `function` to every tensor in `value`; containers are rebuilt in their own class."""
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -54,18 +54,21 @@ def channels_last(batch: Any) -> Any:
     )
 
 
-def device_of(value: Any) -> torch.device | None:
-    """Return the device of the first tensor in `value`; None if there is none."""
-    if isinstance(value, torch.Tensor):
-        return value.device
-    found: list[torch.device] = []
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in `value`, in order."""
+    found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor.device)
+        found.append(tensor)
         return tensor
 
     map_tensors(note, value)
-    return found[0] if found else None
+    return found
+
+
+def device_of(value: Any) -> torch.device | None:
+    """Return the device of the first tensor in `value`; None if there is none."""
+    return next((tensor.device for tensor in tensors_in(value)), None)
 
 
 def cpu_copy(state: Any) -> Any:
@@ -140,8 +143,8 @@ class Spread:
             filled += math.prod(end - start for start, end in zip(low, high, strict=True))
         if filled != result.numel():
             raise CheckpointError(
-                f"of a tensor of shape {self.shape} only {filled} of {result.numel()} values are there: a "
-                f"worker's part of the state is missing"
+                f"a worker's state is missing: of a tensor of shape {self.shape} only {filled} of "
+                f"{result.numel()} values are there"
             )
         return result
 
@@ -180,13 +183,27 @@ def joined(states: Sequence[Any]) -> Any:
 
 def whole(state: Any) -> Any:
     """Return `state` with each `Spread` as a tensor on the CPU."""
-    if isinstance(state, Spread):
-        return state.whole()
+    return map_state(lambda leaf, _: leaf.whole() if isinstance(leaf, Spread) else leaf, state)
+
+
+Keys = tuple[Any, ...]
+"""Keys of mappings and indices of lists that lead to a value in nested containers."""
+
+
+def map_state(function: Callable[[Any, Keys], Any], state: Any, where: Keys = ()) -> Any:
+    """Return `state` with the results of `function(leaf, keys)` in place of all that is no container.
+
+    Args:
+        function: called with a leaf, and the keys and indices that lead to it.
+        state: nested mappings, lists and tuples.
+        where: keys that lead to `state`.
+    """
     if isinstance(state, Mapping):
-        return like_mapping(state, {key: whole(item) for key, item in state.items()})
-    if isinstance(state, list):
-        return [whole(item) for item in state]
-    return state
+        items = {key: map_state(function, item, (*where, key)) for key, item in state.items()}
+        return like_mapping(state, items)
+    if type(state) in (list, tuple):
+        return type(state)(map_state(function, item, (*where, index)) for index, item in enumerate(state))
+    return function(state, where)
 
 
 def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
@@ -253,8 +270,6 @@ def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Return `items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
     if type(original) is dict:
         return items
-    import copy
-
     clone: Any = copy.copy(original)
     clone.clear()
     clone.update(items)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import importlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,10 +29,17 @@ from trainkit.train.checkpoint.state import (
     load_generator_states,
 )
 from trainkit.train.data.feed import Batch, Feed
-from trainkit.train.data.sharding import FULL_WEIGHT, ShardedBatchSampler, batch_weight
+from trainkit.train.data.sharding import (
+    FULL_WEIGHT,
+    BatchWeight,
+    ShardedBatchSampler,
+    batch_weight,
+    whole_batches,
+)
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
-from trainkit.train.lightning.parts import Interrupted, WorkerInfo, quiet_lightning, resize
+from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
+from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
@@ -219,6 +227,9 @@ def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any
             next(ticks, None)
 
 
+Predicted = tuple[list[Any], float]
+"""One worker's predictions by batch, and how many batches of all workers count."""
+
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
 """Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
 
@@ -230,12 +241,14 @@ class LightningFit:
         worker: the worker's place.
         split: this worker's share of a loader.
         shared: called with the training feed as soon as it is there.
+        group: all workers.
         state: what `checkpoint` returned, to begin from; its weights are in the module already.
 
     Attributes:
         trainer: Lightning's.
         set_up: what `configure_optimizers` made, before a state was loaded into it; None until then.
         weight: factor for the current batch's loss, so that averaged gradients are the whole batch's.
+        range_test: sets the rate of each step, and looks at its loss; None but in a test.
     """
 
     trainer: Any
@@ -246,6 +259,7 @@ class LightningFit:
         worker: WorkerInfo,
         split: Callable[[Any], Feed],
         shared: Callable[[Feed], None],
+        group: ProcessGroup,
         state: Mapping[str, Any] | None,
     ) -> None:
         self.state_to_load = state
@@ -254,12 +268,15 @@ class LightningFit:
         self._worker = worker
         self._split = split
         self._shared = shared
+        self._group = group
         self._training, self._validation = Meters(), Meters()
         self._logged = Logged()
         self._last = Origin(0.0)
         self._batches = 0
         self._stand_in: StandIn | None = None
         self._validated: tuple[int, bool] = 0, False
+        self._dealt: list[int | None] | None = None
+        self.range_test: RangeTest | None = None
 
     # -- from outside --------------------------------------------------------------------------
 
@@ -337,6 +354,21 @@ class LightningFit:
         counts, logged = self._validation.result(), self._logged.metrics()
         return EpochMetrics({**counts, **logged}, {**counts.origins, **logged.origins})
 
+    def predict(self, dataloaders: Any, num_steps: int | None) -> list[Predicted]:
+        """Run Lightning's own prediction loop.
+
+        Args:
+            dataloaders: what it runs through; None for the module's own.
+            num_steps: batches of each loader over all workers; None for all.
+
+        Returns:
+            For each loader, this worker's predictions, and the number of all workers' batches that count.
+        """
+        self._check_alive()
+        found: list[Predicted] = []
+        self._switch(lambda: found.extend(self._run_prediction(dataloaders, num_steps)))
+        return found
+
     def checkpoint(self) -> dict[str, Any]:
         """Return Lightning's checkpoint without the weights."""
         trainer = self.trainer
@@ -355,6 +387,10 @@ class LightningFit:
 
     def share(self, loader: Any) -> Any:
         """Return this worker's share of a loader, with as many batches as the others have."""
+        if self._dealt is not None:
+            loader, batches = whole_batches(loader, self._group)
+            self._dealt.append(batches)
+            return loader
         feed = self._split(loader)
         if self.trainer.training:
             self._shared(feed)
@@ -363,6 +399,8 @@ class LightningFit:
     def begin_training_batch(self, batch: Any, index: int) -> None:
         """Note that a batch is about to be trained on."""
         next(self._ticks, None)
+        if self.range_test is not None:
+            self.range_test.begin()
         loaders = self.trainer.fit_loop._combined_loader.flattened
         self.weight = self._weight(loaders[0], index) if len(loaders) == 1 else 1.0
         self._samples = self._count(batch, self.weight)
@@ -381,8 +419,12 @@ class LightningFit:
         self._training.add(metrics, counted=self.weight > 0)
         self._last = Origin(float(self._samples), self._batches)
         self._batches += 1
+        if self.range_test is not None:
+            loop = self.trainer.fit_loop.epoch_loop
+            weight = BatchWeight(averaged=self.weight, closes_step=not loop._should_accumulate())
+            self.range_test.end(metrics, weight)
 
-    def begin_validation_batch(self, batch: Any, index: int, loader_index: int) -> None:
+    def begin_validation_batch(self, batch: Any, index: int, loader_index: int = 0) -> None:
         """Note that a batch is about to be validated on."""
         fitting = self.trainer.state.fn == type(self.trainer.state.fn).FITTING
         if not fitting:
@@ -442,26 +484,62 @@ class LightningFit:
     def _run_validation(self, num_steps: int | None) -> None:
         """Run the loop of `Trainer.validate` within the fit, and restore the state of the fit afterwards."""
         trainer, connector = self.trainer, self.trainer._logger_connector
-        states = type(trainer.state.fn), type(trainer.state.stage)
-        before = trainer.state.fn, trainer.state.stage, trainer.limit_val_batches
-        generators = (
-            generator_states()
-        )  # A look at the model in between must not change how its training goes on.
+        before = trainer.limit_val_batches
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
         metrics = {
             name: dict(value) if isinstance(value := getattr(connector, name), dict) else value
             for name in kept
         }
-        # Callbacks see that it is no validation of the fit: it counts for no early stopping.
-        trainer.state.fn, trainer.state.stage = states[0].VALIDATING, states[1].VALIDATING
         try:
-            if num_steps is not None:
-                trainer.limit_val_batches = num_steps
-            trainer.validate_loop.verbose = False
-            trainer.validate_loop.run()
+            # Callbacks see that it is no validation of the fit: it counts for no early stopping.
+            with self._aside("VALIDATING"):
+                if num_steps is not None:
+                    trainer.limit_val_batches = num_steps
+                trainer.validate_loop.verbose = False
+                trainer.validate_loop.run()
         finally:
-            trainer.state.fn, trainer.state.stage, trainer.limit_val_batches = before
+            trainer.limit_val_batches = before
             vars(connector).update(metrics)
+
+    def _run_prediction(self, dataloaders: Any, num_steps: int | None) -> list[Predicted]:
+        """Run the loop of `Trainer.predict` within the fit, with its setup and teardown."""
+        trainer, loop = self.trainer, self.trainer.predict_loop
+        call = importlib.import_module(type(trainer).__module__.rpartition(".")[0] + ".call")
+        before, source, self._dealt = trainer.limit_predict_batches, loop._data_source.instance, []
+        if dataloaders is not None:
+            loop._data_source.instance = dataloaders
+        if num_steps is not None:
+            trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
+        # Lightning would make other batch samplers, to tell of indices.
+        vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
+        loop._combined_loader, loop.return_predictions = None, True
+        try:
+            with self._aside("PREDICTING"):
+                call._call_setup_hook(trainer)
+                loop.run()
+                for hooks in (call._call_callback_hooks, call._call_lightning_module_hook):
+                    hooks(trainer, "teardown", stage=trainer.state.fn)
+                if trainer.datamodule is not None:
+                    call._call_lightning_datamodule_hook(trainer, "teardown", stage=trainer.state.fn)
+            most = math.inf if num_steps is None else num_steps
+            counts = [min(most, math.inf if batches is None else batches) for batches in self._dealt]
+            return list(zip(loop._predictions, counts, strict=True))
+        finally:
+            trainer.limit_predict_batches, loop._data_source.instance, self._dealt = before, source, None
+            vars(trainer._data_connector).pop("_prepare_dataloader")
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Let Lightning do something else than to fit in the block, such as "VALIDATING"."""
+        state = self.trainer.state
+        before = state.fn, state.stage
+        # A look at the model in between must not change how its training goes on.
+        generators = generator_states()
+        state.fn, state.stage = (getattr(type(each), what) for each in before)
+        try:
+            yield
+        finally:
+            state.fn, state.stage = before
             load_generator_states(generators)
 
     def _take_logged(self) -> None:
@@ -482,8 +560,8 @@ class LightningFit:
     def _check_alive(self) -> None:
         if not self.alive:
             raise TrainingError(
-                "Lightning's fit has ended, by an error or a shutdown, and with it the state of its loops: "
-                "load() a checkpoint, or make a new TorchTrainer"
+                "Lightning's fit has ended, by an error or a shutdown: load() a checkpoint, or make a new "
+                "TorchTrainer"
             )
 
     def _weight(self, loader: Any, index: int) -> float:

@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -19,9 +20,10 @@ from trainkit.runtime import session
 from trainkit.train.checkpoint.state import Hyperparameters
 from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
-from trainkit.train.lightning.fit import LightningFeed, LightningFit, ticking
-from trainkit.train.lightning.parts import WorkerInfo, make_callback, make_strategy, quiet_lightning
+from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, ticking
+from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -52,8 +54,7 @@ def require_module_class(cls: Any) -> str:
         raise MissingDependencyError.of("from_ptl() needs Lightning", "lightning")
     shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
     raise ConfigError(
-        f"from_ptl({shown}): give a subclass of LightningModule, the class itself; each worker makes its own "
-        f"instance of it"
+        f"from_ptl({shown}): give a subclass of LightningModule, of which each worker makes an instance"
     )
 
 
@@ -102,8 +103,7 @@ def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
     if missing:
         raise ConfigError(
             f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
-            f"{sorted(map(str, config))}: add the keys to config, or let the class take the whole of it, as "
-            f"`config`"
+            f"{sorted(map(str, config))}: add the keys, or let the class take all of it, as `config`"
         )
     return cls(**{name: config[name] for name in named if name in config})
 
@@ -169,8 +169,8 @@ def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str,
         asked["gradient_clip_val"] = step.max_grad_norm
     if both := sorted(set(asked) & set(given)):
         raise ConfigError(
-            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was asked for in its words "
-            f"(precision, grad_accumulation_steps, max_grad_norm): say it once"
+            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was told by its own "
+            f"arguments (precision, grad_accumulation_steps, max_grad_norm): say it once"
         )
     return asked
 
@@ -206,6 +206,8 @@ class LightningMethods:
     _config: dict[str, Any]
 
     _fit: LightningFit | None = None
+    _sharded: bool
+    """The module's parameters are spread over the workers."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
@@ -216,6 +218,9 @@ class LightningMethods:
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
         # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
+        self._sharded = _is_fsdp(self._strategy)
+        if self._sharded:
+            self._shard()
         self.models.append(self.model)
         data = plan.datamodule
         self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
@@ -229,7 +234,7 @@ class LightningMethods:
         self.train_feed = LightningFeed()
         if self._has_validation():
             self.validation_feed = LightningFeed()
-        if _defines(self.model, "configure_model", self._base("LightningModule")):
+        if self._overrides_of_module("configure_model"):
             self._running()  # It has no weights before.
 
     def get_model(self) -> Any:
@@ -252,8 +257,7 @@ class LightningMethods:
         del info, epoch_idx  # Lightning has its own.
         if not isinstance(self.train_feed, LightningFeed):
             raise ConfigError(
-                "train(dataset=) is not for Lightning modules: give the loader to "
-                "from_ptl(train_dataloader=...), or a data module that changes it"
+                "train(dataset=) is not for Lightning modules: give from_ptl(train_dataloader=...)"
             )
         fit = self._running()
         with ticking(self.train_feed, iterator) as ticks:
@@ -268,6 +272,31 @@ class LightningMethods:
         num_steps = feed.num_steps if isinstance(feed, LightningFeed) else None
         with ticking(feed, val_iterator) as ticks:
             return self._running().validate(num_steps, ticks)
+
+    def begin_range_test(self, test: RangeTest) -> None:
+        """Let `test` set the rates of the steps to come, and look at their losses."""
+        fit = self._running()
+        fit.range_test = test
+        trainer = fit.trainer
+        test.optimizers = trainer.optimizers
+        # The weights of a test are nobody's: they must not be kept, stop it, or be logged as training.
+        apart = ("Checkpoint", "EarlyStopping")
+        trainer.callbacks = [
+            each for each in trainer.callbacks if not any(_is_a(each, name) for name in apart)
+        ]
+        trainer.logger = None
+
+    def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
+        """Run Lightning's prediction loop; arguments as of `TorchTrainer.predict`."""
+        owner, kind = self.plan.module_cls, "LightningModule"
+        if self.datamodule is not None:
+            owner, kind = type(self.datamodule), "LightningDataModule"
+        if dataset is None and not _defines(owner, "predict_dataloader", self._base(kind)):
+            raise ConfigError(
+                f"no prediction data: let {owner.__name__} have a predict_dataloader, or pass dataset="
+            )
+        loader = dataset(self._config) if callable(dataset) else dataset
+        return self._running().predict(loader, num_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's checkpoint; empty before it has begun."""
@@ -317,9 +346,11 @@ class LightningMethods:
         plan, package, worker = self.plan, self._package, self._worker
         utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
         utilities.rank_zero_only.rank = worker.rank
-        fit = LightningFit(worker=worker, split=self._split, shared=self._shared, state=state)
+        fit = LightningFit(
+            worker=worker, split=self._split, shared=self._shared, group=self._strategy.group, state=state
+        )
         arguments = self._trainer_arguments()
-        strategy = make_strategy(package, arguments.pop("strategy", None), worker, fit)
+        strategy = make_strategy(package, arguments.pop("strategy", None), worker, fit, sharded=self._sharded)
         callbacks = [make_callback(package, fit), *copy.deepcopy(list(plan.callbacks))]
         with quiet_lightning():
             trainer = package.Trainer(**arguments, strategy=strategy, callbacks=callbacks)
@@ -337,10 +368,18 @@ class LightningMethods:
         """
         context, strategy = self._context, self._context.strategy
         wrong = []
-        if type(strategy) not in (SingleStrategy, DDPStrategy):
+        if type(strategy) not in (SingleStrategy, DDPStrategy) and not _is_fsdp(strategy):
             wrong.append(
-                "strategy: Lightning modules are trained on one worker or data-parallel; leave it out (a "
-                "DDPStrategy of Lightning's own can be given as trainer_args['strategy'])"
+                "strategy: Lightning modules are trained on one worker, data-parallel or by FSDP(); leave it "
+                "out (a DDPStrategy of Lightning's own can be given as trainer_args['strategy'])"
+            )
+        if _is_fsdp(strategy) and self._overrides_of_module("configure_model"):
+            wrong.append("FSDP() of a module with configure_model: make its layers in __init__")
+        given = self.plan.trainer_args
+        keeps = any(_is_a(each, "Checkpoint") for each in self.plan.callbacks)
+        if _is_fsdp(strategy) and (keeps or given.get("enable_checkpointing")):
+            wrong.append(
+                "FSDP() with checkpoints of Lightning's, which would be of one worker's part: save()"
             )
         if strategy.group.world_size > 1 and not strategy.averages:
             wrong.append("wrap_ddp=False: Lightning wraps the module itself; leave it out")
@@ -351,6 +390,8 @@ class LightningMethods:
             for name in ("compile", "channels_last", "detect_nan")
             if getattr(context.step, name)
         ]
+        if context.step.ema_decay is not None:
+            wrong.append("ema_decay: give EMAWeightAveraging of Lightning's among callbacks=")
         if wrong:
             raise ConfigError("TorchTrainer with a Lightning module can't take " + "; ".join(wrong))
         group = strategy.group
@@ -361,16 +402,33 @@ class LightningMethods:
             world_size=group.world_size,
         )
 
+    def _shard(self) -> None:
+        """Spread the module's parameters, before Lightning makes optimizers of them."""
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        if not self.model.automatic_optimization:
+            raise ConfigError(
+                f"{type(self.model).__name__} optimizes manually, and FSDP() gathers its weights once for a "
+                f"whole training_step: an optimizer's step within would not be seen; use strategy='ddp'"
+            )
+        self._strategy.place([self.model], [], {})
+        for step in ("training_step", "validation_step", "predict_step"):
+            # Lightning calls these, and not the module.
+            if self._overrides_of_module(step):
+                register_fsdp_forward_method(self.model, step)
+
+    def _overrides_of_module(self, method: str) -> bool:
+        return _defines(self.plan.module_cls, method, self._base("LightningModule"))
+
     def _trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
         given, step = dict(self.plan.trainer_args), self._context.step
-        names = [base.__name__ for callback in self.plan.callbacks for base in type(callback).__mro__]
         return {
             "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
             "devices": 1,
             "max_epochs": -1,
             "logger": False,
-            "enable_checkpointing": "Checkpoint" in names,
+            "enable_checkpointing": any(_is_a(each, "Checkpoint") for each in self.plan.callbacks),
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
@@ -394,36 +452,37 @@ class LightningMethods:
             if self.datamodule is None
             else (self.datamodule, "LightningDataModule")
         )
-        loader = self.plan.val_dataloader is not None or _defines(owner, "val_dataloader", self._base(kind))
-        return loader and _defines(self.model, "validation_step", self._base("LightningModule"))
+        own = _defines(type(owner), "val_dataloader", self._base(kind))
+        loader = self.plan.val_dataloader is not None or own
+        return loader and self._overrides_of_module("validation_step")
 
     def _base(self, name: str) -> Any:
         return getattr(self._package, name)
 
 
-def _defines(thing: Any, method: str, base: Any) -> bool:
-    return getattr(type(thing), method, None) is not getattr(base, method, None)
+def _defines(cls: type[Any], method: str, base: Any) -> bool:
+    return getattr(cls, method, None) is not getattr(base, method, None)
 
 
-def lightning_operator(
-    base: type[T],
-    module_cls: type[Any],
-    *,
-    train_dataloader: Any,
-    val_dataloader: Any,
-    datamodule: Any,
-    callbacks: Sequence[Any],
-    trainer_args: Mapping[str, Any] | None,
-) -> type[T]:
-    """Return a subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`."""
-    plan = LightningPlan(
-        module_cls=module_cls,
-        package=require_module_class(module_cls),
-        train_dataloader=train_dataloader,
-        val_dataloader=val_dataloader,
-        datamodule=datamodule,
-        callbacks=tuple(callbacks),
-        trainer_args=dict(trainer_args or {}),
-    )
+def _is_a(callback: Any, name: str) -> bool:
+    """Return True if `callback` extends Lightning's class of that name, of either of its packages."""
+    return any(base.__name__ == name for base in type(callback).__mro__)
+
+
+def _is_fsdp(strategy: Strategy) -> bool:
+    # Loaded already if the strategy is one: it takes half a second to import.
+    loaded = sys.modules.get("trainkit.train.strategies.fsdp")
+    return loaded is not None and isinstance(strategy, loaded.FSDPStrategy)
+
+
+def lightning_operator(base: type[T], module_cls: type[Any], **arguments: Any) -> type[T]:
+    """Return a subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`.
+
+    Args:
+        base: the operator's class.
+        module_cls: the user's subclass of LightningModule.
+        **arguments: of `LightningPlan`.
+    """
+    plan = LightningPlan(module_cls=module_cls, package=require_module_class(module_cls), **arguments)
     attributes = {"plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}
     return type(f"{module_cls.__name__}Operator", (LightningMethods, base), attributes)

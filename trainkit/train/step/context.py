@@ -15,10 +15,6 @@ from trainkit.train.strategies.base import Place, StepSettings, Strategy
 from trainkit.train.strategies.single import SingleStrategy
 
 
-def _alone() -> Strategy:
-    return SingleStrategy(Place(devices=(torch.device("cpu"),)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
     """Given to an operator's constructor; the default is a single process on the CPU.
@@ -31,7 +27,7 @@ class WorkerContext:
         scheduler_step_freq: "batch", "epoch", "manual", or None if there are no schedulers.
     """
 
-    strategy: Strategy = field(default_factory=_alone)
+    strategy: Strategy = field(default_factory=lambda: SingleStrategy(Place(devices=(torch.device("cpu"),))))
     local_rank: int = 0
     step: StepSettings = field(default_factory=StepSettings)
     use_tqdm: bool = False
@@ -60,8 +56,7 @@ class Registered:
         if not any(id(parameter) in owned for group in groups for parameter in group["params"]):
             raise ConfigError(
                 "register(): no optimizer holds a parameter of the models, so training would change nothing: "
-                "make optimizers from the parameters of the very models that you register, after whatever "
-                "replaces them (a copy, a new layer)"
+                "make optimizers from the very models that you register, after whatever replaces their layers"
             )
 
 
@@ -74,7 +69,7 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
     # Not any iterable: nn.Sequential is one, and is one model.
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items or not all(isinstance(item, kind) for item in items):
-        raise ConfigError(f"register({what}=): give a {kind.__name__} or a list of them, not {value!r}")
+        raise ConfigError(f"register({what}=): give one {kind.__name__} or a list of them, not {value!r}")
     return items
 
 
@@ -106,8 +101,7 @@ def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
         raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); give learning rate schedulers")
     if schedulers and frequency is None:
         raise ConfigError(
-            "schedulers were registered, but TorchTrainer was not told when to step them: pass "
-            "scheduler_step_freq='batch', 'epoch' or 'manual'"
+            "schedulers were registered: give TorchTrainer scheduler_step_freq='batch', 'epoch' or 'manual'"
         )
     if frequency != "manual" and any(isinstance(item, ReduceLROnPlateau) for item in schedulers):
         raise ConfigError(

@@ -155,5 +155,4 @@ def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _is_frozen(model: nn.Module) -> bool:
-    parameters = list(model.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    return not any(p.requires_grad for p in model.parameters()) and any(True for _ in model.parameters())

@@ -230,8 +230,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f": {value!r}"
         raise ConfigError(
-            f"metric {name!r} is a {type(value).__name__}{shape}; a step returns numbers or one-element "
-            f"tensors"
+            f"metric {name!r} is a {type(value).__name__}{shape}; return numbers or one-element tensors"
         ) from error
 
 

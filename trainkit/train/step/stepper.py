@@ -1,21 +1,103 @@
 """One training step around the user's forward pass: weigh the loss, scale it, accumulate, clip, step.
 
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
+
+Weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a model as a
+whole, which wrapped and spread ones don't bear. Here each worker averages the parameters that it holds.
+Source: Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
+https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from trainkit.errors import ConfigError, NonFiniteLossError
 from trainkit.train.data.sharding import BatchWeight
-from trainkit.train.distributed.tensors import local
+from trainkit.train.distributed.tensors import local, local_part
 from trainkit.train.step.context import Registered
 from trainkit.train.strategies.base import StepSettings, Strategy
+
+
+class WeightAverage:
+    """Averages of the parameters that are on this worker.
+
+    Args:
+        decay: share of the average that stays at each step.
+        strategy: that has placed the models.
+        models: as placed.
+    """
+
+    def __init__(self, decay: float, strategy: Strategy, models: Sequence[nn.Module]) -> None:
+        self._strategy = strategy
+        self._updates = 0
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        strategy.reshard()
+        # A shared parameter, and its average, stand under each of its names.
+        self._live = [_held(strategy.unwrap(model)) for model in models]
+        unique = {id(parameter): parameter for named in self._live for parameter in named.values()}
+        averages = {key: parameter.detach().clone() for key, parameter in unique.items()}
+        self._averages = [
+            {name: averages[id(parameter)] for name, parameter in named.items()} for named in self._live
+        ]
+        self._pairs = [(parameter, averages[key]) for key, parameter in unique.items()]
+
+    def update(self) -> None:
+        """Take the parameters into the averages, after a step of the optimizers."""
+        averages, live = (
+            [local(average) for _, average in self._pairs],
+            [local(each) for each, _ in self._pairs],
+        )
+        if averages and self._updates:
+            self._average(averages, live, self._updates)
+        elif averages:
+            torch._foreach_copy_(averages, live)
+        self._updates += 1
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let the models have the averages as their parameters in the block."""
+        self._strategy.reshard()
+        self._swap()
+        try:
+            yield
+        finally:
+            self._strategy.reshard()
+            self._swap()
+
+    def models(self) -> list[dict[str, torch.Tensor]]:
+        """Return the averages by the names of their parameters, for each model."""
+        return self._averages
+
+    def state(self) -> dict[str, Any]:
+        """Return this worker's part of the state."""
+        return {"updates": self._updates, "models": self._averages}
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Take over a whole state; None, of a run without averages, begins with the parameters."""
+        self._updates = 0 if state is None else state["updates"]
+        for number, named in enumerate(self._averages):
+            for name, average in named.items():
+                value = self._live[number][name] if state is None else state["models"][number][name]
+                local(average).copy_(local(value if state is None else local_part(value, average)))
+
+    def _swap(self) -> None:
+        for parameter, average in self._pairs:
+            one, other = local(parameter), local(average)
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+
+
+def _held(model: nn.Module) -> dict[str, torch.Tensor]:
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.is_meta}
 
 
 class Stepper:
@@ -28,6 +110,9 @@ class Stepper:
         weight: returns the weight of the batch that was taken last, for loops of the user's own, which never
             call `begin`.
         global_step: returns the number of this training step, for messages.
+
+    Attributes:
+        average: of the weights, if `ema_decay` asks for it and models are there.
     """
 
     def __init__(
@@ -54,7 +139,13 @@ class Stepper:
         # Ever: what a step of the user's own has used of what was asked for.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
+        self.average: WeightAverage | None = None
         self._hooked: list[torch.optim.Optimizer] = []
+
+    def placed(self) -> None:
+        """Begin to average weights, if that is asked for; called once models are registered."""
+        if (decay := self._settings.ema_decay) is not None:
+            self.average = WeightAverage(decay, self._strategy, self._registered.models)
 
     def begin_epoch(self) -> None:
         """Start from no gradients: an epoch that failed, or `setup`, may have left some."""
@@ -119,16 +210,15 @@ class Stepper:
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
                 f"the loss is {loss.detach().tolist()} on worker {self._strategy.group.rank} at global_step "
-                f"{self._global_step()}: lower the learning rate, clip gradients (max_grad_norm=1.0), or "
-                f"look at this batch's data; nothing of it was applied"
+                f"{self._global_step()}, and was not applied: lower the learning rate, clip gradients "
+                f"(max_grad_norm=1.0), or look at this batch's data"
             )
         weight = self._weight
         if weight is None:
             if self._accumulates:
                 raise ConfigError(
                     "grad_accumulation_steps needs the default train_epoch, which says when a step is "
-                    "complete: leave train_epoch as it is, or leave grad_accumulation_steps out and "
-                    "accumulate in your own"
+                    "complete: leave out your train_epoch, or leave out the argument and accumulate yourself"
                 )
             weight = self._current_weight()
         if self._kept is not None:
@@ -163,6 +253,8 @@ class Stepper:
         # After all of them have stepped: they may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad()
+        if self._stepped and self.average is not None:
+            self.average.update()
         return self._stepped
 
     def state(self) -> dict[str, Any]:
@@ -233,9 +325,8 @@ class _Kept:
         now = parameter.grad
         if now is not self._gradient or now._version != self._version:
             raise ConfigError(
-                "the gradients of an earlier batch were cleared or changed before the accumulation of "
-                "grad_accumulation_steps batches was complete: leave out zero_grad(), "
-                "self.optimizer_step() does it when it is time"
+                "the gradients of an earlier batch were cleared or changed before grad_accumulation_steps "
+                "batches were complete: leave out zero_grad(), self.optimizer_step() does it when it is time"
             )
 
 

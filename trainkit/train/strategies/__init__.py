@@ -1,1 +1,1 @@
-"""Ways to spread a model over workers and devices: one file each, one protocol (base.py)."""
+"""Ways to spread a model over workers and devices: one file each, on the classes of base.py."""

@@ -1,4 +1,4 @@
-"""The protocol of strategies, and the table of their names.
+"""The base classes of strategies, and the table of their names.
 
     TorchTrainer(strategy=FSDP())          frozen, picklable; says how many workers hold one copy of the model
         └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
@@ -10,18 +10,24 @@ A user's own strategy subclasses both. The step loop calls nothing of a strategy
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 
-from trainkit.errors import ConfigError
+from trainkit.errors import CheckpointError, ConfigError
 from trainkit.registry import Registry
-from trainkit.train.data.feed import Feed
+from trainkit.train.data.feed import Feed, make_feed
 from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.distributed.tensors import detached, device_of, to_device, whole
+from trainkit.train.strategies.modules import compile_in_place, lies_elsewhere, skeleton
+
+log = logging.getLogger(__name__)
 
 Precision = Literal["32", "bf16", "fp16"]
 
@@ -38,6 +44,7 @@ class StepSettings:
     compile: bool = False
     channels_last: bool = False
     detect_nan: bool = False
+    ema_decay: float | None = None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Return a block in which operations on `device` run in the asked precision where it is safe."""
@@ -52,7 +59,9 @@ class StepSettings:
     @property
     def needs_optimizer_step(self) -> bool:
         """Return True if a user's own step must end with `optimizer_step()`, not `optimizer.step()`."""
-        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.max_grad_norm is not None
+        averages = self.ema_decay is not None
+        clips = self.max_grad_norm is not None
+        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or clips or averages
 
     @property
     def asked_for(self) -> str:
@@ -61,10 +70,13 @@ class StepSettings:
             ("precision", self.precision, self.precision == "fp16"),
             ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
             ("max_grad_norm", self.max_grad_norm, self.max_grad_norm is not None),
+            ("ema_decay", self.ema_decay, self.ema_decay is not None),
         ]
         return " with ".join(f"{name}={value!r}" for name, value, asked in given if asked)
 
 
+Models = Sequence[nn.Module]
+Optimizers = Sequence[torch.optim.Optimizer]
 Criterion = Callable[..., torch.Tensor]
 """(output, target) to the mean loss over the batch."""
 
@@ -88,51 +100,65 @@ class Place:
     split: bool = True
 
 
-class StrategySpec(Protocol):
+class StrategySpec(ABC):
     """The choice of a strategy: a frozen value, checked before any worker starts."""
+
+    spreads: ClassVar[bool] = False
+    """True if no worker holds the whole state. All workers then write a checkpoint together."""
 
     @property
     def model_ways(self) -> int:
         """How many workers hold one copy of the model together; `num_workers` is a multiple of it."""
+        return 1
 
     @property
     def reporter(self) -> int:
         """Which of those workers reports metrics: the one that has the loss."""
+        return 0
 
-    @property
-    def spreads(self) -> bool:
-        """Return True if no worker holds the whole state. All workers then write a checkpoint together."""
+    def for_workers(self, num_workers: int) -> Self:
+        """Return the choice for so many workers; an argument that was not given may mean all of them."""
+        return self
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         """Yield a message for each conflict with the trainer's other arguments, with its remedy."""
+        yield from ()
 
+    @abstractmethod
     def build(self, place: Place) -> Strategy:
         """Make the strategy of one worker."""
 
 
-class Strategy(Protocol):
+class Strategy:
     """One way to train on one or several workers; every worker holds an instance.
+
+    As it stands, the whole model is on one device, and nothing is exchanged with other workers.
+
+    Args:
+        place: this worker's.
 
     Attributes:
         devices: of this worker; the first is where its batches go.
         group: the workers that train together.
         data: the group that shares the samples; workers that hold one model together count as one.
         averages: whether `backward` averages gradients over `data`; a loss is weighted only if so.
+        meets_in_forward: whether forward passes are collective, so that validation too has equally many
+            batches on all workers.
     """
 
-    devices: tuple[torch.device, ...]
-    group: ProcessGroup
-    data: ProcessGroup
-    averages: bool
+    averages: bool = False
+    meets_in_forward: bool = False
+
+    def __init__(self, place: Place) -> None:
+        self.devices: tuple[torch.device, ...] = place.devices
+        self.group: ProcessGroup = place.group
+        self.data: ProcessGroup = place.group
+        self._place = place
+        self._step = place.step
 
     # -- placing -------------------------------------------------------------------------------
 
-    def place(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        ddp_args: Mapping[str, Any],
-    ) -> list[nn.Module]:
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
 
         `optimizers` hold the user's parameters; where placing replaces these, their groups are changed to
@@ -141,9 +167,41 @@ class Strategy(Protocol):
         Raises:
             ConfigError: these models or optimizers can't be trained so.
         """
+        placed = [self._on_device(model) for model in models]
+        first, *others = dict.fromkeys(self.devices)
+        if others and not any(lies_elsewhere(model, first) for model in placed):
+            log.warning(
+                "each worker has %d devices, but all models are on %s: pass strategy='layers', or put parts "
+                "of them on self.devices in setup; else leave gpus_per_worker out",
+                len(self.devices),
+                first,
+            )
+        return placed
+
+    def _on_device(self, model: nn.Module) -> nn.Module:
+        """Return `model` on its device, its parameters the same objects; compiled if asked."""
+        model = self._moved(model)
+        if self._step.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self._step.compile:
+            compile_in_place(model)
+        return model
+
+    def _moved(self, model: nn.Module) -> nn.Module:
+        # What setup has put on another of this worker's devices, as a whole or in part, is left where it is.
+        by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
+        return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
         """Return this worker's share of a registered loader."""
+        return make_feed(
+            loader,
+            group=self.data,
+            training=training,
+            split=self._place.split,
+            in_step=training or self.meets_in_forward,
+            every=self._step.grad_accumulation_steps,
+        )
 
     # -- stepping ------------------------------------------------------------------------------
 
@@ -164,14 +222,31 @@ class Strategy(Protocol):
             target: the criterion's second argument, on the device.
             scaled: loss to what `backward` starts from: weighted, and scaled for fp16.
         """
+        with self._step.autocast(self.devices[0]):
+            output = model(*features)
+            loss = self._loss(criterion, output, target)
+        self.backward(scaled(loss))
+        return loss.detach()
 
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return (output, loss) of one batch without backward; None where they are another worker's."""
+        with self._step.autocast(self.devices[0]):
+            output = model(*features)
+            return output, self._loss(criterion, output, target)
+
+    def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
+        if len(self.devices) > 1 and (device := device_of(output)) is not None:
+            # A model over several devices may end on another than it begins on, where the target was brought.
+            target = to_device(target, device)
+            if isinstance(criterion, nn.Module):
+                criterion = criterion.to(device)
+        return criterion(output, target)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute gradients of `loss` as `scaled` gave it, added to those that are there."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def sync_gradients(self, now: bool) -> None:
         """Set whether the next backward synchronizes gradients; False in the middle of an accumulation.
@@ -181,24 +256,31 @@ class Strategy(Protocol):
 
     def make_scaler(self) -> torch.amp.GradScaler:
         """Make the scaler for fp16; one worker's overflow makes all of them leave out the step."""
+        return torch.amp.GradScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients so that the norm of the whole model's is at most `max_norm`; returns the norm."""
+        """Scale gradients so that the norm of the whole model's is at most `max_norm`; return the norm."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    def evaluation(self) -> AbstractContextManager[None]:
-        """Return a block in which forward passes may differ in number between workers; entered by all."""
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Run a block in which forward passes may differ in number between workers; entered by all."""
+        yield
+
+    def reshard(self) -> None:
+        """Free what a forward pass without a backward has left whole."""
 
     def leave(self) -> None:
         """Leave the other workers; placed models can't be trained any more."""
+        self.group.leave()
 
     # -- state ---------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's own module within a placed one."""
+        return model
 
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
+    def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
         """Return this worker's part of the state of `models` and `optimizers`, under the user's own names.
 
         `models` is a list of {name: tensor}; `optimizers` a list of {"state": {index: {name: value}},
@@ -206,31 +288,40 @@ class Strategy(Protocol):
         the user's optimizer held them at registration. A tensor that is spread over workers is a DTensor; one
         that is another worker's alone is absent.
         """
+        return {
+            "models": [self.unwrap(model).state_dict() for model in models],
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }
 
-    def load_state(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
+    def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned on any strategy and world size.
 
-        `state` is whole; each leaf is a tensor, or a `Spread` (spread.py), of which a worker reads its part.
+        `state` is whole; each leaf is a tensor, or a `Spread` (tensors.py), of which a worker reads its part.
 
         Raises:
             CheckpointError: it does not fit; nothing was changed.
         """
+        before = detached(self.state(models, optimizers))
+        try:
+            self._load(models, optimizers, state)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            self._load(models, optimizers, before)
+            raise CheckpointError(str(error)) from error
+
+    def _load(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+        state = whole(state)
+        for model, saved in zip(models, state["models"], strict=True):
+            self.unwrap(model).load_state_dict(saved)
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
 
     def skeleton(self, model: nn.Module) -> nn.Module:
         """Return the user's module as it was registered, its parameters on the "meta" device."""
-
-
-@runtime_checkable
-class KeepsOrder(Protocol):
-    """A strategy that learns, as it trains, an order that the rounding of its sums hangs on."""
+        return skeleton(self.unwrap(model))
 
     def order(self) -> list[Any]:
-        """Return the order of gradients that was learnt, as plain values."""
+        """Return the order of gradients that was learnt and that rounding hangs on, as plain values."""
+        return []
 
     def take_order(self, order: Sequence[Any]) -> None:
         """Take over what `order` returned on as many workers; called on all of them together."""
@@ -245,6 +336,7 @@ STRATEGIES = Registry(
         "layers": "trainkit.train.strategies.layers:Layers",
         "tensor": "trainkit.train.strategies.tensor:TensorParallel",
         "pipeline": "trainkit.train.strategies.pipeline:Pipeline",
+        "context": "trainkit.train.strategies.context:ContextParallel",
     },
 )
 """The strategies that `TorchTrainer(strategy=)` takes by name, each made without arguments."""
@@ -265,21 +357,12 @@ def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySp
     spec = value
     if isinstance(value, str) and (cls := STRATEGIES.find(value)) is not None:
         spec = cls()
-    if isinstance(spec, type) or not _is_spec(spec):
-        raise _unknown(value)
-    # A strategy may mean "all workers" by an argument that it was not given.
-    fitted = getattr(spec, "for_workers", None)
-    return cast(StrategySpec, spec if fitted is None else fitted(num_workers))
-
-
-def _unknown(value: Any) -> ConfigError:
-    if isinstance(value, type) and _is_spec(value):
-        return ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
-    return ConfigError(
+    if isinstance(spec, StrategySpec):
+        return spec.for_workers(num_workers)
+    if isinstance(value, type) and issubclass(value, StrategySpec):
+        raise ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
+    raise ConfigError(
         f"strategy={value!r}: give one of {('auto', *STRATEGIES.names())}, or a strategy with settings, such "
-        f"as FSDP(...) from trainkit.train.strategies.fsdp"
+        f"as FSDP(...) from trainkit.train.strategies.fsdp; the class of one of your own is derived from "
+        f"StrategySpec in trainkit.train.strategies.base"
     )
-
-
-def _is_spec(value: Any) -> bool:
-    return all(hasattr(value, name) for name in ("model_ways", "reporter", "spreads", "mistakes", "build"))

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainkit.train.strategies.base import Place, Strategy
-from trainkit.train.strategies.single import SingleStrategy, WholeModel
+from trainkit.train.strategies.base import Models, Optimizers, Place, Strategy, StrategySpec
+from trainkit.train.strategies.single import SingleStrategy
 
 
 def learnt_order(model: DistributedDataParallel) -> list[int]:
@@ -65,7 +65,7 @@ def _logged_order(model: DistributedDataParallel) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDP(WholeModel):
+class DDP(StrategySpec):
     """The whole model on every worker, samples shared, gradients averaged; the default with several."""
 
     def build(self, place: Place) -> Strategy:
@@ -73,7 +73,7 @@ class DDP(WholeModel):
         return DDPStrategy(place) if place.group.world_size > 1 else SingleStrategy(place)
 
 
-class DDPStrategy(SingleStrategy):
+class DDPStrategy(Strategy):
     """Data-parallel training in one worker; with `Place.wrap` False the user synchronizes the copies."""
 
     def __init__(self, place: Place) -> None:
@@ -81,12 +81,7 @@ class DDPStrategy(SingleStrategy):
         self.averages = place.wrap
         self._wrapped: list[DistributedDataParallel] = []
 
-    def place(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        ddp_args: Mapping[str, Any],
-    ) -> list[nn.Module]:
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         return [self._wrap(model, ddp_args) for model in super().place(models, optimizers, ddp_args)]
 
     def _wrap(self, model: nn.Module, ddp_args: Mapping[str, Any]) -> nn.Module:

@@ -3,8 +3,14 @@
     block 0 ──all-gather──▶ whole for its forward ──▶ freed     (again for its backward)
     gradients ──reduce-scatter──▶ each worker its part ──▶ its part of the optimizer's step
 
+With replicas, groups of workers hold a copy each, and only the parts of gradients travel between groups:
+
+    four workers, replicas=2       part 0   part 1
+    replica 0                        0        1        gathered along rows
+    replica 1                        2        3        gradients averaged along columns too
+
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
-arXiv:2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+arXiv:2304.11277 (section 3.2.2: hybrid sharding); https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -27,23 +33,21 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.mesh import make_mesh
-from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.distributed.mesh import DATA, REPLICA, degree_mistakes, make_mesh
+from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy, StrategySpec
 from trainkit.train.strategies.modules import Blocks, chosen_blocks, compile_in_place
 from trainkit.train.strategies.sharded import (
-    ShardedState,
     ShardedStrategy,
     refuse_ddps_arguments,
     refuse_unusable,
 )
-from trainkit.train.strategies.single import WholeModel
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _PARAMETERS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDP(WholeModel):
+class FSDP(StrategySpec):
     """Parameters, gradients and the optimizer's state in equal parts on all workers.
 
     Args:
@@ -54,22 +58,29 @@ class FSDP(WholeModel):
             for its backward. False keeps them: more memory, less traffic.
         cpu_offload: parameters, gradients and optimizer stay in the CPU's memory, and pass through the GPU.
         forward_methods: names of other methods of the model that run its layers, such as "generate".
+        replicas: copies of the model; each is in equal parts on `num_workers / replicas` workers.
     """
+
+    spreads: ClassVar[bool] = True
 
     shard_blocks: Blocks = None
     reshard_after_forward: bool = True
     cpu_offload: bool = False
     forward_methods: tuple[str, ...] = ()
-
-    @property
-    def spreads(self) -> bool:
-        return True
+    replicas: int = 1
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if devices_per_worker > 1:
             yield f"FSDP uses one GPU of each worker, but each has {devices_per_worker}: give more workers"
         if step.channels_last:
             yield "FSDP shards contiguous parameters only: leave out channels_last=True"
+        if any(degree_mistakes(self.replicas, self.replicas or 1)):
+            yield "replicas: give a whole number of 1 or more"
+        elif self.replicas > 1 and (num_workers % self.replicas or num_workers == self.replicas):
+            yield (
+                f"{num_workers} workers can't hold {self.replicas} copies, each in parts: give a multiple of "
+                f"{self.replicas}, {2 * self.replicas} or more, or DDP() for whole copies"
+            )
 
     def build(self, place: Place) -> Strategy:
         return FSDPStrategy(place, self)
@@ -84,27 +95,25 @@ class FSDPStrategy(ShardedStrategy):
     def __init__(self, place: Place, spec: FSDP) -> None:
         super().__init__(place)
         self._spec = spec
-        self._mesh = make_mesh(place.group, 1, self.devices[0])
+        ways = {DATA: place.group.world_size // spec.replicas}
+        if spec.replicas > 1:
+            ways = {REPLICA: spec.replicas, **ways}
+        self._mesh = make_mesh(place.group, ways, self.devices[0])
         self._roots: list[FSDPModule] = []
 
     # -- placing -------------------------------------------------------------------------------
 
-    def place(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        ddp_args: Mapping[str, Any],
-    ) -> list[nn.Module]:
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("FSDP", ddp_args, wrap=self._place.wrap)
         for model in models:
             _refuse_what_cannot_be_sharded(model)
         plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
-        self._held = ShardedState(models, optimizers)
+        self._note(models, optimizers)
         for model, blocks in plans:
             # On the device that the user left them on: the whole model need not fit on a GPU.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._shard(model, blocks)
-        self._held.replace(models, optimizers)
+        self._hand_over(models, optimizers)
         return list(models)
 
     def _shard(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -156,10 +165,9 @@ class FSDPStrategy(ShardedStrategy):
         try:
             yield
         finally:
-            self._reshard()
+            self.reshard()
 
-    def _reshard(self) -> None:
-        """Free what a forward pass without a backward has left whole."""
+    def reshard(self) -> None:
         for root in self._roots:
             for part in _module(root).modules():
                 if isinstance(part, FSDPModule):

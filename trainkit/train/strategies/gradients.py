@@ -74,46 +74,54 @@ def _by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
 # -- clipping ----------------------------------------------------------------------------------
 
 
-def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+def clip(
+    parameters: Sequence[torch.Tensor],
+    max_norm: float,
+    device: torch.device,
+    stages: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """Clip like `torch.nn.utils.clip_grad_norm_` over the whole model; each value counts once.
 
-    All workers that hold a part of the model call it with the same parameters.
+    All workers that hold a part of the model call it; those of one stage with the same parameters.
+
+    Args:
+        parameters: that are here, with or without gradients.
+        max_norm: of the model's whole gradient.
+        device: of the norm.
+        stages: workers that hold the other layers of the model; None if all layers are here.
 
     Returns:
         The 2-norm before clipping, the same on all workers.
     """
     held = settle_gradients(parameters)
-    if not held:
-        return torch.tensor(0.0)
     # Squares are summed by the dimensions of the mesh over which their tensors are spread.
     spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
         spread[_spread_over(parameter, groups)].append(local(_gradient(parameter)))
-    device = local(held[0]).device
     total = torch.zeros((), dtype=torch.float64, device=device)
     for dims in sorted(spread):
-        part = squared_norm(spread[dims], device)
+        part = _squared_norm(spread[dims], device)
         for dim in dims:
             dist.all_reduce(part, group=groups[dim])
         total += part
+    if stages is not None:
+        dist.all_reduce(total, group=stages)
     norm = total.sqrt()
-    shrink([local(_gradient(parameter)) for parameter in held], norm, max_norm)
+    _shrink([local(_gradient(parameter)) for parameter in held], norm, max_norm)
     return norm
 
 
-def squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the sum of all squares, in float64 on `device`: large gradients must not overflow it."""
     norms = [
         torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
         for gradient in gradients
     ]
-    if not norms:
-        return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack(norms).double().square().sum()
 
 
-def shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+def _shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
     """Scale `gradients`, of which `norm` is the norm, as `torch.nn.utils.clip_grad_norm_` does."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for gradient in gradients:

@@ -22,10 +22,9 @@ from torch import nn
 
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.tensors import map_tensors
-from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.strategies.base import Place, StepSettings, Strategy, StrategySpec
 from trainkit.train.strategies.ddp import DDPStrategy
-from trainkit.train.strategies.modules import StrategyHook, lies_elsewhere
-from trainkit.train.strategies.single import WholeModel
+from trainkit.train.strategies.modules import StrategyHook, even_starts, lies_elsewhere
 
 _CHAINS = (nn.Sequential, nn.ModuleList)
 """Modules that can be cut between their members: the order of calls is known of no other module."""
@@ -55,11 +54,7 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
         ConfigError: a cut is no module's name, or they are not in the order of definition.
     """
     order = [name for name, _ in model.named_modules() if name in cuts]
-    if unknown := sorted(set(cuts) - set(order)):
-        raise ConfigError(
-            f"split: {type(model).__name__} has no module {', '.join(map(repr, unknown))}; its first ones "
-            f"are {_some_names(model)}"
-        )
+    _refuse_unknown(model, set(cuts) - set(order))
     if order != list(cuts):
         raise ConfigError(f"split={list(cuts)}: give the names in the order of the model: {order}")
     passed = 0
@@ -80,11 +75,7 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
             to different devices.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    if unknown := sorted(set(devices) - set(modules)):
-        raise ConfigError(
-            f"split: {type(model).__name__} has no module {', '.join(map(repr, unknown))}; its first ones "
-            f"are {_some_names(model)}"
-        )
+    _refuse_unknown(model, set(devices) - set(modules))
     parts = list(
         _parts(model, list(devices), lambda name, outer: devices.get(name, outer), devices.get("", -1))
     )
@@ -118,7 +109,7 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
             f"{type(model).__name__} has {sum(size > 0 for _, size in units)} parts that can be put on "
             f"{devices} devices: name finer ones, Layers(split=[...]), or use fewer devices"
         )
-    starts = _starts([size for _, size in units], devices)
+    starts = even_starts([size for _, size in units], devices)
     return cut_at(model, [units[start][0] for start in starts])
 
 
@@ -165,8 +156,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
         devices = {home[parameter] for parameter in held if parameter in home}
         if len(devices) > 1:
             raise ConfigError(
-                f"{part.name} shares parameters with modules on several devices: name the device of each, "
-                f"Layers(split={{name: index}})"
+                f"{part.name} shares parameters with modules on several devices: give split={{name: index}}"
             )
         part = replace(part, device=devices.pop()) if devices else part
         home.update(dict.fromkeys(held, part.device))
@@ -190,34 +180,22 @@ def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
     yield from walk("", model)
 
 
-def _starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Return the starts of the second and later of `groups` successive groups whose largest is smallest."""
-    sums = [0, *itertools.accumulate(sizes)]
-    # Of the first n sizes, in groups of which none is empty: (the largest group, starts).
-    best: dict[int, tuple[int, list[int]]] = {n: (total, []) for n, total in enumerate(sums) if total}
-    for _ in range(groups - 1):
-        longer: dict[int, tuple[int, list[int]]] = {}
-        for n, start in itertools.product(range(len(sums)), reversed(best)):
-            if start < n and sums[start] < sums[n]:
-                largest = max(best[start][0], sums[n] - sums[start])
-                # Among equals the latest start: an activation stays with the layer before it.
-                if n not in longer or largest < longer[n][0]:
-                    longer[n] = (largest, [*best[start][1], start])
-        best = longer
-    return best[len(sizes)][1]
-
-
 def _holds(part: Part) -> bool:
     tensors = (*part.module.parameters(recurse=not part.own), *part.module.buffers(recurse=not part.own))
     return bool(tensors)
 
 
-def _some_names(model: nn.Module) -> str:
-    return ", ".join(name for name, _ in itertools.islice(model.named_children(), 12))
+def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
+    if names:
+        first = ", ".join(name for name, _ in itertools.islice(model.named_children(), 12))
+        raise ConfigError(
+            f"split: {type(model).__name__} has no module {', '.join(map(repr, sorted(names)))}; its first "
+            f"ones are {first}"
+        )
 
 
 @dataclass(frozen=True)
-class Layers(WholeModel):
+class Layers(StrategySpec):
     """One model over several devices of each worker: `TorchTrainer(strategy=Layers(), gpus_per_worker=2)`.
 
     A model of which `setup` has put anything on another than the worker's first device is left as it is.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias, cast
 
@@ -155,8 +156,7 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
         found = [(name, module) for name, module in named if isinstance(module, classes)]
     if not found:
         raise ConfigError(
-            f"shard_blocks={chosen!r} picks no module of {type(model).__name__}: name a class of its blocks, "
-            f"or leave it out"
+            f"shard_blocks={chosen!r} picks no module of {type(model).__name__}: name its blocks' class"
         )
     for name, block in found:
         if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
@@ -202,3 +202,30 @@ def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
                 if id(parameter) in own:
                     return own[id(parameter)]
     return None
+
+
+def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
+    """Return the starts of the second and later of `groups` successive groups of at least one size each.
+
+    The largest group is as small as can be; among such cuts an even one is preferred.
+    """
+    ends = [0, *itertools.accumulate(sizes)]
+    # best[end]: of the sizes before `end`, in as many groups as there were rounds, (cost, starts).
+    best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
+    for round_ in range(1, groups + 1):
+        longer: dict[int, tuple[tuple[int, int], list[int]]] = {}
+        for end in range(round_, len(sizes) - (groups - round_) + 1):
+            found: tuple[tuple[int, int], list[int]] | None = None
+            # The latest start first, which wins among equals: an activation stays with the layer before it.
+            for start in (start for start in reversed(best) if start < end):
+                (largest, squares), starts = best[start]
+                size = ends[end] - ends[start]
+                cost = max(largest, size), squares + size * size
+                if found is None or cost < found[0]:
+                    found = cost, [*starts, start]
+                elif size > found[0][0]:
+                    break  # so are all groups that start earlier
+            if found is not None:
+                longer[end] = found
+        best = longer
+    return best[len(sizes)][1][1:]

@@ -4,6 +4,11 @@
                              ◀──gradients────         ◀──     ◀──
 
 The stages work at the same time, each on another microbatch; a step's gradient is that of the whole batch.
+A stage may be several workers', which split its matrices. Then workers with the same part are a pipeline:
+
+    eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
+    data 0                                0     1                  2     3
+    data 1                                4     5                  6     7
 
 Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
 arXiv:1811.06965; Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503
@@ -12,25 +17,40 @@ arXiv:1811.06965; Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train.data.feed import Feed, make_feed
-from trainkit.train.distributed.mesh import Grid, data_parallel_group
-from trainkit.train.distributed.tensors import detached, shape_of, whole
-from trainkit.train.strategies.base import Criterion, Place, StepSettings, Strategy
-from trainkit.train.strategies.gradients import SharedScaler, average_gradients, shrink, squared_norm
+from trainkit.errors import ConfigError
+from trainkit.train.distributed.mesh import DATA, MODEL, STAGE, data_parallel_group, make_mesh
+from trainkit.train.distributed.tensors import local
+from trainkit.train.strategies import gradients
+from trainkit.train.strategies.base import (
+    Criterion,
+    Models,
+    Optimizers,
+    Place,
+    StepSettings,
+    Strategy,
+    StrategySpec,
+)
 from trainkit.train.strategies.modules import compile_in_place, skeleton
 from trainkit.train.strategies.pipeline_schedule import Link, MicrobatchSchedule
 from trainkit.train.strategies.pipeline_stages import NOT_ALONE, Split, StageModel, cut
-from trainkit.train.strategies.sharded import ParameterSlots, refuse_ddps_arguments
+from trainkit.train.strategies.sharded import (
+    ParameterSlots,
+    check_fits,
+    placed_entry,
+    refuse_ddps_arguments,
+    refuse_unusable,
+)
+from trainkit.train.strategies.tensor import TensorParallel
+from trainkit.train.strategies.tensor_plan import split_model
 
 _SCHEDULES = ("1f1b", "gpipe")
 
@@ -39,7 +59,7 @@ _MICROBATCHES_A_STAGE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class Pipeline(StrategySpec):
     """The model in stages, one on each worker; with more workers, several such pipelines share the data.
 
     Args:
@@ -49,15 +69,21 @@ class Pipeline:
             method `stages()` that gives this list, is cut into parts of about equal parameter bytes.
         schedule: "1f1b" keeps the activations of as many microbatches as there are stages, "gpipe" of all.
         microbatches: into which a batch is cut, or fewer that divide it evenly; None: four for each stage.
+        tensor: how the matrices of each stage are split over several workers; None: each stage is one
+            worker's. Where only one of the two degrees is given, the other one follows from the number of
+            workers.
 
     Raises:
         ConfigError: an argument is of the wrong kind.
     """
 
+    spreads: ClassVar[bool] = True
+
     degree: int | None = None
     split: Split = None
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     microbatches: int | None = None
+    tensor: TensorParallel | None = None
 
     def __post_init__(self) -> None:
         rules = [
@@ -69,12 +95,20 @@ class Pipeline:
                 self.split is None or callable(self.split) or _is_names(self.split),
                 "give a list of names of blocks, or a function from the model to a list of modules",
             ),
+            (
+                "tensor",
+                self.tensor is None
+                or (isinstance(self.tensor, TensorParallel) and self.tensor.data == "replicate"),
+                'give TensorParallel(...) with data="replicate", or None',
+            ),
         ]
         given = vars(self)
         wrong = [f"Pipeline({name}={given[name]!r}): {fix}" for name, right, fix in rules if not right]
         named = self._named
         if not wrong and named is not None and self.degree not in (None, named):
             wrong = [f"Pipeline(degree={self.degree}, split={self.split!r}): these names make {named} stages"]
+        if not wrong and self.tensor is not None and not (self.tensor.degree or self.degree or named):
+            wrong = [f"{self!r}: give the degree of the pipeline, or that of its tensor parallelism"]
         if wrong:
             raise ConfigError("; ".join(wrong))
 
@@ -84,20 +118,28 @@ class Pipeline:
         return len(self.split) + 1 if isinstance(self.split, Sequence) else None
 
     @property
-    def model_ways(self) -> int:
+    def stages(self) -> int:
+        """Stages of each pipeline."""
         return self.degree or self._named or 1
 
     @property
-    def reporter(self) -> int:
-        return self.model_ways - 1
+    def parts(self) -> int:
+        """Workers that hold one stage together."""
+        return 1 if self.tensor is None else self.tensor.degree or 1
 
     @property
-    def spreads(self) -> bool:
-        return True
+    def model_ways(self) -> int:
+        return self.stages * self.parts
+
+    @property
+    def reporter(self) -> int:
+        return (self.stages - 1) * self.parts
 
     def for_workers(self, num_workers: int) -> Pipeline:
-        """Return a copy with the number of stages for so many workers."""
-        return replace(self, degree=self.degree or self._named or num_workers)
+        """Return a copy with numbers of stages, and of workers for each, for so many workers."""
+        stages = self.degree or self._named or max(num_workers // self.parts, 1)
+        tensor = None if self.tensor is None else self.tensor.for_workers(max(num_workers // stages, 1))
+        return replace(self, degree=stages, tensor=tensor)
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if devices_per_worker > 1:
@@ -105,12 +147,15 @@ class Pipeline:
                 f"a stage is on one device, so of gpus_per_worker={devices_per_worker} only one "
                 f"would work: leave it out, and give num_workers={num_workers * devices_per_worker}"
             )
+        if self.tensor is not None:
+            of_stage = num_workers // self.stages
+            yield from self.tensor.mistakes(num_workers=of_stage, devices_per_worker=1, step=step)
 
     def build(self, place: Place) -> Strategy:
         return PipelineStrategy(self.for_workers(place.group.world_size), place)
 
 
-class PipelineStrategy:
+class PipelineStrategy(Strategy):
     """One stage of a pipeline, in one worker.
 
     Args:
@@ -119,18 +164,16 @@ class PipelineStrategy:
     """
 
     def __init__(self, spec: Pipeline, place: Place) -> None:
-        grid = Grid(place.group.world_size, spec.model_ways)
-        self.devices = place.devices
-        self.group = place.group
+        super().__init__(place)
         self.data = data_parallel_group(place.group, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
-        self._place = place
-        self._step = place.step
-        # The same order on all workers, as both are collectives.
-        self._copies = place.group.subgroup(grid.columns())
-        self._link = Link(place.group.subgroup(grid.rows()), place.devices[0])
-        self._copy_ranks = grid.columns()[self._link.index]
+        ways = {DATA: self.data.world_size, STAGE: spec.stages}
+        if spec.tensor is not None:
+            ways[MODEL] = spec.parts
+        self._mesh = make_mesh(place.group, ways, self.devices[0])
+        self._copies = self._mesh.get_group(DATA)
+        self._link = Link(self._mesh.get_group(STAGE), self.devices[0])
         self._sync = True
         self._model: StageModel | None = None
         self._relay: MicrobatchSchedule | None = None
@@ -139,12 +182,7 @@ class PipelineStrategy:
 
     # -- placing -------------------------------------------------------------------------------
 
-    def place(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        ddp_args: Mapping[str, Any],
-    ) -> list[nn.Module]:
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         for optimizer in optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
@@ -153,18 +191,21 @@ class PipelineStrategy:
             raise ConfigError(
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
             )
-        model, degree, step = models[0], self._spec.model_ways, self._step
+        model, degree, step = models[0], self._spec.stages, self._step
+        refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
         # Before anything is changed: a model that can't be cut is the user's to mend.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
         self._skeleton = skeleton(model)
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
-        placed = StageModel(model, parts, self._link.index, self.devices[0])
+        placed = StageModel(model, parts, self._link.index, self.devices[0], self._split_over_workers())
         if step.channels_last:
             placed.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if step.compile:
             compile_in_place(placed.stage)
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
+        for optimizer in optimizers:
+            gradients.step_by_kind(optimizer)
         # In batches only pairs of stages meet, but NCCL joins a group when all of it first meets.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
@@ -177,9 +218,11 @@ class PipelineStrategy:
         )
         return [placed]
 
-    def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        every = self._step.grad_accumulation_steps
-        return make_feed(loader, group=self.data, training=training, split=self._place.split, every=every)
+    def _split_over_workers(self) -> Callable[[nn.Module], None] | None:
+        tensor = self._spec.tensor
+        if tensor is None:
+            return None
+        return lambda model: split_model(model, self._mesh[MODEL], tensor.plan, self.group)
 
     # -- stepping ------------------------------------------------------------------------------
 
@@ -193,7 +236,8 @@ class PipelineStrategy:
     ) -> torch.Tensor | None:
         loss = self._stages.forward_backward(criterion, features, target, scaled)
         if self._sync and self.averages:
-            average_gradients([each for each in model.parameters() if each.requires_grad], self._copies)
+            trained = [each for each in model.parameters() if each.requires_grad]
+            gradients.average_gradients(trained, self._copies)
         return loss
 
     def forward(
@@ -208,22 +252,18 @@ class PipelineStrategy:
         self._sync = now
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        return SharedScaler(self.devices[0].type)
+        return gradients.SharedScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        squared = squared_norm(gradients, self.devices[0])
-        dist.all_reduce(squared, group=self._link.group)
-        norm = squared.sqrt()
-        shrink(gradients, norm, max_norm)
-        return norm
+        return gradients.clip(parameters, max_norm, self.devices[0], self._link.group)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         # Each pipeline has statistics of its own, such as batch norm's; those that count are the first one's.
         if self.data.world_size > 1 and self._model is not None:
+            first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():
-                dist.broadcast(buffer, src=self._copy_ranks[0], group=self._copies)
+                dist.broadcast(local(buffer), src=first, group=self._copies)
         yield
 
     def leave(self) -> None:
@@ -236,42 +276,27 @@ class PipelineStrategy:
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.whole if isinstance(model, StageModel) else model
 
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
+    def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
         slots = self._slots
         return {
             "models": [_held_state(self.unwrap(model)) for model in models],
             "optimizers": [] if slots is None else slots.state(optimizers),
         }
 
-    def load_state(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
-        for model, saved in zip(models, state["models"], strict=True):
-            _check_fits(self.unwrap(model), saved)
+    def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+        for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
+            held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
+            # A state that this worker returned itself has its own stage alone.
+            check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])
-        before = detached(self.state(models, optimizers))
-        try:
-            self._load(models, optimizers, state)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            self._load(models, optimizers, before)
-            raise CheckpointError(str(error)) from error
+        super().load_state(models, optimizers, state)
 
-    def _load(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
+    def _load(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for model, saved in zip(models, state["models"], strict=True):
             own = self.unwrap(model)
-            # Not strict: what is another worker's is not here.
-            own.load_state_dict({name: whole(saved[name]) for name in _held_state(own)}, strict=False)
+            held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
+            own.load_state_dict(held, strict=False)  # What is another worker's is not here.
         if self._slots is not None:
             self._slots.load(optimizers, state["optimizers"])
 
@@ -308,16 +333,3 @@ def _held_state(model: nn.Module) -> dict[str, Any]:
     for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
         del state[name]
     return state
-
-
-def _check_fits(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `saved` is of the whole model, or just what is held here."""
-    expected = model.state_dict()
-    if set(saved) != set(expected) and set(saved) != set(_held_state(model)):
-        different = sorted(set(saved) ^ set(expected))
-        raise CheckpointError(f"{', '.join(different[:3])} are in one of model and state, but not in both")
-    for name, value in saved.items():
-        if shape_of(value) != shape_of(expected[name]):
-            raise CheckpointError(
-                f"{name} has shape {shape_of(expected[name])} in the model, {shape_of(value)} in the state"
-            )

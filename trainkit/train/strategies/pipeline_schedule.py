@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.microbatch import merge_chunks
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.tensors import map_tensors
+from trainkit.train.distributed.tensors import is_spread, map_tensors, tensors_in
 from trainkit.train.strategies.base import StepSettings
 from trainkit.train.strategies.pipeline_stages import StageModel
 
@@ -123,8 +123,7 @@ class Link:
         if not torch.equal(own, theirs):
             raise ConfigError(
                 f"stage {self.index} of a pipeline was given a batch of {shapes}, but stage 0 one of other "
-                f"shapes: the workers of one pipeline must be given the same batches, so split data by "
-                f"self.world_rank // {self.stages}, not by world_rank"
+                f"shapes: split data by self.world_rank // {self.stages}, so that all are given the same"
             )
         return []
 
@@ -146,7 +145,9 @@ def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed
     """Return a stage's output as tensors that can be sent, and their description."""
     several = isinstance(output, (tuple, list))
     tensors = tuple(output) if several else (output,)
-    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    if not tensors or not all(
+        isinstance(tensor, torch.Tensor) and not is_spread(tensor) for tensor in tensors
+    ):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
         raise ConfigError(
             f"stage {index} of the pipeline returned {kinds or 'nothing'}; stages pass on a tensor or a "
@@ -318,7 +319,7 @@ class MicrobatchSchedule:
         if len(set(sizes)) > 1:
             raise ConfigError(f"a pipeline cuts features along their first dimensions, which are {sizes}")
         count = next(n for n in range(min(self._most, sizes[0]), 0, -1) if sizes[0] % n == 0)
-        for leaf in _leaves(target):
+        for leaf in tensors_in(target):
             if not leaf.dim() or len(leaf) % count:
                 raise ConfigError(
                     f"a target of shape {tuple(leaf.shape)} can't be cut like a batch of {sizes[0]}: its "
@@ -330,9 +331,9 @@ class MicrobatchSchedule:
         """Return the target of stage 0's batch: random transforms may have made another of it here."""
         link = self._link
         if link.first and not link.last:
-            sent += link.send([leaf.contiguous() for leaf in _leaves(target)], link.stages - 1)
+            sent += link.send([leaf.contiguous() for leaf in tensors_in(target)], link.stages - 1)
         elif link.last and not link.first:
-            received = iter(link.receive([_like(leaf) for leaf in _leaves(target)], 0))
+            received = iter(link.receive([_like(leaf) for leaf in tensors_in(target)], 0))
             return map_tensors(lambda _: next(received), target)
         return target
 
@@ -402,14 +403,8 @@ def _first_of_both(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _leaves(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(lambda tensor: found.append(tensor) or tensor, value)  # type: ignore[func-returns-value]
-    return found
-
-
 def _shapes(value: Any) -> str:
-    return ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in _leaves(value))
+    return ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors_in(value))
 
 
 def _parts(value: Any, count: int) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_arg
 
 from trainkit.errors import ConfigError
+from trainkit.train.strategies.modules import even_starts
 
 
 def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -80,8 +81,7 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
         ) as error:  # The user's own forward, run on stand-ins for tensors: it may raise anything.
             raise ConfigError(
                 f"the forward of {type(model).__name__} can't be taken apart at {list(names)} ({error}): "
-                f"give Pipeline(split=function), where function(module) returns the modules that it calls in "
-                f"turn"
+                f"give Pipeline(split=function), where function(module) returns the modules it calls in turn"
             ) from error
 
 
@@ -211,7 +211,7 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
                 f"{type(model).__name__} has {len(blocks)} blocks in a row, too few for {degree} stages: "
                 f"give Pipeline(degree={len(blocks)}) or fewer, or smaller blocks"
             )
-        stages = _balanced(blocks, degree)
+        stages = _cut_before(blocks, even_starts([block.size_bytes for block in blocks], degree))
     _check_ownership(model, stages)
     return Cut(stages, packed)
 
@@ -232,8 +232,7 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
     if isinstance(model, nn.Sequential):
         return list(_flat(model, "")), True
     raise ConfigError(
-        f"{type(model).__name__} can't be cut into stages, as only its forward knows what it calls in which "
-        f"order: {_ADVICE}"
+        f"{type(model).__name__} can't be cut into stages, as only its forward knows the order: {_ADVICE}"
     )
 
 
@@ -273,31 +272,17 @@ def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[t
         raise ConfigError(
             f"split={names} makes {len(names) + 1} stages, not {degree}: name {degree - 1} blocks"
         )
-    bounds = [0, *starts, len(blocks)]
-    if any(end <= start for start, end in itertools.pairwise(bounds)):
+    if any(end <= start for start, end in itertools.pairwise([0, *starts, len(blocks)])):
         raise ConfigError(
             f"split={names}: name blocks in their order, each once, and not the first, where a stage begins "
             f"anyway; there are {', '.join(known)}"
         )
-    return tuple(tuple(blocks[start:end]) for start, end in itertools.pairwise(bounds))
+    return _cut_before(blocks, starts)
 
 
-def _balanced(blocks: Sequence[Block], degree: int) -> tuple[tuple[Block, ...], ...]:
-    """Return the cut whose largest stage has the fewest bytes; of several, the most even one."""
-    ends = [0, *itertools.accumulate(block.size_bytes for block in blocks)]
-    # best[end]: (cost, bounds) of the blocks before `end` in as many stages as there were rounds.
-    best: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {0: ((0, 0), (0,))}
-    for round_ in range(1, degree + 1):
-        following: dict[int, tuple[tuple[int, int], tuple[int, ...]]] = {}
-        for end in range(round_, len(blocks) - (degree - round_) + 1):
-            options = []
-            for start, ((largest, squares), bounds) in best.items():
-                if start < end:
-                    size = ends[end] - ends[start]
-                    options.append(((max(largest, size), squares + size * size), (*bounds, end)))
-            following[end] = min(options)
-        best = following
-    return tuple(tuple(blocks[start:end]) for start, end in itertools.pairwise(best[len(blocks)][1]))
+def _cut_before(blocks: Sequence[Block], starts: Sequence[int]) -> tuple[tuple[Block, ...], ...]:
+    bounds = itertools.pairwise([0, *starts, len(blocks)])
+    return tuple(tuple(blocks[start:end]) for start, end in bounds)
 
 
 def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> None:
@@ -336,13 +321,32 @@ class StageModel(nn.Module):
         cut: how it is cut.
         index: of the stage.
         device: where the stage goes.
+        split: spreads the parameters of a module over the workers that hold one stage together; None if
+            each stage is one worker's.
+
+    Raises:
+        ConfigError: `split` relies on calls of a module of which only parts are called.
     """
 
-    def __init__(self, whole: nn.Module, cut: Cut, index: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        whole: nn.Module,
+        cut: Cut,
+        index: int,
+        device: torch.device,
+        split: Callable[[nn.Module], None] | None = None,
+    ) -> None:
         super().__init__()
         blocks = [block.module for block in cut.stages[index]]
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
+        if split is not None:
+            # The stage alone has values now: of the others' nothing is sent, and no device holds them.
+            before = dict(whole.named_parameters(remove_duplicate=False))
+            split(whole)
+            after = dict(whole.named_parameters(remove_duplicate=False))
+            _replace(self.stage, {id(before[name]): after[name] for name in before})
+            _refuse_lost_hooks(whole, cut)
         _replace(whole, _moved(self.stage, device))
         # In a tuple: as a child, its parameters would be this module's.
         self._whole = (whole,)
@@ -388,6 +392,16 @@ def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch
                 is_parameter = isinstance(tensor, nn.Parameter)
                 empty[id(tensor)] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
     return empty
+
+
+def _refuse_lost_hooks(whole: nn.Module, cut: Cut) -> None:
+    called = {id(part) for stage in cut.stages for block in stage for part in block.module.modules()}
+    for name, module in whole.named_modules():
+        if id(module) not in called and (module._forward_hooks or module._forward_pre_hooks):
+            raise ConfigError(
+                f"plan: {name or type(whole).__name__} is split by hooks on its calls, but a pipeline calls "
+                f"only parts of it: let the plan name modules that one stage has as a whole"
+            )
 
 
 def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.distributed.tensors import Spread, local_part, shape_of, whole
+from trainkit.train.strategies.base import Models, Optimizers, Strategy
 from trainkit.train.strategies.modules import skeleton
-from trainkit.train.strategies.single import SingleStrategy
 
 Name = tuple[int, str]
 """Of a parameter: the model's number, and its name in it."""
 
 
-def parameter_names(models: Sequence[nn.Module]) -> dict[Name, nn.Parameter]:
+def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
     """Return all parameters by name; a shared one under each of its names."""
     return {
         (number, name): parameter
@@ -44,7 +44,7 @@ class ParameterSlots:
         ConfigError: an optimizer has made steps already.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, models: Models, optimizers: Optimizers) -> None:
         names = {id(parameter): name for name, parameter in reversed(parameter_names(models).items())}
         for optimizer in optimizers:
             if optimizer.state:
@@ -58,14 +58,14 @@ class ParameterSlots:
             for optimizer in optimizers
         ]
 
-    def replace(self, optimizers: Sequence[torch.optim.Optimizer], held: Mapping[Name, torch.Tensor]) -> None:
+    def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
         """Give each optimizer the parameters that took the place of its own; those not in `held` are gone."""
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]
                 group["params"] = [item for _, item in slots if item is not None]
 
-    def state(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    def state(self, optimizers: Optimizers) -> list[dict[str, Any]]:
         """Return the part of the state that is here, in torch's own layout."""
         return [
             {
@@ -92,7 +92,7 @@ class ParameterSlots:
                     f"optimizer {number} has groups of {own} parameters, but those saved have {theirs}"
                 )
 
-    def load(self, optimizers: Sequence[torch.optim.Optimizer], saved: Sequence[Mapping[str, Any]]) -> None:
+    def load(self, optimizers: Optimizers, saved: Sequence[Mapping[str, Any]]) -> None:
         """Take over a whole state, of which each worker keeps its part."""
         for number, (optimizer, state) in enumerate(zip(optimizers, saved, strict=True)):
             for group, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
@@ -104,7 +104,7 @@ class ParameterSlots:
                 if item is not None and index in state["state"]:
                     entries = state["state"][index].items()
                     optimizer.state[item] = {
-                        name: _state_entry(name, value, item, group) for name, value in entries
+                        name: state_entry(name, value, item, group) for name, value in entries
                     }
 
     def _slots(self, number: int) -> Iterable[tuple[int, Any]]:
@@ -118,9 +118,9 @@ class ParameterSlots:
         return indices
 
 
-def _state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
+def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
     """Return one value of an optimizer's state, laid out as `parameter` if it has its shape."""
-    if not isinstance(value, (torch.Tensor, Spread)):
+    if not isinstance(value, (torch.Tensor, Spread)) or isinstance(value, DTensor):
         return value
     if name == "step":
         # Counted on the CPU, but for optimizers that run in a graph or a kernel.
@@ -131,81 +131,44 @@ def _state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[
     return whole(value).to(parameter.device, copy=True)
 
 
-class ShardedState:
-    """State of models and optimizers from before their parameters were replaced.
+class ShardedStrategy(Strategy):
+    """Base of the strategies whose models hold DTensors.
 
-    Args:
-        models: as registered.
-        optimizers: made from them.
+    `place` calls `_note` before it replaces the parameters of the models, and `_hand_over` after that.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    _slots: ParameterSlots
+    _skeletons: Mapping[int, nn.Module]
+
+    def _note(self, models: Models, optimizers: Optimizers) -> None:
+        """Note what `models` and `optimizers` are as they were registered."""
         self._slots = ParameterSlots(models, optimizers)
         self._skeletons = {id(model): skeleton(model) for model in models}
 
-    def replace(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _hand_over(self, models: Models, optimizers: Optimizers) -> None:
         """Let the optimizers hold the models' parameters as they are now."""
         self._slots.replace(optimizers, dict(parameter_names(models)))
 
-    def skeleton(self, model: nn.Module) -> nn.Module:
-        """Return `model` as it was registered, without values."""
-        # A copy: whoever asks fills it.
-        return copy.deepcopy(self._skeletons[id(model)])
-
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
-        """Return the state in torch's own layout, spread tensors as DTensors."""
+    def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
+        self.reshard()
         return {
             "models": [model.state_dict() for model in models],
-            "optimizers": self._slots.state(optimizers) if optimizers else [],
+            "optimizers": self._slots.state(optimizers),
         }
 
-    def load(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
-        """Take over a whole state, of which each worker reads its part.
-
-        Raises:
-            CheckpointError: it does not fit; nothing was changed.
-        """
+    def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+        self.reshard()
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
-            _check_fits(f"model {number}", model.state_dict(), saved)
+            check_fits(f"model {number}", model.state_dict(), saved)
         self._slots.check(state["optimizers"])
         for model, saved in zip(models, state["models"], strict=True):
             own = model.state_dict()
-            model.load_state_dict({name: _entry(saved[name], own[name]) for name in own})
+            model.load_state_dict({name: placed_entry(saved[name], own[name]) for name in own})
         self._slots.load(optimizers, state["optimizers"])
 
-
-class ShardedStrategy(SingleStrategy):
-    """Base of the strategies whose models hold DTensors; placing a model sets `_held`."""
-
-    _held: ShardedState
-
-    def _reshard(self) -> None:
-        """Free what a forward pass without a backward has left whole."""
-
-    def state(
-        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-    ) -> dict[str, Any]:
-        self._reshard()
-        return self._held.state(models, optimizers)
-
-    def load_state(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        state: Mapping[str, Any],
-    ) -> None:
-        self._reshard()
-        self._held.load(models, optimizers, state)
-
     def skeleton(self, model: nn.Module) -> nn.Module:
-        return self._held.skeleton(model)
+        # A copy: whoever asks fills it.
+        return copy.deepcopy(self._skeletons[id(model)])
 
 
 def refuse_unusable(model: nn.Module, advice: str) -> None:
@@ -227,13 +190,15 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
         raise ConfigError(f"{given} for DistributedDataParallel, which {what} doesn't use: leave it out")
 
 
-def _entry(leaf: Any, like: Any) -> Any:
+def placed_entry(leaf: Any, like: Any) -> Any:
+    """Return one value of a saved model's state, laid out as `like`, the model's own."""
     if isinstance(leaf, (torch.Tensor, Spread)) and isinstance(like, torch.Tensor):
         return local_part(leaf, like)
     return whole(leaf)
 
 
-def _check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless `saved` has the names and the shapes of `own`, a model's state."""
     missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
     if missing or unknown:
         lacks = f"lacks {', '.join(missing)}" if missing else ""

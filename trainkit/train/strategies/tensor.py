@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -24,11 +24,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, degree_mistakes, make_mesh
 from trainkit.train.strategies import gradients
-from trainkit.train.strategies.base import Place, StepSettings, Strategy
+from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy, StrategySpec
 from trainkit.train.strategies.gradients import GradientAverage
 from trainkit.train.strategies.modules import chosen_blocks, compile_in_place
 from trainkit.train.strategies.sharded import (
-    ShardedState,
     ShardedStrategy,
     refuse_ddps_arguments,
     refuse_unusable,
@@ -39,7 +38,7 @@ Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorParallel:
+class TensorParallel(StrategySpec):
     """Each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
@@ -48,14 +47,15 @@ class TensorParallel:
         plan: which modules are split, and how. Names (or patterns, as `layers.*.fc1`) to torch's styles, such
             as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that returns such
             a dictionary, or splits the model itself and returns it. What it doesn't name is whole on each
-            worker. None: pairs of `nn.Linear`, and attention by heads, wherever a trial shows that it
-            computes the same.
+            worker. None: pairs of `nn.Linear` in an `nn.Sequential` with element-wise modules between them.
         data: how several copies of a model are kept: "replicate", each whole, gradients averaged; or
             "shard", each parameter's part spread further over the copies by FSDP2.
 
     Raises:
         ConfigError: an argument is wrong.
     """
+
+    spreads: ClassVar[bool] = True
 
     degree: int | None = None
     plan: Plan | None = None
@@ -81,14 +81,6 @@ class TensorParallel:
     def model_ways(self) -> int:
         return self.degree or 1
 
-    @property
-    def reporter(self) -> int:
-        return 0
-
-    @property
-    def spreads(self) -> bool:
-        return True
-
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         degree = num_workers if self.degree is None else self.degree
         if degree == 1:
@@ -111,7 +103,8 @@ class TensorParallelStrategy(ShardedStrategy):
         self.data = data_parallel_group(place.group, spec.model_ways)
         self.averages = self.data.world_size > 1
         self._spec = spec
-        self._mesh = make_mesh(place.group, spec.model_ways, self.devices[0])
+        ways = {DATA: self.data.world_size, MODEL: spec.model_ways}
+        self._mesh = make_mesh(place.group, ways, self.devices[0])
         self.meets_in_forward = self.averages and spec.data == "shard"
         self._buffers: list[torch.Tensor] = []
         self._averages: list[GradientAverage] = []
@@ -119,12 +112,7 @@ class TensorParallelStrategy(ShardedStrategy):
 
     # -- placing -------------------------------------------------------------------------------
 
-    def place(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        ddp_args: Mapping[str, Any],
-    ) -> list[nn.Module]:
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("TensorParallel", ddp_args, wrap=self._place.wrap)
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
             raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
@@ -132,10 +120,10 @@ class TensorParallelStrategy(ShardedStrategy):
             refuse_unusable(
                 model, "split already: register the plain model, and split it in plan=, a function"
             )
-        self._held = ShardedState(models, optimizers)
+        self._note(models, optimizers)
         for model in models:
             self._split(model)
-        self._held.replace(models, optimizers)
+        self._hand_over(models, optimizers)
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
         return list(models)
@@ -181,7 +169,7 @@ class TensorParallelStrategy(ShardedStrategy):
         return gradients.SharedScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        return gradients.clip(parameters, max_norm)
+        return gradients.clip(parameters, max_norm, self.devices[0])
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -191,10 +179,9 @@ class TensorParallelStrategy(ShardedStrategy):
         try:
             yield
         finally:
-            self._reshard()
+            self.reshard()
 
-    def _reshard(self) -> None:
-        """Free what a forward pass without a backward has left whole."""
+    def reshard(self) -> None:
         for part in self._sharded:
             part.reshard()
 

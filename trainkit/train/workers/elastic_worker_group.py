@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +77,8 @@ class ElasticWorkerGroup:
         InfeasibleError: the machine could never hold them.
         GangError: a worker died while it started.
     """
+
+    _group: WorkerGroup[Worker]
 
     def __init__(self, options: TrainerOptions) -> None:
         self._options = options
@@ -165,6 +167,54 @@ class ElasticWorkerGroup:
 
         return self._recovering(once, call.name, max_retries, call.effect)
 
+    @contextmanager
+    def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
+        """Let the block do as it likes with the workers; after it others go on from the state before it.
+
+        Args:
+            what: the trainer's method, for messages.
+
+        Yields:
+            A function that returns the workers, or others in their places that have a configuration of
+            their own and the state after setup.
+
+        Raises:
+            ObjectStoreFullError: there is no room for a snapshot of the state.
+        """
+        if self._snapshot is None or self._keeps_nothing():
+            states = self._recovering(
+                lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
+            )
+            self._snapshot = Snapshot(states)
+        held = self._snapshot
+
+        def workers(config: Mapping[str, Any] | None) -> WorkerGroup[Worker]:
+            if config is not None:
+                self._group.close()
+                options = replace(self._options, num_workers=self._group.world_size, config=config)
+                self._group = WorkerGroup(options, self._placement, self._label, Worker)
+            self._group.asked = what
+            if not self._group.started:
+                self._group.start(self._seed)
+            return self._group
+
+        try:
+            yield workers
+        except Exception:
+            self._go_back(held)
+            raise
+        except BaseException:
+            self.close(force=True)
+            raise
+        self._go_back(held)
+
+    def _go_back(self, held: Snapshot) -> None:
+        self._group.close()
+        self._snapshot = held
+        with self._closed_if_ended():
+            self._group = self._placed(self._allowed, again=True)
+            self._start_again()
+
     def close(self, *, force: bool = False) -> None:
         """End all workers and free their places; `force` ends them in the middle of a call."""
         try:
@@ -194,15 +244,20 @@ class ElasticWorkerGroup:
 
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
-    def models(self, *, to_cpu: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or worker 0's if it is in this process."""
-        if not self._options.spec.spreads:
+    def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
+        """Return the user's own modules: copies on the CPU, or worker 0's if it is in this process.
+
+        Args:
+            to_cpu: a copy in any case.
+            averaged: copies with the averages of the weights.
+        """
+        spreads = self._options.spec.spreads
+        if not spreads and not averaged:
             live = self.local_worker is not None and not to_cpu
-            whole_models: list[nn.Module] = self.run(
-                Call("models", (not live,), first=True, name="get_model")
-            )[0]
-            return whole_models
-        states = whole(joined(self.run(Call("model_states", name="get_model"))))
+            return list(self.run(Call("models", (not live,), first=True, name="get_model"))[0])
+        states = whole(
+            joined(self.run(Call("model_states", (averaged,), first=not spreads, name="get_model")))
+        )
         skeletons = self.run(Call("skeletons", first=True, name="get_model"))[0]
         return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
 
@@ -346,7 +401,8 @@ class ElasticWorkerGroup:
                 return
             if held.states is not None or held.small is not None:
                 # Put once, not sent to each; small enough states travel with the call.
-                self._group.call("restore", runtime.put(held.states), held.small, in_step=False)
+                states = held.states if self._keeps_nothing() else runtime.put(held.states)
+                self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:
                 self._call(call)
         except BaseException:
@@ -392,9 +448,12 @@ class ElasticWorkerGroup:
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))
         group.close()
-        self._group = WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label)
+        self._group = self._group_of(size)
 
-    def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup:
+    def _group_of(self, size: int) -> WorkerGroup[Worker]:
+        return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label, Worker)
+
+    def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup[Worker]:
         """Return a group of as many workers as there is room for, not started yet.
 
         Args:
@@ -406,12 +465,10 @@ class ElasticWorkerGroup:
             GangError: there is no room.
         """
         if not remote_ranks(self._options):
-            return WorkerGroup(self._options, self._placement, self._label)
+            return self._group_of(self._options.num_workers)
         timeout_s = self._options.timeout_s
         if again and self._placement.still_there():
-            group = WorkerGroup(
-                replace(self._options, num_workers=len(self._placement)), self._placement, self._label
-            )
+            group = self._group_of(len(self._placement))
             # The places are gone if their machine is, which the cluster may not have noticed yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
@@ -425,7 +482,7 @@ class ElasticWorkerGroup:
             wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:
                 if self._placement.take(size, wait_s):
-                    return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label)
+                    return self._group_of(size)
             except InfeasibleError as error:
                 if size == sizes[-1]:
                     asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0

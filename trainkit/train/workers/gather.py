@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from trainkit.clock import SYSTEM
@@ -26,41 +27,38 @@ LOOK_S = 1.0
 """Seconds between two looks for the answer of a worker in this process."""
 
 
+@dataclass(eq=False)
 class GatheredResults:
     """Results of one call from all workers.
 
-    Args:
-        calls: references of the pending calls, each with its rank.
+    Attributes:
+        pending: references of the pending calls, each with its rank.
         what: name of the call, for messages.
         world_size: number of workers.
         at_once: the workers meet in the call: end all at the first failure that is a cause, or if some
             have answered and the others don't within `timeout_s`.
         timeout_s: seconds that a collective may take.
         end_workers: ends all of them.
+        is_end: returns True of a failure that is how the worker was to end; its result is None.
+        results: by rank.
+        failures: by rank.
+        late: workers without an answer.
     """
 
-    def __init__(
-        self,
-        calls: dict[Any, int],
-        *,
-        what: str,
-        world_size: int,
-        at_once: bool,
-        timeout_s: float,
-        end_workers: Callable[[], None],
-    ) -> None:
-        self.pending = calls
-        self.results: dict[int, Any] = {}
-        self.failures: dict[int, BaseException] = {}
-        self.late: list[int] = []
-        self._what = what
-        self._world_size = world_size
-        self._at_once = at_once
-        self._timeout_s = timeout_s
-        self._end_workers = end_workers
-        self._beside = False
-        self._answered_at: float | None = None
-        self._failed_at: float | None = None
+    pending: dict[Any, int]
+    _: KW_ONLY
+    what: str
+    world_size: int
+    at_once: bool
+    timeout_s: float
+    end_workers: Callable[[], None]
+    is_end: Callable[[BaseException], bool] = lambda _: False
+    results: dict[int, Any] = field(default_factory=dict, init=False)
+    failures: dict[int, BaseException] = field(default_factory=dict, init=False)
+    late: list[int] = field(default_factory=list, init=False)
+    _beside: bool = field(default=False, init=False)
+    _answered_at: float | None = field(default=None, init=False)
+    _failed_at: float | None = field(default=None, init=False)
 
     def collect(self) -> None:
         """Wait until all have answered, or until one has failed and the others won't."""
@@ -73,10 +71,10 @@ class GatheredResults:
             done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=left)
             for ref in done:
                 self._take(ref)
-            if self._at_once and self._cause_known():
+            if self.at_once and self._cause_known():
                 break
         # At once also if all of them have answered: one in this process may still wait for them.
-        if self.pending or (self.failures and self._at_once):
+        if self.pending or (self.failures and self.at_once):
             self._end_all()
 
     def collect_beside(self, own_part: Callable[[], Any]) -> None:
@@ -89,7 +87,7 @@ class GatheredResults:
             self._answered_at = SYSTEM.monotonic()
         except Exception as error:  # It is this worker's answer, judged with the others'.
             self._fail(0, error)
-            if self._at_once:
+            if self.at_once:
                 if self._is_symptom(error):
                     watch.join(GRACE_PERIOD_S)
                 self._end_all()
@@ -128,7 +126,7 @@ class GatheredResults:
         Args:
             ended: the workers were ended.
         """
-        world_size = self._world_size
+        world_size = self.world_size
         if raised := self._raised():
             rank, error = raised[0]
             if world_size > 1:
@@ -152,20 +150,20 @@ class GatheredResults:
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
         """Return the message about workers that did not come to a meeting of the others."""
         many = len(self.late) > 1
-        late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self._world_size}"
+        late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
-            return f"{late} did not end {self._what}() within timeout_s={self._timeout_s:g} of the others"
+            return f"{late} did not end {self.what}() within timeout_s={self.timeout_s:g} of the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late:
-            lost = f"{those} of {self._world_size} lost the others in {self._what}()"
+            lost = f"{those} of {self.world_size} lost the others in {self.what}()"
             return f"{lost}, and no worker knows why: {message_of(error)}"
         told = [
             step for rank in waited if (step := failure_cause.waiting_step(self.failures[rank])) is not None
         ]
-        where = f"{self._what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
+        where = f"{self.what}()" if not told else f"step {min(told)}" if min(told) else "the first step"
         hangs = "they hang" if many else "it hangs"
         return (
-            f"{late} did not enter {where} within timeout_s={self._timeout_s:g}, where {those} waited: "
+            f"{late} did not enter {where} within timeout_s={self.timeout_s:g}, where {those} waited: "
             f"{hangs}, or code or data take longer"
         )
 
@@ -173,10 +171,10 @@ class GatheredResults:
         """Return the seconds to wait for the other workers; None: as long as it takes."""
         now = SYSTEM.monotonic()
         if self._failed_at is not None:
-            raised = not self._at_once and len(self._raised()) == len(self.failures)
+            raised = not self.at_once and len(self._raised()) == len(self.failures)
             return self._failed_at + (APART_S if raised else GRACE_PERIOD_S) - now
-        if self._at_once and self._answered_at is not None:
-            return self._answered_at + self._timeout_s + GRACE_PERIOD_S - now
+        if self.at_once and self._answered_at is not None:
+            return self._answered_at + self.timeout_s + GRACE_PERIOD_S - now
         return None
 
     def _died(self) -> list[int]:
@@ -198,15 +196,18 @@ class GatheredResults:
     def _end_all(self) -> None:
         """End the workers; the death of those without an answer is not counted as their failure."""
         self.late = self.late or sorted(self.pending.values())
-        self._end_workers()
+        self.end_workers()
 
     def _take(self, ref: Any) -> None:
         rank = self.pending.pop(ref)
         try:
             self.results[rank] = runtime.get(ref)
-            self._answered_at = SYSTEM.monotonic()
         except Exception as error:  # Judged by `verdict`, which raises it.
-            self._fail(rank, error)
+            if not self.is_end(error):
+                self._fail(rank, error)
+                return
+            self.results[rank] = None
+        self._answered_at = SYSTEM.monotonic()
 
     def _fail(self, rank: int, error: BaseException) -> None:
         self.failures[rank] = error
@@ -218,7 +219,7 @@ class GatheredResults:
 
     def _is_symptom(self, error: BaseException) -> bool:
         # A single worker has no others to lose.
-        return self._world_size > 1 and failure_cause.is_symptom(error)
+        return self.world_size > 1 and failure_cause.is_symptom(error)
 
 
 def _is_death(error: BaseException) -> bool:

@@ -92,21 +92,12 @@ class WorkerPlacement:
             InfeasibleError: the machine could never hold them.
         """
         self.give_back()
-        if (trial := runtime.get_current_placement_group()) is not None:
-            bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
-            if bundles is not None:
-                self._places = [(trial, bundle) for bundle in bundles]
-                return True
-        return self._reserve(workers, timeout_s)
+        return self._take_of_trial(workers) or self._reserve(workers, timeout_s)
 
     def add(self, workers: int) -> bool:
         """Hold places for so many more if there is room at once; else change nothing, and return False."""
-        if (trial := runtime.get_current_placement_group()) is not None:
-            bundles = bundles_of_trial(trial.bundle_specs, self._bundle, len(self) + workers)
-            if bundles is not None:
-                self._places = [(trial, bundle) for bundle in bundles]
-            return bundles is not None
-        return self._reserve(workers, AT_ONCE_S)
+        held = self._take_of_trial(len(self) + workers)
+        return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
         """Return the number of places that seem to be free beside those that are held."""
@@ -130,6 +121,15 @@ class WorkerPlacement:
         """Free the held places, and end what runs in them. A trial's places stay the trial's."""
         self._held.close()
         self._places, self._own = [], 0
+
+    def _take_of_trial(self, workers: int) -> bool | None:
+        """Hold so many of the trial's places, if it has them; None outside of a trial."""
+        if (trial := runtime.get_current_placement_group()) is None:
+            return None
+        bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
+        if bundles is not None:
+            self._places = [(trial, bundle) for bundle in bundles]
+        return bundles is not None
 
     def _reserve(self, workers: int, timeout_s: float | None) -> bool:
         group = runtime.placement_group([self._bundle] * workers)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,106 +29,44 @@ from trainkit.train.checkpoint.state import (
 )
 from trainkit.train.data.feed import Feed
 from trainkit.train.data.prefetch import pinned
+from trainkit.train.data.sharding import FULL_WEIGHT
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
-from trainkit.train.distributed.process_group import ProcessGroup, join_process_group
-from trainkit.train.distributed.rendezvous import (
-    LocalRank,
-    Rendezvous,
-    RendezvousStore,
-    WorkerAddress,
-    on_one_machine,
-    own_address,
-    own_node,
-    set_torchrun_variables,
-)
+from trainkit.train.distributed.process_group import meet
+from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
+from trainkit.train.lightning.fit import Predicted
+from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, taken
 from trainkit.train.step.context import WorkerContext
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
+from trainkit.train.step.finders import RangeTest, RangeTestOverError
 from trainkit.train.step.metrics import EpochMetrics, to_numbers
-from trainkit.train.strategies.base import KeepsOrder, Place, Strategy
+from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
 from trainkit.train.strategies.single import SingleStrategy
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """Arguments with which a worker starts.
-
-    Attributes:
-        options: the trainer's, resolved.
-        rank: this worker's number, from 0.
-        locality: its number among those of its machine.
-        rendezvous: the place where the workers meet; None for a single worker.
-        seed: for the generators, equal on all workers while they set up; None leaves them alone.
-    """
-
-    options: TrainerOptions
-    rank: int
-    locality: LocalRank
-    rendezvous: Rendezvous | None
-    seed: int | None
-
-
-def joined_strategy(spec: WorkerSpec, listener: RendezvousStore | None) -> Strategy:
-    """Meet the other workers; return this one's part of the strategy.
-
-    Args:
-        spec: the worker's.
-        listener: the place where they meet, if it is in this process.
-    """
-    options = spec.options
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
-    if options.devices_per_worker:
-        devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
-        torch.cuda.set_device(devices[0])
-    group = ProcessGroup()
-    if spec.rendezvous is not None:
-        group = join_process_group(
-            spec.rendezvous,
-            rank=spec.rank,
-            world_size=options.num_workers,
-            address=None if on_one_machine() else own_address(),
-            listener=listener,
-        )
-    place = Place(
-        devices=devices, group=group, step=options.step, wrap=options.wrap_ddp, split=options.add_dist_sampler
-    )
-    return options.spec.build(place)
-
+from trainkit.train.workers.member import GroupMember, WorkerSpec
 
 T = TypeVar("T")
 
 
-class Worker:
-    """One worker; its methods are called on all workers at once, in the same order."""
+class Worker(GroupMember):
+    """One worker of an operator's trainer."""
 
     _operator: TrainingOperator
 
     def __init__(self) -> None:
+        super().__init__()
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
-        self._listener: RendezvousStore | None = None
         self._rank = 0
         self._epoch = 0
         self._spreads = False
         self._in_driver = False
+        self._accumulation = 1
         self._started = False
 
-    def here(self) -> None:
-        """Return once this process is there."""
-
-    def home(self, listens: bool) -> WorkerAddress:
-        """Return the address of this worker; asked for where the workers may be on several machines.
-
-        Args:
-            listens: let the others meet in this process.
-        """
-        self._listener = RendezvousStore(own_address()) if listens else None
-        return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
-
-    def start(self, spec: WorkerSpec) -> frozenset[str]:
+    def start(self, spec: WorkerSpec[TrainerOptions]) -> frozenset[str]:
         """Meet the other workers and set up the operator; return the result of `data`."""
         options = spec.options
         self._rank = spec.rank
@@ -136,17 +74,28 @@ class Worker:
             seed_generators(spec.seed)
         in_trainers_process = options.use_local and spec.rank == 0
         if spec.rendezvous is not None and options.num_workers > 1 and not in_trainers_process:
-            set_torchrun_variables(
-                spec.rendezvous.place,
-                rank=spec.rank,
-                world_size=options.num_workers,
-                local_rank=spec.locality.rank,
-                local_size=spec.locality.size,
-            )
+            set_torchrun_variables(spec.rendezvous.place, spec.rank, options.num_workers, spec.locality)
         if options.initialization_hook is not None:
             options.initialization_hook()
-        self._strategy = joined_strategy(spec, self._listener)
+        devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+        if options.devices_per_worker:
+            devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
+        place = Place(
+            devices=devices,
+            group=meet(
+                spec.rendezvous,
+                rank=spec.rank,
+                world_size=options.num_workers,
+                devices=devices,
+                listener=self._listener,
+            ),
+            step=options.step,
+            wrap=options.wrap_ddp,
+            split=options.add_dist_sampler,
+        )
+        self._strategy = options.spec.build(place)
         self._spreads = options.spec.spreads
+        self._accumulation = options.step.grad_accumulation_steps
         self._in_driver = in_trainers_process or "isolation" not in runtime.promises()
         context = WorkerContext(
             strategy=self._strategy,
@@ -183,46 +132,86 @@ class Worker:
             with self._instead(dataset):
                 return self.train(num_steps, info, profile)
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
-        operator.timers.switch(profile)
-        with (
-            operator.timers.record("train_epoch"),
-            self._epoch_batches(operator.train_feed, "train", num_steps, info) as batches,
-        ):
-            more = taken(operator.train_epoch, {"num_steps": num_steps, "epoch_idx": self._epoch})
+        named = {"num_steps": num_steps, "epoch_idx": self._epoch}
+        own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
+        with self._epoch_batches(operator.train_feed, "train", num_steps, info, profile) as batches:
+            more = taken(operator.train_epoch, named) if own else named
             result = operator.train_epoch(batches, details, **more)
-        if type(operator).train_epoch is not TrainingOperator.train_epoch:
+        if own:
             operator.stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
-        checked = _checked(result, "train_epoch")
-        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
-        return EpochMetrics({EPOCH: self._epoch, **checked, **self._profile()}, origins)
+        return self._reported(result, "train_epoch", {EPOCH: self._epoch})
 
     def validate(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
     ) -> Mapping[str, Any]:
         """Evaluate on the validation data, or its first `num_steps` batches."""
         operator = self._operator
-        operator.timers.switch(profile)
+        average = operator.stepper.average
         with (
-            operator.timers.record("validation"),
-            self._epoch_batches(operator.validation_feed, "validation", num_steps, info) as batches,
+            self._epoch_batches(operator.validation_feed, "validation", num_steps, info, profile) as batches,
+            nullcontext() if average is None else average.in_use(),
             self._strategy.evaluation(),
         ):
             result = operator.validate(batches, {**info, "epoch_idx": self._epoch})
-        checked = _checked(result, "validate")
-        origins = checked.origins if isinstance(checked, EpochMetrics) else {}
-        return EpochMetrics({**checked, **self._profile()}, origins)
+        return self._reported(result, "validate", {})
+
+    def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
+        """Return this worker's predictions of each loader, on the CPU, and the number of all that count."""
+        if not isinstance(self._operator, LightningMethods):
+            raise ConfigError(
+                "predict() is for Lightning modules, and this operator is not made by from_ptl(): take the "
+                "model by get_model(), and call it"
+            )
+        with self._strategy.evaluation():
+            predicted: list[Predicted] = cpu_copy(self._operator.predict(dataset, num_steps))
+        return predicted
+
+    def range_test(self, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
+        """Train a step at each of the rates, as `RangeTest` has it; return the losses."""
+        operator = self._operator
+        test = RangeTest(rates, metric, threshold, self._strategy.group)
+        if isinstance(operator, LightningMethods):
+            operator.begin_range_test(test)
+        else:
+            self._begin_range_test(test)
+        with suppress(RangeTestOverError):
+            while (before := len(test.losses)) < len(rates):
+                # At most so many batches: the last step of a pass may have fewer than the others.
+                self.train(len(rates) * self._accumulation, {})
+                if len(test.losses) == before:
+                    raise ConfigError(
+                        "lr_find() looks at steps, but an epoch made none by train_batch: call it"
+                    )
+        return test.losses
+
+    def _begin_range_test(self, test: RangeTest) -> None:
+        operator, train_batch = self._operator, self._operator.train_batch
+        if not operator.registered.optimizers:
+            raise ConfigError("lr_find() sets the rates of registered optimizers: register some in setup")
+        test.optimizers = operator.registered.optimizers
+
+        def tested(batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
+            test.begin()
+            metrics = train_batch(batch, batch_info)
+            feed = operator.train_feed
+            test.end(metrics, FULL_WEIGHT if feed is None else feed.current)
+            return metrics
+
+        vars(operator)["train_batch"] = tested
+
+    def try_batches(self, num_steps: int) -> int | None:
+        """Train on some batches; return how many there are in one pass, None if that is not known."""
+        self.train(num_steps, {})
+        feed = self._operator.train_feed
+        return None if feed is None else feed.steps()
 
     def step_schedulers(self, *metric: float) -> None:
         """Step all schedulers, by `metric` if one is given."""
         for scheduler in self._operator.registered.schedulers:
             scheduler.step(*metric)
-
-    def apply(self, function: Callable[[], T]) -> T:
-        """Call `function` in this process."""
-        return function()
 
     def apply_operator(self, function: Callable[[TrainingOperator], T]) -> T:
         """Call `function` with this worker's operator."""
@@ -244,10 +233,17 @@ class Worker:
         """Return the user's own modules without values."""
         return [self._strategy.skeleton(model) for model in self._operator.registered.models]
 
-    def model_states(self) -> list[dict[str, Any]]:
-        """Return this worker's part of the models' states, detached."""
-        registered = self._operator.registered
+    def model_states(self, averaged: bool) -> list[dict[str, Any]]:
+        """Return this worker's part of the models' states, detached; with averaged weights if asked."""
+        registered, average = self._operator.registered, self._operator.stepper.average
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
+        if averaged:
+            if average is None:
+                raise ConfigError(
+                    "get_model(ema=True): no average is kept; pass ema_decay=0.999 to TorchTrainer"
+                )
+            for state, averages in zip(states, average.models(), strict=True):
+                state.update(detached(averages))
         return states
 
     def snapshot(self) -> WorkerState:
@@ -263,7 +259,7 @@ class Worker:
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
             "data": {name: feed.state() for name, feed in self._feeds().items()},
-            "order": self._strategy.order() if isinstance(self._strategy, KeepsOrder) else [],
+            "order": self._strategy.order(),
         }
 
     def small_state(self) -> SmallState:
@@ -336,28 +332,27 @@ class Worker:
     def leave(self) -> None:
         """Leave the other workers, without closing the operator."""
         self._strategy.leave()
-        self._listener = None
-
-    def exit(self) -> None:
-        """End this process as a program ends."""
-        runtime.exit_actor()
+        super().leave()
 
     # -- inside --------------------------------------------------------------------------------
 
     @contextmanager
     def _epoch_batches(
-        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any]
+        self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any], profile: bool
     ) -> Iterator[EpochBatches]:
-        """Yield the batches of an epoch; an error that only tells of lost workers is given its step."""
+        """Yield the batches of an epoch, timed; an error that only tells of lost workers gets its step."""
+        timers, group = self._operator.timers, self._strategy.group
+        timers.switch(profile)
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
         bar = None
         if self._operator.use_tqdm and self._rank == 0:
-            total = feed.steps() if num_steps is None else num_steps
             epoch = self._epoch + 1 if what == "train" else self._epoch
-            bar = ProgressBar(total=total, description=describe(what, epoch, info))
+            bar = ProgressBar(total=num_steps or feed.steps(), description=describe(what, epoch, info))
         try:
-            yield EpochBatches(feed.batches(self._epoch, num_steps), bar)
+            with timers.record("train_epoch" if what == "train" else what):
+                yield EpochBatches(feed.batches(self._epoch, num_steps), bar)
+            group.end_sending()
         except Exception as error:
             if not lost_peer(error):
                 raise
@@ -378,19 +373,24 @@ class Worker:
         finally:
             operator.train_feed = registered
 
-    def _profile(self) -> dict[str, Any]:
-        """Return the measured seconds, in the form of RaySGD; nothing without `profile`."""
-        timers = self._operator.timers
-        return {PROFILE: timers.stats()} if timers.enabled else {}
+    def _reported(self, result: Any, method: str, more: Mapping[str, Any]) -> EpochMetrics:
+        """Return an operator's metrics with `more` and, if asked for, the seconds in the form of RaySGD."""
+        if not isinstance(result, Mapping):
+            raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
+        metrics, timers = to_numbers(result), self._operator.timers
+        profile = {PROFILE: timers.stats()} if timers.enabled else {}
+        origins = metrics.origins if isinstance(metrics, EpochMetrics) else {}
+        return EpochMetrics({**more, **metrics, **profile}, origins)
 
     def _shared_state(self) -> dict[str, Any]:
-        operator = self._operator
+        operator, average = self._operator, self._operator.stepper.average
         return {
             "epoch": self._epoch,
             "global_step": operator.global_step,
             **self._strategy.state(operator.registered.models, operator.registered.optimizers),
             "schedulers": [scheduler.state_dict() for scheduler in operator.registered.schedulers],
             "scaler": operator.stepper.state(),
+            **({} if average is None else {"ema": average.state()}),
             "operator": operator.state_dict() or {},
         }
 
@@ -405,6 +405,8 @@ class Worker:
             scheduler.load_state_dict(saved)
         stepper = self._operator.stepper
         stepper.load_state(state.get("scaler") or {})
+        if (average := stepper.average) is not None:
+            average.load_state(state.get("ema"))
 
     def _take_over(self, state: Mapping[str, Any], what: str) -> None:
         operator, registered = self._operator, self._operator.registered
@@ -427,7 +429,7 @@ class Worker:
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Take over the state of the worker in this place; without one keep the generators."""
-        if isinstance(self._strategy, KeepsOrder) and len(workers) == self._strategy.group.world_size:
+        if len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
         if own is None:
@@ -436,9 +438,3 @@ class Worker:
         for name, feed in self._feeds().items():
             if name in own["data"]:
                 feed.load_state(own["data"][name])
-
-
-def _checked(result: Any, method: str) -> Mapping[str, Any]:
-    if not isinstance(result, Mapping):
-        raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
-    return to_numbers(result)

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
-from trainkit.runtime import session
 from trainkit.runtime.specs import ObjectRef
 from trainkit.train.distributed.rendezvous import LocalRank, Rendezvous, make_rendezvous
-from trainkit.train.options import TrainerOptions
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
+from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
 from trainkit.train.workers.placement import WorkerPlacement
-from trainkit.train.workers.worker import Worker, WorkerSpec
-
-session.register("trainkit.train.workers.worker")
 
 _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
 
@@ -44,13 +41,17 @@ def worker_label() -> str:
     return _label.get()
 
 
-class WorkerGroup:
+M = TypeVar("M", bound=GroupMember)
+
+
+class WorkerGroup(Generic[M]):
     """Workers of one trainer that live and end together.
 
     Args:
         options: resolved, with the `num_workers` of this group.
         placement: holds a place for each of them.
         label: text before the rank in the workers' names, in logs and errors.
+        member: class of the workers.
 
     Attributes:
         ended: reason why it can't be called any more.
@@ -58,36 +59,42 @@ class WorkerGroup:
         started: the workers have set up.
         data: names of the data that the operators registered; known once they have started.
         asked: the trainer's method that the user called, for messages.
+        is_end: returns True of a failure that is how a worker was to end, such as its exit after a script.
     """
 
-    def __init__(self, options: TrainerOptions, placement: WorkerPlacement, label: str) -> None:
+    def __init__(
+        self, options: GroupOptions, placement: WorkerPlacement, label: str, member: type[M]
+    ) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
         self.lost = False
         self.started = False
         self.data: frozenset[str] = frozenset()
         self.asked = "TorchTrainer"
+        self.is_end: Callable[[BaseException], bool] = lambda _: False
         self._options = options
-        self._local = Worker() if options.use_local else None
+        self._local = member() if options.use_local else None
         self._handles: dict[int, Any] = {}
         self._held = contextlib.ExitStack()
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
             # A dropped trainer must not leave this process in its group: the next one could not join.
             self._held.callback(self._local.leave)
-        actor = runtime.remote(Worker)
+        actor = runtime.remote(member)
+        more = {name: amount for name, amount in options.bundle.items() if name not in ("CPU", "GPU")}
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
                 label=f"{label}-{rank}",
-                num_cpus=options.num_cpus_per_worker,
-                num_gpus=options.devices_per_worker,
+                num_cpus=options.bundle.get("CPU", 0),
+                num_gpus=options.bundle.get("GPU", 0),
+                resources=more,
                 placement_group=group,
                 placement_group_bundle_index=bundle,
             ).remote()
 
     @property
-    def local_worker(self) -> Worker | None:
+    def local_worker(self) -> M | None:
         """Worker 0, if it is in this process."""
         return self._local
 
@@ -106,21 +113,9 @@ class WorkerGroup:
             GangError: a worker died.
             Exception: raised by a worker, with its traceback.
         """
-        # Sharding needs a group, even of one.
-        meets = self.world_size > 1 or self._options.spec.spreads
-        rendezvous, localities = self._rendezvous() if meets else (None, [LocalRank()])
-        specs = {
-            rank: (
-                WorkerSpec(
-                    options=self._options,
-                    rank=rank,
-                    locality=localities[rank],
-                    rendezvous=rendezvous,
-                    seed=seed,
-                ),
-            )
-            for rank in range(self.world_size)
-        }
+        rendezvous, localities = self._rendezvous() if self._options.meets else (None, [LocalRank()])
+        spec = partial(WorkerSpec, options=self._options, rendezvous=rendezvous, seed=seed)
+        specs = {rank: (spec(rank=rank, locality=locality),) for rank, locality in enumerate(localities)}
         self.data = self._call("start", specs, in_step=True)[0]
         self.started = True
 
@@ -128,7 +123,7 @@ class WorkerGroup:
         """Call a method on all workers and return their results, by rank.
 
         Args:
-            method: of `Worker`.
+            method: of the workers' class.
             *args: equal for all workers.
             in_step: the workers meet in it, so one that fails ends the others at once. Otherwise they
                 go on if all of them have answered.
@@ -171,8 +166,7 @@ class WorkerGroup:
     def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
         if self.ended is not None:
             raise GangError(
-                f"these workers have ended ({self.ended}): make a new TorchTrainer, and load() a checkpoint "
-                f"into it"
+                f"these workers have ended ({self.ended}): make a new TorchTrainer, and load() a checkpoint"
             )
         calls: dict[Any, int] = {}
         unsent = True
@@ -184,6 +178,7 @@ class WorkerGroup:
             at_once=at_once,
             timeout_s=self._options.timeout_s,
             end_workers=self._kill,
+            is_end=self.is_end,
         )
         try:
             for rank, handle in self._handles.items():
@@ -236,6 +231,6 @@ class WorkerGroup:
                 runtime.kill(handle)
 
 
-def remote_ranks(options: TrainerOptions) -> range:
+def remote_ranks(options: GroupOptions) -> range:
     """Return the ranks of the workers that are not in this process."""
     return range(1 if options.use_local else 0, options.num_workers)

@@ -9,6 +9,7 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.registry import Registry
 from trainkit.resources import describe_use
+from trainkit.tune.core.checks import call_problem, shown_signature
 from trainkit.tune.core.trial import SavedCheckpoint, Trial
 
 CALLBACKS = Registry(
@@ -20,6 +21,7 @@ CALLBACKS = Registry(
         "tensorboard": "trainkit.tune.callbacks.tensorboard:TBXLoggerCallback",
         "wandb": "trainkit.tune.integrations.wandb:WandbLoggerCallback",
     },
+    base="trainkit.tune.callbacks.base:Callback",
 )
 """One row for each callback that can be made of its name alone; other packages add theirs by entry points."""
 
@@ -32,9 +34,11 @@ class Callback:
 
     Attributes:
         refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.
+        given_as: the name that it was made of, by which a restore makes it again; None: it was given itself.
     """
 
     refresh_s: float | None = None
+    given_as: str | None = None
 
     def setup(
         self,
@@ -171,16 +175,10 @@ class ReporterCallback(Callback):
         self._verbose = verbose
         self._kept = kept
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         self._reporter.setup(
             start_time=info["time"],
-            total_samples=total_num_samples,
+            total_samples=info["total_num_samples"],
             metric=info["metric"],
             mode=info["mode"],
             experiment_path=info["experiment_path"] if self._kept else "",
@@ -223,4 +221,43 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
             f"{cls.__name__}(...), in place of the name"
         ) from None
     made: Callback = cls()
+    made.given_as = name
     return made
+
+
+def check_callback(callback: Callback) -> None:
+    """Check that the methods of a callback can be called as they will be.
+
+    Raises:
+        ConfigError: one can't.
+    """
+    for name, ours in vars(Callback).items():
+        if name.startswith("on_") or name == "setup":
+            own = getattr(callback, name)
+            if getattr(own, "__func__", own) is ours:
+                continue
+            expected = inspect.signature(ours).parameters.values()
+            named = [each.name for each in expected if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+            positional = [each for each in named if each in _BY_POSITION]
+            by_name = [each for each in named if each not in _BY_POSITION]
+            if (problem := call_problem(own, len(positional), [*by_name, *_INFO.get(name, ())])) is not None:
+                raise ConfigError(
+                    f"{type(callback).__name__}.{name}{shown_signature(own)} can't be called as it will be "
+                    f"({problem}): define {name}{shown_signature(ours)}"
+                )
+
+
+_BY_POSITION = ("iteration", "trials", "trial")
+_STEP_INFO = ("time", "total_samples", "resources", "resources_used", "remaining_s")
+_INFO = {
+    "setup": ("experiment_path", "metric", "mode", "objectives", "time", "resources", "trials", "past"),
+    "on_step_begin": _STEP_INFO,
+    "on_step_end": _STEP_INFO,
+    "on_trial_restore": ("results",),
+    "on_trial_complete": ("results",),
+    "on_trial_error": ("results",),
+    "on_trial_recover": ("failure",),
+    "on_trial_change": ("donor", "donor_iteration"),
+    "on_experiment_end": (*_STEP_INFO, "ending", "in_order", "say"),
+}
+"""By method, what its `info` may hold."""

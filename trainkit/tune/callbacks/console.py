@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainkit.errors import did_you_mean
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checks import is_finite
-from trainkit.tune.core.stoppers import AUTOMATIC, misspelt
+from trainkit.tune.core.metrics import first_line, flatten, lookup
+from trainkit.tune.core.stoppers import AUTOMATIC, misspelt, reported_names
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.core.values import first_line, flatten, lookup
 from trainkit.tune.display import (
     Display,
     ExperimentProgress,
@@ -110,11 +110,10 @@ class MetricWatch(Callback):
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
     """Return the names that `result` has in place of `name`, with the nearest one if there is one."""
-    names = flatten({name: value for name, value in result.items() if name != "config"})
+    names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"{text}. Did you mean {near[0]!r}?" if near else f"{text}."
+    return f"{text}.{did_you_mean(name, names, cutoff=0.6)}"
 
 
 REFRESH_S = 0.5
@@ -151,13 +150,7 @@ class ConsoleCallback(Callback):
         self._summary_s = SUMMARY_S
         self._ended = 0
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         self._progress = ExperimentProgress(info["metric"], info["mode"], info["time"])
         several = tuple(each.metric for each in info.get("objectives", ()))
         self._metrics = several or tuple(filter(None, [info["metric"]]))

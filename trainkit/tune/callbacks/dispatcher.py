@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.controller import events as ev
+from trainkit.tune.core.metrics import storing_problem
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 KEEP_S = 5.0
@@ -48,8 +50,7 @@ class CallbackStates:
         """Hand each callback the state that was kept of it."""
         self._kept = dict(kept)
         for name, text in kept.items():
-            callback = self._named.get(name)
-            if callback is not None:
+            if (callback := self._named.get(name)) is not None:
                 with self._told_of(callback, "set_state"):
                     callback.set_state(json.loads(text))
 
@@ -66,7 +67,7 @@ class CallbackStates:
             with self._told_of(callback, "get_state"):
                 state = callback.get_state()
                 if state is not None:
-                    found[name] = json.dumps(state)
+                    found[name] = _state_text(callback, state)
         if found != self._kept:
             self._keep(found)
             self._kept = found
@@ -77,6 +78,14 @@ class CallbackStates:
             yield
         except Exception as error:
             self._complain(callback, method, error)
+
+
+def _state_text(callback: Callback, state: Any) -> str:
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError) as error:
+        problem = storing_problem(state if isinstance(state, Mapping) else {"state": state}) or str(error)
+        raise ConfigError(f"{type(callback).__name__}.get_state() returned a state whose {problem}") from None
 
 
 logger = logging.getLogger("trainkit.tune")
@@ -168,7 +177,7 @@ class CallbackDispatcher:
                 self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
-        """A later attempt may have ended before an earlier one had: the history holds both."""
+        """A later attempt may have ended without a report: the history holds the earlier one's."""
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:

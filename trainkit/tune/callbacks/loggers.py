@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.core.lineage import Exchange
+from trainkit.tune.core.metrics import encode, flatten, storable_text
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.core.values import encode, flatten, storable_text
-from trainkit.tune.schedulers.pbt.lineage import GLOBAL_FILE, Exchange, policy_file, policy_lines
-from trainkit.tune.space.encoding import encode_config
+from trainkit.tune.schedulers.pbt.replay import GLOBAL_FILE, policy_file, policy_lines
+from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
 FLUSH_S = 1.0
@@ -27,12 +29,14 @@ class LoggerCallback(Callback):
     other word on the end of a trial. Where each must be told at once, override `log_trial_result`.
     """
 
+    # The constructor of a subclass need not call ours, as in Ray: there is none to rely on.
     folder: Path
+    _count = 0
+    _due: float | None = None
 
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[Trial, list[Mapping[str, Any]]]] = {}
-        self._count = 0
-        self._due: float | None = None
+    @functools.cached_property
+    def _kept(self) -> dict[str, tuple[Trial, list[Mapping[str, Any]]]]:
+        return {}
 
     # --- to override ------------------------------------------------------------------------------
 
@@ -53,8 +57,7 @@ class LoggerCallback(Callback):
             trial: that reported.
             result: with what was filled in.
         """
-        del iteration
-        kept = self._of_instance().get(trial.trial_id)
+        kept = self._kept.get(trial.trial_id)
         if kept is None:
             kept = self._kept[trial.trial_id] = trial, []
         kept[1].append(result)
@@ -81,48 +84,42 @@ class LoggerCallback(Callback):
 
     def lines(self, trial: Trial, filename: str) -> int:
         """How many lines a file in the trial's folder has; 0 if there is none."""
+        return self.contents(trial, filename).count(b"\n")
+
+    def contents(self, trial: Trial, filename: str) -> bytes:
+        """What a file in the trial's folder holds; nothing if there is none."""
         try:
-            with open(f"{self.folder}/{trial.dirname}/{filename}", "rb") as file:
-                return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
+            # Without a buffer, which takes longer to make than the file to read.
+            with open(f"{self.folder}/{trial.dirname}/{filename}", "rb", buffering=0) as file:
+                return file.read()
         except FileNotFoundError:
-            return 0
+            return b""
 
     def flush(self, trial: Trial | None = None) -> None:
         """Write what is kept, of one trial or of all; where one can't be written, the others are."""
-        every = self._of_instance()
-        names = list(every) if trial is None else [trial.trial_id] if trial.trial_id in every else []
+        kept = self._kept
+        names = list(kept) if trial is None else [trial.trial_id] if trial.trial_id in kept else []
         problem: Exception | None = None
         for name in names:
-            of, results = every.pop(name)
+            of, results = kept.pop(name)
             self._count -= len(results)
             try:
                 self.log_trial_results(of, results)
             except Exception as error:
                 problem = problem or error
-        if not every:
+        if not kept:
             self._due = None
         if problem is not None:
             raise problem
-
-    def _of_instance(self) -> dict[str, tuple[Trial, list[Mapping[str, Any]]]]:
-        if "_kept" not in vars(self):  # of a subclass whose constructor doesn't call ours, as Ray's needn't
-            LoggerCallback.__init__(self)
-        return self._kept
 
     # --- what the experiment calls ----------------------------------------------------------------
 
     @property
     def refresh_s(self) -> float | None:  # type: ignore[override]  # wanted only while something is kept
         """How soon to be called again though nothing happens."""
-        return FLUSH_S if self._of_instance() else None
+        return FLUSH_S if self._kept else None
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         self.folder = Path(info["experiment_path"])
         # A kill may have come between a commit and the log of it.
         for trial, results in info["past"]():
@@ -156,7 +153,7 @@ class LoggerCallback(Callback):
         self._end(trial, info, failed=True)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        if not self._of_instance():
+        if not self._kept:
             return
         if self._due is None:
             self._due = info["time"] + FLUSH_S
@@ -214,11 +211,7 @@ class CSVLoggerCallback(LoggerCallback):
         self._columns.pop(trial.trial_id, None)
 
     def length(self, trial: Trial) -> int:
-        try:
-            data = (self.trial_dir(trial) / FILENAME).read_bytes()
-        except FileNotFoundError:
-            return 0
-        return max(0, _whole_rows(data) - 1)
+        return max(0, _whole_rows(self.contents(trial, FILENAME)) - 1)
 
     def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         rows = list(map(flatten, results))
@@ -285,20 +278,18 @@ class JsonLoggerCallback(LoggerCallback):
         """Trials that have no result.json yet: a new file takes ten times what a line does."""
 
     def log_trial_start(self, trial: Trial) -> None:
-        with open(f"{self.folder}/{trial.dirname}/params.json", "w") as file:
-            file.write(encode_config(trial.config))
+        (self.trial_dir(trial) / "params.json").write_text(encode_config(trial.config))
         self._empty.add(trial.trial_id)
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        with open(f"{self.folder}/{trial.dirname}/result.json", "a") as file:
+        with open(self.trial_dir(trial) / "result.json", "a") as file:
             file.write(_lines(results))
         self._empty.discard(trial.trial_id)
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         if trial.trial_id in self._empty:
             self.log_trial_results(trial, [])
-        if failed and trial.failure is not None:
-            failure = trial.failure
+        if failed and (failure := trial.failure) is not None:
             folder = self.trial_dir(trial)
             folder.mkdir(exist_ok=True)
             text = f"{failure.traceback}\n{failure.kind}: {failure.message}\n"
@@ -340,14 +331,7 @@ class PolicyFiles(Callback):
         self._exchanges: list[Exchange] = []
         self._lines: list[str] = []
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
-        del stop, num_samples, total_num_samples
+    def setup(self, *given: Any, **info: Any) -> None:
         self._folder = Path(info["experiment_path"])
         with ExperimentReader(self._folder) as reader:
             exchanges, trials = reader.exchanges(), reader.trials()
@@ -355,19 +339,10 @@ class PolicyFiles(Callback):
             self._add(exchange, trials)
 
     def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        del iteration
         donor: Trial | None = info["donor"]
         since = trial.checkpoint.iteration if trial.checkpoint is not None else 0
-        self._add(
-            Exchange(
-                trial.trial_id,
-                since,
-                trial.config,
-                None if donor is None else donor.trial_id,
-                info["donor_iteration"],
-            ),
-            trials,
-        )
+        donor_id = None if donor is None else donor.trial_id
+        self._add(Exchange(trial.trial_id, since, trial.config, donor_id, info["donor_iteration"]), trials)
 
     def _add(self, exchange: Exchange, trials: Sequence[Trial]) -> None:
         self._exchanges.append(exchange)

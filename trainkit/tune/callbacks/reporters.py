@@ -11,10 +11,16 @@ from typing import Any
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.base import ProgressReporter
-from trainkit.tune.core.checks import is_finite, is_number, is_whole, require, require_mode
-from trainkit.tune.core.objectives import all_failed
+from trainkit.tune.core.checks import (
+    is_number,
+    require,
+    require_mode,
+    require_number,
+    require_whole,
+)
+from trainkit.tune.core.metrics import first_line, flatten, lookup
+from trainkit.tune.core.objectives import best_last
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import first_line, flatten, lookup
 from trainkit.tune.display import (
     NotebookDisplay,
     Table,
@@ -88,12 +94,9 @@ class TableReporter(ProgressReporter):
             ("infer_limit", 0),
             ("max_column_length", 4),
         ):
-            value = getattr(self, name)
-            require(is_whole(value) and value >= least, f"{name}={value!r}: give {least} or more")
-        require(
-            is_finite(self.max_report_frequency) and self.max_report_frequency >= 0,
-            f"max_report_frequency={self.max_report_frequency!r}: give seconds between two reports",
-        )
+            require_whole(name, getattr(self, name), least)
+        words = "seconds between two reports"
+        require_number("max_report_frequency", self.max_report_frequency, words, least=0)
         require_mode(self.mode)
         self._infer = self.metric_columns is None
         self._metric_columns = _as_columns(DEFAULT_COLUMNS if self._infer else self.metric_columns or {})
@@ -142,7 +145,7 @@ class TableReporter(ProgressReporter):
 
     def tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
         """Return the table of trials, and the table of errors if there are any."""
-        best = self._best(trials)
+        best = best_last(trials, self._metric, self._mode) if self._mode else None
         lines = [f"Running for {duration(self.clock.monotonic() - self._started)}", *sys_info]
         if best is not None:
             lines.append(f"Current best trial by last report: {best.trial_id} with {self._best_words(best)}")
@@ -225,12 +228,6 @@ class TableReporter(ProgressReporter):
     def _score(self, trial: Trial) -> float:
         value = lookup(trial.last_result, self._metric) if self._metric else None
         return score_of(value, self._mode) if is_number(value) else float("-inf")
-
-    def _best(self, trials: Sequence[Trial]) -> Trial | None:
-        if not self._metric or not self._mode or not trials or all_failed(trials):
-            return None
-        best = max(trials, key=self._score)
-        return best if self._score(best) > float("-inf") else None
 
     def _best_words(self, best: Trial) -> str:
         wanted = self._parameter_columns or flatten(best.config)

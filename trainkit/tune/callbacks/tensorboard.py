@@ -12,8 +12,8 @@ from typing import Any
 
 from trainkit.tune.callbacks.loggers import LoggerCallback
 from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.metrics import flatten, step_of
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import flatten
 
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _HPARAMS = "_hparams_"
@@ -255,19 +255,13 @@ class TBXLoggerCallback(LoggerCallback):
         super().__init__()
         self._host = socket.gethostname()
         self._begun = 0.0
-        self._paths: dict[str, Path] = {}
+        self._paths: dict[str, str] = {}
         self._shown: dict[str, list[str]] = {}
         """By trial, the tags of its last report, for the tab of hyperparameters."""
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         self._begun = float(info["time"])
-        super().setup(stop, num_samples, total_num_samples, **info)
+        super().setup(*given, **info)
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         path, parts = self._paths.get(trial.trial_id), []
@@ -288,11 +282,8 @@ class TBXLoggerCallback(LoggerCallback):
         self._forget(trial)
 
     def length(self, trial: Trial) -> int:
-        paths = self._own_files(trial)
-        if not paths:
-            return 0
-        events = [event for path in paths for event in events_of(path.read_bytes())]
-        summaries = [event for event in events if is_summary(event)]
+        files = [self.contents(trial, name) for name in self._own_files(trial)]
+        summaries = [event for file in files for event in events_of(file) if is_summary(event)]
         ends = sum(map(is_hyperparameters, summaries))
         whole = ends == (3 if trial.status.is_finished else 0)
         return len(summaries) - ends if whole else -1
@@ -302,31 +293,31 @@ class TBXLoggerCallback(LoggerCallback):
         old = self._own_files(trial)
         self._paths.pop(trial.trial_id, None)
         if results:
-            path = self._new_path(trial)
+            path = Path(self._new_path(trial))
             path.parent.mkdir(exist_ok=True)
             head = [file_version(self._begun), restart(self._begun, 0)]
             parts = [*map(same_record, head), *self._records(trial, results)]
             if trial.status.is_finished:
                 parts += self._last_records(trial)
             else:
-                self._paths[trial.trial_id] = path
+                self._paths[trial.trial_id] = str(path)
             aside = path.with_name(".tensorboard.partial")
             aside.write_bytes(b"".join(parts))
             aside.rename(path)
-            old = [each for each in old if each != path]
+            old = [each for each in old if each != path.name]
         for each in old:
-            each.unlink()
+            (self.trial_dir(trial) / each).unlink()
 
-    def _new_path(self, trial: Trial) -> Path:
+    def _new_path(self, trial: Trial) -> str:
         name = f"events.out.tfevents.{int(self._begun):010d}.{self._host}.{trial.attempt}{OWN_SUFFIX}"
-        return self.folder / trial.dirname / name
+        return f"{self.folder}/{trial.dirname}/{name}"
 
-    def _own_files(self, trial: Trial) -> list[Path]:
+    def _own_files(self, trial: Trial) -> list[str]:
         try:
-            with os.scandir(self.folder / trial.dirname) as entries:
-                return [Path(entry.path) for entry in entries if entry.name.endswith(OWN_SUFFIX)]
+            names = os.listdir(f"{self.folder}/{trial.dirname}")
         except FileNotFoundError:  # it never ran
             return []
+        return [name for name in names if name.endswith(OWN_SUFFIX)]
 
     def _records(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> list[bytes]:
         events, tags = [], []
@@ -336,7 +327,7 @@ class TBXLoggerCallback(LoggerCallback):
             values = [(tag, value) for tag, value in flatten(metrics).items() if is_number(value)]
             date = result.get("timestamp")
             wall_time = float(date) if date is not None and is_finite(date) else self._begun
-            events.append(scalars(wall_time, _step_of(result), values))
+            events.append(scalars(wall_time, step_of(result), values))
             tags = [tag for tag, _ in values]
         self._shown[trial.trial_id] = [tag for tag in tags if tag not in _TIMES]
         return records(events)
@@ -356,11 +347,3 @@ class TBXLoggerCallback(LoggerCallback):
     def _forget(self, trial: Trial) -> None:
         self._paths.pop(trial.trial_id, None)
         self._shown.pop(trial.trial_id, None)
-
-
-def _step_of(result: Mapping[str, Any]) -> int:
-    for name in ("timesteps_total", "training_iteration"):
-        value = result.get(name)
-        if value and is_finite(value):
-            return int(value)
-    return 0

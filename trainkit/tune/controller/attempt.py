@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.configs import CheckpointConfig
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, score_of
 
 
@@ -116,12 +116,6 @@ def set_status(
     step.records.append(
         ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures, failure, retried)
     )
-
-
-def note_problem(step: ev.Step, trial: Trial, time: float, problem: str) -> None:
-    """Note what a clean-up raised, if it did: worth keeping, but the trial's outcome is settled."""
-    if problem:
-        step.records.append(ev.Noted(time, "cleanup", problem, trial.trial_id))
 
 
 Outcome = tuple[TrialStatus, str]

@@ -19,6 +19,7 @@ from typing import Any
 from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.restart_policy import MOST_LOSSES
 from trainkit.tune.controller import events as ev
+from trainkit.tune.controller import lifecycle, paused
 from trainkit.tune.controller.attempt import ActiveAttempt, drop_checkpoints
 from trainkit.tune.controller.estimate import TimeEstimate
 from trainkit.tune.controller.failures import too_many_losses
@@ -30,26 +31,6 @@ from trainkit.tune.controller.judging import (
     end_if_due,
     guarded,
 )
-from trainkit.tune.controller.lifecycle import (
-    KINDS,
-    first_limit,
-    handle_attempt_event,
-    heed_scheduler,
-    kill_overdue,
-    lose_all,
-    set_request,
-    terminate,
-    watch,
-)
-from trainkit.tune.controller.paused import (
-    between_lines,
-    end_adoption,
-    forget_pause,
-    resume,
-    retry_exchanges,
-    take_up_owed,
-    why_not_chosen,
-)
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, MOST_AT_ONCE, Ending, Plan, StopRules
 from trainkit.tune.controller.run_queue import is_over, next_trial, trials_to_come
 from trainkit.tune.controller.state import ControllerState, WaitingTrials
@@ -57,8 +38,7 @@ from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.proposals import Proposals
-from trainkit.tune.search.trial_source import TrialSource
+from trainkit.tune.search.trial_source import Proposals, TrialSource
 
 NOT_PROMOTED = "not promoted"
 
@@ -130,8 +110,8 @@ class Controller:
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        heed_scheduler(state, time)  # what came of trials that a restore has ended
-        guarded(state, time, take_up_owed, state, self._owed, time)
+        lifecycle.heed_scheduler(state, time)  # what came of trials that a restore has ended
+        guarded(state, time, paused.take_up_owed, state, self._owed, time)
         _fill(state, time)
         return state.step.take()
 
@@ -143,8 +123,8 @@ class Controller:
         now = batch[-1].time
         if now >= end_deadline(state):
             end_if_due(state, now)
-        kill_overdue(state, now)
-        retry_exchanges(state, now)
+        lifecycle.kill_overdue(state, now)
+        paused.retry_exchanges(state, now)
         _fill(state, now)
         return state.step.take()
 
@@ -189,14 +169,14 @@ class Controller:
         """True when nothing runs and nothing will."""
         state = self._state
         return not state.active and (
-            state.ending is not None or (is_over(state) and not between_lines(state))
+            state.ending is not None or (is_over(state) and not paused.between_lines(state))
         )
 
     @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
         state = self._state
-        return min(state.more_by, end_deadline(state), first_limit(state))
+        return min(state.more_by, end_deadline(state), lifecycle.first_limit(state))
 
     def remaining_s(self, time: float) -> float | None:
         """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
@@ -210,7 +190,7 @@ class Controller:
         if state.ending is not None and not state.ending.resumable:
             for trial in list(state.waiting):
                 state.waiting.remove(trial)
-                terminate(state, trial, time, f"{self.ending}: not run")
+                lifecycle.terminate(state, trial, time, f"{self.ending}: not run")
             _let_paused_go(state, time, f"{self.ending}: {NOT_PROMOTED}")
         ended = self.ending or state.source.reason or "all trials have ended"
         state.step.records.append(ev.Noted(time, "ended", ended))
@@ -236,9 +216,9 @@ def _start_next(state: ControllerState, time: float) -> bool:
     if trial.trial_id not in state.by_id and not _take_in(state, trial, time):
         return True
     if trial.status is TrialStatus.PAUSED and trial.alone and state.active:
-        resume(state, trial, time)
+        paused.resume(state, trial, time)
         state.waiting.add(trial)  # until nothing else runs
-        heed_scheduler(state, time)
+        lifecycle.heed_scheduler(state, time)
         return True
     if not state.ledger.reserve(trial.trial_id, trial.request):
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
@@ -247,13 +227,14 @@ def _start_next(state: ControllerState, time: float) -> bool:
             raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
         return False
     if trial.status is TrialStatus.PAUSED:
-        resume(state, trial, time)
-        heed_scheduler(state, time)
+        paused.resume(state, trial, time)
+        lifecycle.heed_scheduler(state, time)
     active = ActiveAttempt(trial)
     state.active[trial.trial_id] = active
     state.estimate.started(trial.trial_id, time)
-    trial.iteration = trial.checkpoint.iteration if trial.checkpoint else 0
-    state.step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, trial.checkpoint))
+    checkpoint = trial.checkpoint
+    trial.iteration = checkpoint.iteration if checkpoint else 0
+    state.step.actions.append(ev.Start(trial, trial.attempt, trial.iteration, checkpoint))
     return True
 
 
@@ -263,9 +244,9 @@ def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
     state.by_id[trial.trial_id] = trial
     state.step.records.append(ev.TrialAdded(trial))
     state.scheduler.on_trial_add(trial.trial_id, trial.config)
-    heed_scheduler(state, time)
+    lifecycle.heed_scheduler(state, time)
     state.none_come = False
-    return set_request(state, trial, time)
+    return lifecycle.set_request(state, trial, time)
 
 
 def _nobody_comes(state: ControllerState, time: float) -> bool:
@@ -275,12 +256,12 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         ConfigError: nothing runs or waits, yet the searcher suggests nothing.
     """
     exhausted = state.source.exhausted
-    idle = not (state.active or between_lines(state) or state.waiting)
+    idle = not (state.active or paused.between_lines(state) or state.waiting)
     if not state.none_come and (exhausted or (idle and state.paused)):
         state.none_come = True
         state.step.records.append(ev.Noted(time, ev.NO_MORE_TRIALS))
         state.scheduler.on_no_more_trials()
-        heed_scheduler(state, time)
+        lifecycle.heed_scheduler(state, time)
         return True
     if idle and state.paused:  # nobody will choose them any more
         _let_paused_go(state, time, NOT_PROMOTED)
@@ -295,9 +276,9 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        if forget_pause(state, trial):  # the end of another may have ended it
-            words = guarded(state, time, why_not_chosen, state, trial)
-            terminate(state, trial, time, f"{reason}: {words}" if words else reason)
+        if paused.forget_pause(state, trial):  # the end of another may have ended it
+            words = guarded(state, time, paused.why_not_chosen, state, trial)
+            lifecycle.terminate(state, trial, time, f"{reason}: {words}" if words else reason)
 
 
 # --- ends of the experiment -------------------------------------------------------------------
@@ -317,7 +298,7 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
     if event.by:
         _on_stop_asked(state, ev.StopAsked(event.time, event.by))
     in_a_row = state.losses.count(state.trials)
-    lose_all(state, event.time)
+    lifecycle.lose_all(state, event.time)
     # What was to be done with processes is void.
     state.step.actions[:] = [each for each in state.step.actions if isinstance(each, ev.FILES_ONLY)]
     if in_a_row > MOST_LOSSES:
@@ -338,23 +319,23 @@ def _on_stop_asked(state: ControllerState, event: ev.StopAsked) -> None:
         end_experiment(state, Ending(words, resumable=True), time)
     elif (active := state.active.get(trial_id)) is not None:
         active.must_end((TrialStatus.TERMINATED, words), time + state.plan.grace_s)
-        watch(state, active)
+        lifecycle.watch(state, active)
     elif (trial := state.by_id.get(trial_id)) is not None:
         if state.waiting.remove(trial):
-            terminate(state, trial, time, f"{words}: not run")
-        elif forget_pause(state, trial):
-            terminate(state, trial, time, words)
+            lifecycle.terminate(state, trial, time, f"{words}: not run")
+        elif paused.forget_pause(state, trial):
+            lifecycle.terminate(state, trial, time, words)
 
 
 def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:
-    trial = guarded(state, event.time, end_adoption, state, event)
-    heed_scheduler(state, event.time)
-    if trial is not None and not set_request(state, trial, event.time):
-        forget_pause(state, trial)
+    trial = guarded(state, event.time, paused.end_adoption, state, event)
+    lifecycle.heed_scheduler(state, event.time)
+    if trial is not None and not lifecycle.set_request(state, trial, event.time):
+        paused.forget_pause(state, trial)
 
 
 _HANDLERS: Mapping[type[ev.Event], Callable[[ControllerState, Any], None]] = {
-    **dict.fromkeys(KINDS, handle_attempt_event),
+    **dict.fromkeys(lifecycle.KINDS, lifecycle.handle_attempt_event),
     ev.Adopted: _on_adopted,
     ev.StopAsked: _on_stop_asked,
     ev.Interrupted: _on_interrupted,

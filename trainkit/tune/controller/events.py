@@ -1,6 +1,8 @@
 """Events that go into the controller, records and actions that come out.
 
-Named tuples, which are made in a quarter of the time of frozen dataclasses: a report comes to a dozen.
+Nobody changes one, which type checkers see to. A report comes to a dozen, so they are dataclasses with slots
+that are not frozen. To make one takes two thirds of the time of a named tuple and a fifth of that of a frozen
+one; to read a field, a quarter of that of a named tuple.
 
 executor --Event--> controller --Record--> store, then callbacks
                                --Action--> executor
@@ -10,16 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, dataclass_transform, get_args
 
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision
 
+
+@dataclass_transform(frozen_default=True)
+class _Kind(type):
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
+        made = super().__new__(mcs, name, bases, body)
+        return made if "__slots__" in body else dataclass(slots=True)(made)
+
+
+class _Fixed(metaclass=_Kind):
+    __slots__ = ()
+
+
 # --- events: what has happened; `time` is in seconds and never falls ------------------------------
 
 
-class Placed(NamedTuple):
+class Placed(_Fixed):
     """The trial has its resources and a process, which is about to set it up; told of where that is timed."""
 
     trial_id: str
@@ -27,7 +41,7 @@ class Placed(NamedTuple):
     time: float
 
 
-class Started(NamedTuple):
+class Started(_Fixed):
     """The trial's process has set it up and waits for the word to run."""
 
     trial_id: str
@@ -38,7 +52,7 @@ class Started(NamedTuple):
     node_ip: str
 
 
-class Reported(NamedTuple):
+class Reported(_Fixed):
     """The trial has reported, and waits in `report()`; with `done` it has ended too.
 
     `problem`, here and in `Finished`, is the traceback of what the user's clean-up raised.
@@ -54,7 +68,7 @@ class Reported(NamedTuple):
     problem: str = ""
 
 
-class Finished(NamedTuple):
+class Finished(_Fixed):
     """The trial's process has nothing more to do: it ended by itself, or after a Stop."""
 
     trial_id: str
@@ -65,7 +79,7 @@ class Finished(NamedTuple):
     problem: str = ""
 
 
-class Saved(NamedTuple):
+class Saved(_Fixed):
     """The trial has saved a checkpoint where it waits, or can't."""
 
     trial_id: str
@@ -75,7 +89,7 @@ class Saved(NamedTuple):
     checkpoint: str | None
 
 
-class Adopted(NamedTuple):
+class Adopted(_Fixed):
     """A paused trial's folder holds a copy of another's checkpoint; None: `problem` says why it doesn't."""
 
     trial_id: str
@@ -85,7 +99,7 @@ class Adopted(NamedTuple):
     problem: str = ""
 
 
-class Failed(NamedTuple):
+class Failed(_Fixed):
     """The trial raised, or its process died."""
 
     trial_id: str
@@ -94,21 +108,21 @@ class Failed(NamedTuple):
     failure: Failure
 
 
-class Interrupted(NamedTuple):
+class Interrupted(_Fixed):
     """The user asks for an orderly end, by Ctrl-C or by SIGTERM."""
 
     time: float
     by_sigterm: bool = False
 
 
-class CallbackRaised(NamedTuple):
+class CallbackRaised(_Fixed):
     """A callback has raised, and the experiment is to end by it; `why` says so."""
 
     time: float
     why: str
 
 
-class StopAsked(NamedTuple):
+class StopAsked(_Fixed):
     """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
 
     time: float
@@ -116,7 +130,7 @@ class StopAsked(NamedTuple):
     trial_id: str | None = None
 
 
-class SessionLost(NamedTuple):
+class SessionLost(_Fixed):
     """The runtime's node is gone, and every trial's process with it; `by` says who ended it, if somebody did.
 
     `problem` says what became of the node.
@@ -127,7 +141,7 @@ class SessionLost(NamedTuple):
     by: str = ""
 
 
-class Tick(NamedTuple):
+class Tick(_Fixed):
     """Nothing but time has passed."""
 
     time: float
@@ -152,13 +166,13 @@ Event = (
 # --- records: what the store keeps, in this order -------------------------------------------------
 
 
-class TrialAdded(NamedTuple):
+class TrialAdded(_Fixed):
     """A configuration was suggested."""
 
     trial: Trial
 
 
-class AttemptStarted(NamedTuple):
+class AttemptStarted(_Fixed):
     """An attempt runs, in this process, from this iteration on, with the trial's present configuration."""
 
     trial: Trial
@@ -170,7 +184,7 @@ class AttemptStarted(NamedTuple):
     iteration: int
 
 
-class ResultAdded(NamedTuple):
+class ResultAdded(_Fixed):
     """A report; `result` is what callbacks see, `metrics` what the trial sent."""
 
     trial: Trial
@@ -181,7 +195,7 @@ class ResultAdded(NamedTuple):
     result: Mapping[str, Any]
 
 
-class DecisionMade(NamedTuple):
+class DecisionMade(_Fixed):
     """Decision on a report, with its reason."""
 
     trial: Trial
@@ -190,7 +204,7 @@ class DecisionMade(NamedTuple):
     decision: Decision
 
 
-class CheckpointAdded(NamedTuple):
+class CheckpointAdded(_Fixed):
     """A checkpoint is complete, on disk and committed."""
 
     trial: Trial
@@ -198,14 +212,14 @@ class CheckpointAdded(NamedTuple):
     checkpoint: SavedCheckpoint
 
 
-class CheckpointDropped(NamedTuple):
+class CheckpointDropped(_Fixed):
     """A checkpoint is no longer needed; its folder goes once this is committed."""
 
     trial: Trial
     checkpoint: SavedCheckpoint
 
 
-class StatusChanged(NamedTuple):
+class StatusChanged(_Fixed):
     """A trial's status, with the reason; `attempt` is the one that runs next, if one does."""
 
     trial: Trial
@@ -218,7 +232,7 @@ class StatusChanged(NamedTuple):
     retried: bool = False
 
 
-class Rearranged(NamedTuple):
+class Rearranged(_Fixed):
     """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
 
     Attributes:
@@ -236,7 +250,7 @@ class Rearranged(NamedTuple):
     before: PlacementGroupFactory | None = None
 
 
-class Noted(NamedTuple):
+class Noted(_Fixed):
     """Something about the experiment as a whole, or worth knowing of a trial."""
 
     time: float
@@ -267,7 +281,7 @@ Record = (
 # --- actions: what the executor does, after the records are committed -----------------------------
 
 
-class Start(NamedTuple):
+class Start(_Fixed):
     """Start a process for this attempt of the trial, from its checkpoint if it has one."""
 
     trial: Trial
@@ -276,19 +290,19 @@ class Start(NamedTuple):
     checkpoint: SavedCheckpoint | None
 
 
-class Advance(NamedTuple):
+class Advance(_Fixed):
     """Let the trial run to its next report."""
 
     trial_id: str
 
 
-class Save(NamedTuple):
+class Save(_Fixed):
     """Let the trial save a checkpoint where it waits, if it can."""
 
     trial_id: str
 
 
-class Adopt(NamedTuple):
+class Adopt(_Fixed):
     """Put a copy of the donor's checkpoint into the trial's folder, as `dirname`."""
 
     trial: Trial
@@ -297,30 +311,30 @@ class Adopt(NamedTuple):
     dirname: str
 
 
-class Stop(NamedTuple):
+class Stop(_Fixed):
     """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
 
     trial_id: str
     save: bool
 
 
-class Release(NamedTuple):
+class Release(_Fixed):
     """The trial is over: let its process and its resources go."""
 
     trial_id: str
 
 
-class Kill(NamedTuple):
+class Kill(_Fixed):
     """End the trial's process now."""
 
     trial_id: str
 
 
-class Renew(NamedTuple):
+class Renew(_Fixed):
     """Begin a new session in place of the one that was lost."""
 
 
-class DeleteCheckpoint(NamedTuple):
+class DeleteCheckpoint(_Fixed):
     """Remove the folder of a dropped checkpoint."""
 
     trial: Trial
@@ -348,65 +362,16 @@ class Step:
 
 
 class ActionHandler:
-    """Base class of executors: one method for each kind of action."""
+    """Base class of executors: a method for each kind of action that they can carry out."""
 
     def carry_out(self, actions: Sequence[Action]) -> None:
         """Do what the controller wants done; returns at once."""
         for action in actions:
-            self.dispatch(action)
-
-    def dispatch(self, action: Action) -> None:
-        """Call the method for this kind of action."""
-        getattr(self, _METHODS[type(action)])(action)
-
-    def start(self, action: Start) -> None:
-        """Start an attempt of a trial."""
-        raise self._unable(action)
-
-    def advance(self, action: Advance) -> None:
-        """Let a trial run to its next report."""
-        raise self._unable(action)
-
-    def save(self, action: Save) -> None:
-        """Let a trial save a checkpoint."""
-        raise self._unable(action)
-
-    def adopt(self, action: Adopt) -> None:
-        """Copy a donor's checkpoint to a trial."""
-        raise self._unable(action)
-
-    def stop(self, action: Stop) -> None:
-        """End a trial at the report where it waits."""
-        raise self._unable(action)
-
-    def release(self, action: Release) -> None:
-        """Let the process of a trial go."""
-        raise self._unable(action)
-
-    def kill(self, action: Kill) -> None:
-        """End the process of a trial now."""
-        raise self._unable(action)
-
-    def renew(self, action: Renew) -> None:
-        """Begin a new session."""
-        raise self._unable(action)
-
-    def delete_checkpoint(self, action: DeleteCheckpoint) -> None:
-        """Remove the folder of a checkpoint."""
-        raise self._unable(action)
-
-    def _unable(self, action: Action) -> TypeError:
-        return TypeError(f"{type(self).__name__} can't carry out {action!r}")
+            method = getattr(self, _METHODS[type(action)], None)
+            if method is None:
+                raise TypeError(f"{type(self).__name__} can't carry out {action!r}")
+            method(action)
 
 
-_METHODS: Mapping[type[Action], str] = {
-    Start: "start",
-    Advance: "advance",
-    Save: "save",
-    Adopt: "adopt",
-    Stop: "stop",
-    Release: "release",
-    Kill: "kill",
-    Renew: "renew",
-    DeleteCheckpoint: "delete_checkpoint",
-}
+_NAMES = "start advance save adopt stop release kill renew delete_checkpoint".split()
+_METHODS: Mapping[type[Action], str] = dict(zip(get_args(Action), _NAMES, strict=True))

@@ -10,9 +10,9 @@ from typing import Any
 
 from trainkit.errors import GangError, WorkerDiedError, message_of
 from trainkit.tune.core.checks import setting
-from trainkit.tune.core.policies import FailureConfig
+from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.trial import Failure, Trial
-from trainkit.tune.space.encoding import complete, decode_config, encode_config, holds_opaque
+from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
 TIMEOUT = "TrialTimeoutError"
 

@@ -10,10 +10,10 @@ from trainkit.errors import MetricError, message_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import BROKEN, TIME_BUDGET, Ending
 from trainkit.tune.controller.state import ControllerState
-from trainkit.tune.core.checks import is_number, setting
+from trainkit.tune.core.checks import setting
+from trainkit.tune.core.metrics import lookup, number_of
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, Verdict
 
 T = TypeVar("T")
@@ -37,17 +37,13 @@ def end_deadline(state: ControllerState) -> float:
 
 def end_if_due(state: ControllerState, time: float) -> None:
     """End the experiment if it is time to."""
-    if state.ending is not None or (state.stop.ends_none and time < state.budget_ends):
+    if state.ending is not None:
         return
-    if (ending := guarded(state, time, _due, state, time)) is not None:
-        end_experiment(state, ending, time)
-
-
-def _due(state: ControllerState, time: float) -> Ending | None:
+    elapsed_s = state.spent_s + time - state.began
     if time >= state.budget_ends:
-        return TIME_BUDGET
-    why = state.stop.end(state.spent_s + time - state.began)
-    return Ending(why) if why else None
+        end_experiment(state, TIME_BUDGET, time)
+    elif not state.stop.ends_none and (why := guarded(state, time, state.stop.end, elapsed_s)):
+        end_experiment(state, Ending(why), time)
 
 
 def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: Any) -> T | None:
@@ -79,13 +75,11 @@ def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
 
 
 def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
-    """Raise if the experiment's first report has the metric by another spelling.
+    """Raise if `result`, the experiment's first report, has the metric by another spelling.
 
     Raises:
         MetricError: it has; the spelling is told.
     """
-    if state.has_reports:
-        return
     state.has_reports = True
     for metric in state.plan.metrics:
         if lookup(result, metric) is None and misspelt(metric, result) is not None:
@@ -108,7 +102,7 @@ def judge_report(
     """
     # First and whatever the report lacks: a replay tells the scheduler every report too.
     decision = state.scheduler.on_result(trial_id, result)
-    if decision.reason:
+    if decision.reason and state.proposals.hears_decisions:
         state.proposals.on_trial_decision(trial_id, result, decision)
     try:
         _check_metric(state, trial_id, result)
@@ -121,18 +115,19 @@ def judge_report(
     if reached is None and done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        return Decision(Verdict.STOP, {**_that_holds(decision), **reached})
+        # The decision gives way to a stop: where nothing was taken over, none of its facts may say so.
+        facts = {"instead_of": decision.reason} if decision.donors else decision.reason
+        return Decision(Verdict.STOP, {**facts, **reached})
     return decision
 
 
 def _check_metric(state: ControllerState, trial_id: str, result: Mapping[str, Any]) -> None:
     complete = True
     for metric in state.plan.metrics:
-        value = lookup(result, metric)
-        if value is None:
+        if number_of(result, metric) is None:
             complete = False
-        elif not is_number(value):
-            raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
+            if (value := lookup(result, metric)) is not None:
+                raise MetricError(f"metric {metric!r} is {value!r}, which is not a number")
     if complete:
         state.with_metric.add(trial_id)
 
@@ -147,8 +142,3 @@ def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
     metric = lacking[0]
     text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
     return Failure("MetricError", text, retry=False)
-
-
-def _that_holds(decision: Decision) -> Mapping[str, Any]:
-    """The facts of a decision that gives way to a stop: where nothing was taken over, none may say so."""
-    return {"instead_of": decision.reason} if decision.donors else decision.reason

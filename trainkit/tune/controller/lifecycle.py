@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune.controller import attempt, paused
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.attempt import (
-    FINISHED,
-    ActiveAttempt,
-    Origin,
-    drop_checkpoints,
-    full_result,
-    keep_checkpoint,
-    note_problem,
-    set_status,
-)
+from trainkit.tune.controller.attempt import ActiveAttempt
 from trainkit.tune.controller.failures import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.controller.judging import (
     break_off,
@@ -27,14 +19,6 @@ from trainkit.tune.controller.judging import (
     judge_end,
     judge_report,
     require_metric,
-)
-from trainkit.tune.controller.paused import (
-    apply_verdicts,
-    begin_pause,
-    may_pause,
-    nobody_saves,
-    require_known_donors,
-    runs_on,
 )
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.controller.state import ControllerState
@@ -74,10 +58,11 @@ def _on_placed(state: ControllerState, active: ActiveAttempt, event: ev.Placed |
 
 
 def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started) -> None:
-    _on_placed(state, active, event)  # where nobody can say when it had its resources
+    if state.plan.trial_timeout_s is not None:
+        _on_placed(state, active, event)  # where nobody can say when it had its resources
     trial = active.trial
     place = (event.pid, event.hostname, event.node_ip)
-    active.origin = Origin(trial.trial_id, trial.tag, trial.config, *place)
+    active.origin = attempt.Origin(trial.trial_id, trial.tag, trial.config, *place)
     trial.status, trial.reason = RUNNING, ""
     state.step.records.append(
         ev.AttemptStarted(trial, trial.attempt, event.time, *place, iteration=trial.iteration)
@@ -89,20 +74,21 @@ def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Report
     trial, origin = active.trial, active.origin
     if origin is None:
         raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
-    result = full_result(event.metrics, origin, done=event.done)
+    result = attempt.full_result(event.metrics, origin, done=event.done)
     trial.iteration, trial.last_result = event.iteration, result
     state.step.records.append(
         ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
     )
-    if event.checkpoint is not None:
-        keep_checkpoint(state.step, state.plan.checkpoints, trial, event.checkpoint, trial.iteration)
-    note_problem(state.step, trial, event.time, event.problem)
-    guarded(state, event.time, state.proposals.on_trial_result, trial.trial_id, result)
+    if event.checkpoint is not None or event.problem:
+        _take_along(state, active, event)
+    if state.proposals.hears_results:
+        guarded(state, event.time, state.proposals.on_trial_result, trial.trial_id, result)
     # What is decided on this very report goes before an end that was asked of all trials.
     guarded(state, event.time, _decide, state, active, result, event)
-    guarded(state, event.time, require_metric, state, result)
+    if not state.has_reports:
+        guarded(state, event.time, require_metric, state, result)
     end_if_due(state, event.time)
-    result["done"] = active.outcome is not None and active.outcome[0].is_finished
+    result["done"] = active.outcome is not None and active.outcome[0] in (TERMINATED, ERROR)
     if event.done:
         _finish(state, active, event.time)
     else:
@@ -114,13 +100,14 @@ def _decide(
 ) -> None:
     """Settle what the trial will be by this report."""
     trial = active.trial
-    active.outcome = FINISHED if event.done else active.outcome
+    active.outcome = attempt.FINISHED if event.done else active.outcome
     says_done = not event.done and bool(event.metrics.get("done"))
     decision = judge_report(state, trial.trial_id, result, done=says_done)
     if isinstance(decision, Failure):
         active.outcome, active.failure = (ERROR, ""), decision
         return
-    require_known_donors(state, trial.trial_id, decision)
+    if decision.donors:
+        paused.require_known_donors(state, trial.trial_id, decision)
     if decision.reason or decision.verdict is not Verdict.CONTINUE:
         state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
     if decision.verdict is Verdict.STOP:
@@ -129,7 +116,7 @@ def _decide(
         active.outcome = PAUSED, words_for(decision, state.scheduler.label)
         active.pause = decision
     heed_scheduler(state, event.time)
-    if active.is_pausing and state.ending is None and runs_on(state, active, event.time):
+    if active.is_pausing and state.ending is None and paused.runs_on(state, active, event.time):
         active.outcome = None
         heed_scheduler(state, event.time)
     active.saving = decision.save and active.outcome is None
@@ -148,18 +135,26 @@ def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
     state.step.actions.append(ev.Stop(active.trial.trial_id, save))
 
 
+def _take_along(state: ControllerState, active: ActiveAttempt, event: ev.Reported | ev.Finished) -> None:
+    """Keep the checkpoint and note the problem that an event comes with, if it does."""
+    trial, policy = active.trial, state.plan.checkpoints
+    if event.checkpoint is not None:
+        attempt.keep_checkpoint(state.step, policy, trial, event.checkpoint, event.iteration)
+    if event.problem:  # with a clean-up: worth keeping, but the trial's outcome is settled
+        state.step.records.append(ev.Noted(event.time, "cleanup", event.problem, trial.trial_id))
+
+
 def _on_saved(state: ControllerState, active: ActiveAttempt, event: ev.Saved) -> None:
     active.saving = False
     if event.checkpoint is not None:
-        keep_checkpoint(state.step, state.plan.checkpoints, active.trial, event.checkpoint, event.iteration)
+        policy = state.plan.checkpoints
+        attempt.keep_checkpoint(state.step, policy, active.trial, event.checkpoint, event.iteration)
     _go_on(state, active, event.time)
 
 
 def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finished) -> None:
-    if event.checkpoint is not None:
-        keep_checkpoint(state.step, state.plan.checkpoints, active.trial, event.checkpoint, event.iteration)
-    note_problem(state.step, active.trial, event.time, event.problem)
-    active.outcome = active.outcome or FINISHED
+    _take_along(state, active, event)
+    active.outcome = active.outcome or attempt.FINISHED
     _finish(state, active, event.time, event.problem)
 
 
@@ -172,7 +167,7 @@ def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) 
 
 def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem: str = "") -> None:
     """The trial's process has nothing more to do, and may have ended with a problem: settle the rest."""
-    trial, (status, reason) = active.trial, active.outcome or FINISHED
+    trial, (status, reason) = active.trial, active.outcome or attempt.FINISHED
     if active.failure is not None:
         fail(state, trial, active.failure, time)
         return
@@ -183,14 +178,14 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
     _let_go(state, trial, time)
     if status is PAUSED:
         decision = active.pause or Decision(Verdict.PAUSE)
-        refused = guarded(state, time, begin_pause, state, trial, decision, time, reason, problem)
+        refused = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
         if refused is not None:
             fail(state, trial, refused, time)
-            if not refused.retry and nobody_saves(state):
+            if not refused.retry and paused.nobody_saves(state):
                 break_off(state, ConfigError(f"{refused.message}. {NOBODY_SAVES}"), time)
     elif status is PENDING:
         trial.attempt += 1
-        set_status(state.step, trial, time, status, reason)
+        attempt.set_status(state.step, trial, time, status, reason)
     else:
         terminate(state, trial, time, reason)
 
@@ -198,8 +193,9 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
 def terminate(state: ControllerState, trial: Trial, time: float, reason: str) -> None:
     """The trial, which has no process, has ended in order."""
     state.estimate.ended(trial.trial_id)
-    set_status(state.step, trial, time, TERMINATED, reason)
-    drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
+    attempt.set_status(state.step, trial, time, TERMINATED, reason)
+    if trial.checkpoints:
+        attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result = trial.trial_id, trial.last_result or None
     # The searcher first: the scheduler may end others by this, and a replay tells all in one order.
     guarded(state, time, state.proposals.on_trial_complete, trial_id, result)
@@ -218,8 +214,8 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     trial.failure = follows
     state.estimate.ended(trial.trial_id)
     reason = f"{follows.kind}: {follows.message}"[:200]
-    set_status(state.step, trial, time, ERROR, reason, follows)
-    drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
+    attempt.set_status(state.step, trial, time, ERROR, reason, follows)
+    attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result = trial.trial_id, trial.last_result or None
     guarded(state, time, state.proposals.on_trial_complete, trial_id, result, True)
     guarded(state, time, state.scheduler.on_trial_error, trial_id)
@@ -244,7 +240,7 @@ def _retry(state: ControllerState, trial: Trial, failure: Failure, retry: Retry,
     if retry.config is not None:
         guarded(state, time, state.scheduler.on_trial_change, trial.trial_id, trial.config)
         heed_scheduler(state, time)
-    set_status(state.step, trial, time, PENDING, retry.reason, failure, retried=True)
+    attempt.set_status(state.step, trial, time, PENDING, retry.reason, failure, retried=True)
     if retry.config is None or set_request(state, trial, time):
         state.waiting.add(trial)
 
@@ -261,10 +257,10 @@ def lose_all(state: ControllerState, time: float) -> None:
     """Every process is gone, by no trial's fault: what was decided stands, the rest runs again."""
     for active in list(state.active.values()):
         trial, outcome = active.trial, active.outcome
-        if outcome is None or (active.is_pausing and not may_pause(state, trial, active.pause)):
+        if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
             _let_go(state, trial, time)
             trial.attempt += 1
-            set_status(state.step, trial, time, PENDING, LOST)
+            attempt.set_status(state.step, trial, time, PENDING, LOST)
             state.waiting.add(trial)
         else:
             _finish(state, active, time, LOST)
@@ -318,7 +314,7 @@ def heed_scheduler(state: ControllerState, time: float) -> None:
         return
     verdicts = guarded(state, time, state.scheduler.verdicts)
     if verdicts:
-        for trial, reason in guarded(state, time, apply_verdicts, state, verdicts, time) or ():
+        for trial, reason in guarded(state, time, paused.apply_verdicts, state, verdicts, time) or ():
             terminate(state, trial, time, reason)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 from trainkit.errors import MetricError
 from trainkit.tune.core import stoppers
-from trainkit.tune.core.checks import is_number, setting
-from trainkit.tune.core.policies import CheckpointConfig, FailureConfig
+from trainkit.tune.core.checks import arguments_of, is_number, setting
+from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
+from trainkit.tune.core.metrics import lookup, number_of
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
 from trainkit.tune.core.stoppers import (
     DONE,
@@ -24,7 +24,6 @@ from trainkit.tune.core.stoppers import (
     StopRule,
 )
 from trainkit.tune.core.stoppers import missing_metric as missing_metric
-from trainkit.tune.core.values import lookup
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def words_of(stopper: Stopper) -> str:
 def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
     """Return the function that says, as facts, why a report ends its trial by `rule`; None: it does not."""
     if isinstance(rule, Mapping):
-        return lambda trial_id, result: _reached(rule, result)
+        return partial(_reached, rule)
     if isinstance(rule, Stopper):
         return lambda trial_id, result: _facts(rule) if rule(trial_id, result) else None
     facts = {"stop": f"stopped by {setting('stop', 'RunConfig', 'function')}"}
@@ -180,14 +179,14 @@ def _facts(stopper: Stopper) -> dict[str, Any]:
     return {"stop": words_of(stopper), "stopper": type(stopper).__name__, **stopper.reason()}
 
 
-def _reached(bounds: Mapping[str, float], result: Mapping[str, Any]) -> dict[str, Any] | None:
+def _reached(bounds: Mapping[str, float], trial_id: str, result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
         if name == DONE:  # which ends a trial without a rule
             continue
-        value = lookup(result, name)
-        if value is None:
+        value = number_of(result, name)
+        if value is None and lookup(result, name) is None:
             raise MetricError(f"{setting('stop', 'RunConfig')} waits for {missing_metric(name, [result])}")
-        if is_number(value) and value >= bound:
+        if value is not None and value >= bound:
             return {"stop": f"{name}={value:g} reached {bound:g}"}
     return None
 
@@ -225,8 +224,7 @@ def describe_stop(rule: StopRule | None) -> Any:
     if type(rule) is CombinedStopper:
         return {_STOPPER: ["CombinedStopper", [describe_stop(each) for each in rule.stoppers]]}
     if type(rule) in _KNOWN.values():
-        # Each keeps its arguments as attributes of the same names.
-        return {_STOPPER: [type(rule).__name__, {name: getattr(rule, name) for name in _names(type(rule))}]}
+        return {_STOPPER: [type(rule).__name__, arguments_of(rule)]}
     return rule
 
 
@@ -240,7 +238,3 @@ def stop_of(described: Any) -> Any:
         case {"$stopper": [str(name), dict(arguments)]}:
             return _KNOWN[name](**arguments)
     return described
-
-
-def _names(cls: type) -> list[str]:
-    return list(inspect.signature(cls).parameters)

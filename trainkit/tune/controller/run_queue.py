@@ -28,6 +28,8 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     """
     if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # then nothing else does
         return None
+    if not state.waiting and not state.paused:
+        return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
     # What never ends would never leave a trial alone, so there it is its turn as soon as may be.
     if alone is None or state.source.to_come is not None:
@@ -42,9 +44,10 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
 
 def would_go_on_at_once(state: ControllerState, trial: Trial) -> bool:
     """Return whether a trial that is to be paused would be the next to go on."""
-    state.paused.add(trial)
-    chosen = _chosen(state, state.paused.sharing, new=not state.source.exhausted)
-    state.paused.remove(trial)
+    paused = state.paused.sharing
+    paused.add(trial)
+    chosen = _chosen(state, paused, new=not state.source.exhausted)
+    paused.remove(trial)
     return chosen == trial.trial_id
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import overload
 
 from trainkit.tune.controller import events as ev
@@ -17,25 +18,63 @@ from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Donor
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.proposals import Proposals
-from trainkit.tune.search.trial_source import TrialSource
+from trainkit.tune.search.trial_source import Proposals, TrialSource
+
+
+class Line(Sequence[str]):
+    """Ids of trials in the order suggested, in whichever order they come and go.
+
+    The first is asked for much oftener than all, so there is a heap, which may hold some that have gone.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    def add(self, trial: Trial) -> None:
+        self._places[trial.trial_id] = trial.index
+        heappush(self._heap, (trial.index, trial.trial_id))
+
+    def remove(self, trial: Trial) -> None:
+        del self._places[trial.trial_id]
+        if len(self._heap) > 2 * len(self._places) + 100:
+            self._heap = [(index, trial_id) for trial_id, index in self._places.items()]
+            heapify(self._heap)
+
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._places, key=self._places.__getitem__))
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if place != 0 or not self._places:
+            return list(self)[place]
+        while self._heap[0][1] not in self._places:
+            heappop(self._heap)
+        return self._heap[0][1]
 
 
 class WaitingTrials:
     """Trials that wait, in the order suggested, and those among them that run when nothing else does.
 
     Args:
-        trials: of the experiment, by index, a list that grows.
+        trials: of the experiment.
         status: of those that wait.
     """
 
     def __init__(self, trials: Sequence[Trial], status: TrialStatus = TrialStatus.PENDING) -> None:
-        self._trials = trials
         self._parts = status is TrialStatus.PENDING
-        self._shared = _Indices()
-        self._alone = _Indices()
+        self._alone = Line()
         self._by_id: dict[str, Trial] = {}
-        self.sharing: Sequence[str] = _Ids(trials, self._shared, self._by_id, self._parts)
+        self.sharing = Line()
         """Ids of those that run beside others, or are paused; no copy, as there may be thousands."""
         for trial in trials:
             if trial.status is status:
@@ -43,7 +82,7 @@ class WaitingTrials:
 
     def add(self, trial: Trial) -> None:
         """Take its place by index, whenever it comes."""
-        self._line_of(trial).add(trial.index)
+        self._line_of(trial).add(trial)
         self._by_id[trial.trial_id] = trial
 
     def take(self, trial_id: str) -> Trial:
@@ -56,88 +95,23 @@ class WaitingTrials:
         """Leave the line; False if it wasn't in it."""
         if self._by_id.pop(trial.trial_id, None) is None:
             return False
-        self._line_of(trial).remove(trial.index)
+        self._line_of(trial).remove(trial)
         return True
 
-    def _line_of(self, trial: Trial) -> _Indices:
+    def _line_of(self, trial: Trial) -> Line:
         # Whether a paused trial goes on is the scheduler's word, beside what it goes on comes after that.
-        return self._alone if trial.alone and self._parts else self._shared
+        return self._alone if trial.alone and self._parts else self.sharing
 
     @property
     def first_alone(self) -> Trial | None:
         """The first of those that run when nothing else does."""
-        first = self._alone.first
-        return None if first is None else self._trials[first]
+        return self._by_id[self._alone[0]] if self._alone else None
 
     def __iter__(self) -> Iterator[Trial]:
-        return (self._trials[index] for index in sorted([*self._shared, *self._alone]))
+        return iter(sorted(self._by_id.values(), key=attrgetter("index")))
 
     def __len__(self) -> int:
         return len(self._by_id)
-
-
-class _Indices:
-    """Whole numbers that come and go by the thousand, the first of which is asked for much oftener than all.
-
-    So they are a set, and a heap that may hold numbers which have gone.
-    """
-
-    def __init__(self) -> None:
-        self._held: set[int] = set()
-        self._heap: list[int] = []
-
-    def add(self, index: int) -> None:
-        self._held.add(index)
-        heappush(self._heap, index)
-
-    def remove(self, index: int) -> None:
-        self._held.remove(index)
-        if len(self._heap) > 2 * len(self._held) + 100:
-            self._heap = sorted(self._held)  # which is a heap too
-
-    @property
-    def first(self) -> int | None:
-        """The lowest; None: there is none."""
-        while self._heap and self._heap[0] not in self._held:
-            heappop(self._heap)
-        return self._heap[0] if self._heap else None
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._held))
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-
-class _Ids(Sequence[str]):
-    """The ids of some trials, without a copy."""
-
-    def __init__(
-        self, trials: Sequence[Trial], indices: _Indices, known: Mapping[str, Trial], parts: bool
-    ) -> None:
-        self._parts = parts
-        self._trials = trials
-        self._indices = indices
-        self._known = known
-
-    def __contains__(self, trial_id: object) -> bool:
-        trial = self._known.get(trial_id)  # type: ignore[call-overload]
-        return trial is not None and not (trial.alone and self._parts)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __iter__(self) -> Iterator[str]:
-        return (self._trials[index].trial_id for index in self._indices)
-
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if place == 0 and (first := self._indices.first) is not None:
-            return self._trials[first].trial_id
-        return list(self)[place]
 
 
 @dataclass(slots=True)

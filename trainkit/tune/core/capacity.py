@@ -77,12 +77,13 @@ class ResourceLedger:
         return True
 
     def _fits(self, asked: Mapping[str, int]) -> bool:
+        for name, amount in asked.items():
+            if amount > self._free.get(name, 0):
+                return False
         limit = self._max_concurrent
         if limit is None and not asked:
             limit = UNMETERED_LIMIT
-        if limit is not None and len(self._held) >= limit:
-            return False
-        return all(amount <= self._free.get(name, 0) for name, amount in asked.items())
+        return limit is None or len(self._held) < limit
 
     def release(self, trial_id: str) -> None:
         """Give back what a trial held; nothing if it held nothing."""

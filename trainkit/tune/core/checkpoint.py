@@ -244,27 +244,33 @@ def checkpoint_dirname(number: int) -> str:
     return f"checkpoint_{number:06d}"
 
 
-def commit_directory(partial: str, target: str) -> None:
+def commit_directory(partial: str, target: str, *, durable: bool = True) -> None:
     """Flush all files under `partial` to the disk and give it the name `target`.
 
     What lies at `target` was written by an attempt that ended before its report was committed, so
     nobody refers to it: it goes.
+
+    Args:
+        partial: the folder.
+        target: its name from now on.
+        durable: False: nothing is flushed, as the experiment itself does not outlive its program.
     """
-    for folder, _, files in os.walk(partial):
+    for folder, _, files in os.walk(partial) if durable else ():
         for name in files:
             _flush(os.path.join(folder, name))
         _flush(folder)
     if os.path.lexists(target):
         shutil.rmtree(target)
     os.rename(partial, target)
-    _flush(os.path.dirname(target))
+    if durable:
+        _flush(os.path.dirname(target))
 
 
-def link_checkpoint(source: str, trial_dir: str, dirname: str) -> str:
+def link_checkpoint(source: str, trial_dir: str, dirname: str, *, durable: bool = True) -> str:
     """Put a copy of the checkpoint at `source` into a trial's folder as `dirname`, which is returned.
 
     Its files are second names of the same ones where the file system has such: no checkpoint is changed
-    once it is whole, and the copy stays when the original goes.
+    once it is whole, and the copy stays when the original goes. `durable` is as for `commit_directory`.
 
     Raises:
         OSError: it can't be made; nothing is left of it.
@@ -273,7 +279,7 @@ def link_checkpoint(source: str, trial_dir: str, dirname: str) -> str:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         shutil.copytree(source, partial, copy_function=link_or_copy)
-        commit_directory(partial, os.path.join(trial_dir, dirname))
+        commit_directory(partial, os.path.join(trial_dir, dirname), durable=durable)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import functools
 import importlib
 import inspect
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from trainkit.errors import ConfigError, MissingDependencyError
 
@@ -30,6 +33,7 @@ class SettingNames:
     resume: str = ""
 
 
+T = TypeVar("T")
 _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
 
 
@@ -85,6 +89,8 @@ def require_mode(mode: object, name: str = "mode") -> None:
 def require_kind(name: str, value: object, kind: type, example: str) -> None:
     """Raise ConfigError unless `value` is None or an object of `kind`."""
     right = value is None or (isinstance(value, kind) and not isinstance(value, type))
+    if isinstance(value, type) and issubclass(value, kind):
+        raise ConfigError(f"{name}={value.__name__} is a class; give an object, {value.__name__}()")
     require(right, f"{name}={value!r} is not a {kind.__name__}; give for example {example}")
 
 
@@ -102,9 +108,7 @@ def checked_points(points: Any) -> list[dict[str, Any]]:
 
 def checked_seed(name: str, seed: Any) -> int | None:
     """Return the seed that a user gives as argument `name`, or None; raise ConfigError unless it is one."""
-    require(
-        seed is None or (is_whole(seed) and seed >= 0), f"{name}={seed!r}: give a whole number of 0 or more"
-    )
+    require_whole(name, seed, 0, optional=True)
     return None if seed is None else int(seed)
 
 
@@ -115,7 +119,8 @@ def is_whole(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """True for int and float, NaN included, but not for True and False."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # The usual types first: metrics are asked about by the dozen.
+    return type(value) in (float, int) or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def is_finite(value: object) -> bool:
@@ -126,10 +131,56 @@ def is_finite(value: object) -> bool:
         return False
 
 
-def require_range(name: str, value: Any, least: float, most: float, words: str) -> None:
-    """Raise ConfigError unless `value` is a number from `least` to `most`, which `words` are for."""
-    if not is_finite(value) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r}: give a number {words}")
+def require_whole(name: str, value: Any, least: int, words: str = "", *, optional: bool = False) -> None:
+    """Raise ConfigError unless `value` is a whole number of `least` or more, or None if `optional`.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        least: the smallest value that is allowed.
+        words: for what is allowed, where the message is to say more than the least.
+        optional: None is allowed.
+    """
+    if not ((optional and value is None) or (is_whole(value) and value >= least)):
+        raise ConfigError(f"{name}={value!r}: give {words or f'a whole number of {least} or more'}")
+
+
+def require_number(
+    name: str,
+    value: Any,
+    words: str,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    most: float = math.inf,
+    optional: bool = False,
+) -> None:
+    """Raise ConfigError unless `value` is a finite number within the bounds, or None if `optional`.
+
+    Args:
+        name: of the argument.
+        value: of the argument.
+        words: for what is allowed, such as "a number above 0".
+        above: allowed values are larger.
+        least: the smallest value that is allowed.
+        most: the largest value that is allowed.
+        optional: None is allowed.
+    """
+    fits = is_finite(value) and value > above and least <= value <= most
+    if not (fits or (optional and value is None)):
+        raise ConfigError(f"{name}={value!r}: give {words}")
+
+
+def require_one_of(name: str, value: object, options: Sequence[object]) -> None:
+    """Raise ConfigError unless `value` is one of `options`; the message lists them."""
+    if value not in options:
+        raise ConfigError(f"{name}={value!r} is none of {', '.join(map(repr, options))}")
+
+
+def require_name(name: str, value: object, *, optional: bool = False) -> None:
+    """Raise ConfigError unless `value` is the name of a reported value, or None if `optional`."""
+    if not (is_name(value) or (optional and value is None)):
+        raise ConfigError(f"{name}={value!r}: give the name of a reported value")
 
 
 def is_name(value: object) -> bool:
@@ -142,12 +193,73 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
     return type(value) is dict or isinstance(value, Mapping)
 
 
+def call_problem(function: Callable[..., Any], positional: int, by_name: Iterable[str] = ()) -> str | None:
+    """Say why so many arguments by position, and these by name, are none of a function's; None: they are."""
+    try:
+        inspect.signature(function).bind(*range(positional), **dict.fromkeys(by_name))
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a built-in function may not say what it takes
+        return None
+    return None
+
+
+def shown_signature(function: object) -> str:
+    """Return such as '(self, pending, paused=(), *, new=False)', without types; '=3' of no function."""
+    if not callable(function):
+        return f"={function!r}"
+    signature = inspect.signature(function)
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+class _NotKept:
+    def __repr__(self) -> str:
+        return "an argument that is not kept"
+
+
+NOT_KEPT = _NotKept()
+"""In place of an argument that its object has not kept; no file holds it, but for its repr."""
+
+
+def arguments_of(thing: object) -> dict[str, Any]:
+    """Return the constructor's arguments of an object that keeps each as an attribute of the same name."""
+    return {name: getattr(thing, name, NOT_KEPT) for name in inspect.signature(type(thing)).parameters}
+
+
 def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `arguments` that `function` takes; all, where it takes any."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def forwarded(part: str, base: type, names: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of classes: some attributes and methods are those of an object within.
+
+    Args:
+        part: the attribute with that object.
+        base: the class of both, which defines the names.
+        names: of attributes and methods, with blanks between them.
+    """
+
+    def decorated(cls: type[T]) -> type[T]:
+        for name in names.split():
+            setattr(cls, name, _forwarder(part, base, name))
+        return abc.update_abstractmethods(cls)
+
+    return decorated
+
+
+def _forwarder(part: str, base: type, name: str) -> Any:
+    if isinstance(vars(base)[name], property):
+        return property(operator.attrgetter(f"{part}.{name}"))
+
+    def call(self: object, *args: Any, **options: Any) -> Any:
+        return getattr(getattr(self, part), name)(*args, **options)
+
+    return functools.wraps(vars(base)[name], updated=())(call)
 
 
 def load(module: str, what: str, extra: str) -> Any:

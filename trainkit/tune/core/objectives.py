@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_name, is_number, require
+from trainkit.tune.core.checks import is_finite, is_name, is_number, require, require_one_of
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import lookup
 
 Point = tuple[float, ...]
 """A value for each objective, larger being better."""
@@ -171,14 +171,25 @@ def what_is_best(
         raise ConfigError(
             "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
         )
-    if mode not in ("min", "max"):
-        raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
+    require_one_of("mode", mode, ("min", "max"))
     return metric, mode
 
 
 def all_failed(trials: Sequence[Trial]) -> bool:
     """Return whether there are trials and each of them has failed: no display names one of them the best."""
     return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
+
+
+def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
+    """Return the trial whose last report is best, the first of equals.
+
+    None: there is no metric, no last report has it as a finite number, or all trials have failed.
+    """
+    if metric is None or all_failed(trials):
+        return None
+    sign = -1 if mode == "min" else 1
+    rated = [trial for trial in trials if is_finite(lookup(trial.last_result, metric))]
+    return max(rated, key=lambda trial: sign * lookup(trial.last_result, metric), default=None)
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
@@ -209,8 +220,7 @@ def trial_score(
     Raises:
         ConfigError: `scope` is none of SCOPES.
     """
-    if scope not in SCOPES:
-        raise ConfigError(f"scope={scope!r} is none of {', '.join(SCOPES)}")
+    require_one_of("scope", scope, SCOPES)
     values = [float(value) for report in history if is_number(value := lookup(report, metric))]
     if scope == "last":
         values = values[-1:] if history and is_number(lookup(history[-1], metric)) else []

@@ -11,9 +11,9 @@ from trainkit.errors import ConfigError, message_of
 from trainkit.resources import QUANTUM, normalize, total
 from trainkit.runtime import api
 from trainkit.runtime.scheduling import PlacementGroup
-from trainkit.tune.core.checks import is_whole, require
+from trainkit.tune.core.checks import require, require_one_of, require_whole
+from trainkit.tune.core.metrics import name_of
 from trainkit.tune.core.trainables import get_trainable_cls
-from trainkit.tune.core.values import name_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class PlacementGroupFactory:
     def __post_init__(self) -> None:
         if isinstance(self.bundles, Mapping) or not self.bundles:
             raise ConfigError(f"PlacementGroupFactory({self.bundles!r}): give a list of bundles")
-        if self.strategy not in ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"):
-            raise ConfigError(
-                f"strategy={self.strategy!r} is none of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"
-            )
+        require_one_of("strategy", self.strategy, ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
         bundles = tuple(
             normalize(bundle, what=f"bundle {place} of a trial") for place, bundle in enumerate(self.bundles)
         )
@@ -147,6 +144,7 @@ class Bound:
         start_from: path of a checkpoint that every trial begins with; None: none.
         ahead: steps are tasks, as the trainable is a `SerializedTrainable`, and so many trials are under way
             for each that fits; None: each trial is a process of its own.
+        parts: tasks for each step, which run at once.
     """
 
     trainable: Any
@@ -155,6 +153,7 @@ class Bound:
     label: str = ""
     start_from: str | None = None
     ahead: int | None = None
+    parts: int = 1
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:
@@ -259,10 +258,7 @@ class ScalingConfig:
     accelerator_type: str | None = None
 
     def __post_init__(self) -> None:
-        require(
-            is_whole(self.num_workers) and self.num_workers >= 0,
-            f"num_workers={self.num_workers!r}: give a number of workers",
-        )
+        require_whole("num_workers", self.num_workers, 0, "a number of workers")
         require(
             self.accelerator_type is None,
             f"accelerator_type={self.accelerator_type!r}: machines aren't chosen by accelerators here; "

@@ -40,11 +40,15 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
     return numpy.random.SeedSequence(entropy)
 
 
-def scheduler_generator(seed: int) -> Generator:
-    """Return the generator of what a scheduler draws, in the order of its calls."""
+def _generator(seed: int, *key: int) -> Generator:
     from numpy.random import SeedSequence, default_rng
 
-    return default_rng(SeedSequence(seed, spawn_key=(1,)))
+    return default_rng(SeedSequence(seed, spawn_key=key))
+
+
+def scheduler_generator(seed: int) -> Generator:
+    """Return the generator of what a scheduler draws, in the order of its calls."""
+    return _generator(seed, 1)
 
 
 def trial_seed(seed: int, index: int) -> int:
@@ -56,9 +60,7 @@ def trial_seed(seed: int, index: int) -> int:
 
 def simulation_generator(seed: int, purpose: str) -> Generator:
     """Return the generator of what chance does in a simulated experiment: "stragglers", "failures"."""
-    from numpy.random import SeedSequence, default_rng
-
-    return default_rng(SeedSequence(seed, spawn_key=(_OF_SIMULATIONS[purpose],)))
+    return _generator(seed, _OF_SIMULATIONS[purpose])
 
 
 def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
@@ -72,9 +74,10 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
     words = SeedSequence(seed, spawn_key=(_OF_SIMULATIONS["measurements"],)).generate_state(2, numpy.uint64)
     bits = Philox(key=words)
-    state = bits.state
-    counter = numpy.zeros(4, numpy.uint64)
-    state["state"]["counter"] = counter
+    # Lists of Python's, of which NumPy reads the numbers in a third of the time.
+    counter = [0, 0, 0, 0]
+    state: Any = {**bits.state, "buffer": [0, 0, 0, 0]}
+    state["state"] = {"counter": counter, "key": words.tolist()}
 
     def at(trial: int, iteration: int) -> None:
         counter[2], counter[3] = iteration, trial
@@ -85,6 +88,4 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
 def model_generator(seed: int, observations: int) -> Generator:
     """Return the generator of what a searcher's model of so many observations draws."""
-    from numpy.random import SeedSequence, default_rng
-
-    return default_rng(SeedSequence(seed, spawn_key=(6, observations)))
+    return _generator(seed, 6, observations)

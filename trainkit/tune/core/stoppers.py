@@ -10,9 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from trainkit.errors import ConfigError, MetricError
-from trainkit.tune.core.checks import is_finite, is_name, is_number, is_whole, require, require_mode
-from trainkit.tune.core.values import flatten, lookup
+from trainkit.errors import ConfigError, MetricError, did_you_mean
+from trainkit.tune.core.checks import (
+    is_finite,
+    is_number,
+    require,
+    require_mode,
+    require_name,
+    require_number,
+    require_one_of,
+    require_whole,
+)
+from trainkit.tune.core.metrics import flatten, lookup
 
 AUTOMATIC = frozenset(
     "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
@@ -27,18 +36,20 @@ BARE = "_metric"
 
 def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
     """Text on a metric that isn't there: its name, what was reported instead, the nearest spelling."""
-    names: dict[str, None] = {}
-    for result in results:
-        names.update(dict.fromkeys(flatten({k: v for k, v in result.items() if k != "config"})))
-    reported = [key for key in names if key not in AUTOMATIC]
+    reported = {key for result in results for key in reported_names(result)} - AUTOMATIC
     if not reported:
         how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
         return f"{name!r}, but nothing was reported; {how}"
-    if reported == [BARE]:
+    if reported == {BARE}:
         return f"{name!r}, but only a number was reported: give its name, as tune.report({{{name!r}: value}})"
+    hint = did_you_mean(name, reported | AUTOMATIC, cutoff=0.6)
     text = f"{name!r}, which was not reported; reported were {', '.join(sorted(reported))}"
-    near = difflib.get_close_matches(name, [*reported, *AUTOMATIC], n=1)
-    return f"{text}. Did you mean {near[0]!r}?" if near else text
+    return f"{text}.{hint}" if hint else text
+
+
+def reported_names(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of all values of a result, nested ones too, but those of its configuration."""
+    return list(flatten({key: value for key, value in result.items() if key != "config"}))
 
 
 ALIKE = 0.8
@@ -57,8 +68,7 @@ def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     'los' is one of 'loss', but 'val_loss' is not, nor is 'mape' one of 'mae': each word must be its
     counterpart, or differ from it by one slip. Names that differ in numbers alone are different names.
     """
-    reported = flatten({key: value for key, value in result.items() if key != "config"})
-    alike = [other for other in reported if _is_slip(name, other)]
+    alike = [other for other in reported_names(result) if _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
 
 
@@ -126,7 +136,6 @@ class Stopper(ABC):
 
     def on_time(self, elapsed_s: float) -> None:
         """Be told for how many seconds the experiment has run, pauses before a restore left out."""
-        del elapsed_s
 
     @property
     def deadline_s(self) -> float:
@@ -142,7 +151,7 @@ class MaximumIterationStopper(Stopper):
     """
 
     def __init__(self, max_iter: int) -> None:
-        require(is_whole(max_iter) and max_iter >= 1, f"max_iter={max_iter!r}: give 1 or more")
+        require_whole("max_iter", max_iter, 1)
         self.max_iter = int(max_iter)
         self._last = 0.0
 
@@ -175,12 +184,10 @@ class TrialPlateauStopper(Stopper):
         metric_threshold: float | None = None,
         mode: str | None = None,
     ) -> None:
-        require(is_name(metric), f"metric={metric!r}: give the name of a reported value")
-        require(is_finite(std) and std >= 0, f"std={std!r}: give 0 or more")
-        require(is_whole(num_results) and num_results >= 1, f"num_results={num_results!r}: give 1 or more")
-        require(
-            is_whole(grace_period) and grace_period >= 0, f"grace_period={grace_period!r}: give 0 or more"
-        )
+        require_name("metric", metric)
+        require_number("std", std, "0 or more", least=0)
+        require_whole("num_results", num_results, 1)
+        require_whole("grace_period", grace_period, 0)
         require_mode(mode)
         require(
             metric_threshold is None or (is_finite(metric_threshold) and mode is not None),
@@ -235,11 +242,11 @@ class ExperimentPlateauStopper(Stopper):
     def __init__(
         self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0
     ) -> None:
-        require(is_name(metric), f"metric={metric!r}: give the name of a reported value")
-        require(is_finite(std) and std > 0, f"std={std!r}: give a number above 0")
-        require(is_whole(top) and top >= 2, f"top={top!r}: give 2 or more")
-        require(mode in ("min", "max"), f"mode={mode!r} is neither 'min' nor 'max'")
-        require(is_whole(patience) and patience >= 0, f"patience={patience!r}: give 0 or more")
+        require_name("metric", metric)
+        require_number("std", std, "a number above 0", above=0)
+        require_whole("top", top, 2)
+        require_one_of("mode", mode, ("min", "max"))
+        require_whole("patience", patience, 0)
         self.metric = metric
         self.std = std
         self.top = top
@@ -280,7 +287,7 @@ class TimeoutStopper(Stopper):
 
     def __init__(self, timeout: float | timedelta) -> None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        require(is_finite(seconds) and seconds > 0, f"timeout={timeout!r}: give seconds above 0")
+        require_number("timeout", seconds, "seconds above 0", above=0)
         self.timeout = seconds
         self._elapsed_s = 0.0
 

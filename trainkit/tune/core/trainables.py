@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 
 _trainables: dict[str, Any] = {}
 _environments: dict[str, Callable[..., Any]] = {}
@@ -23,7 +22,6 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
     Raises:
         ConfigError: the name is no text, or the trainable can't be called.
     """
-    del warn
     _require_name(name, "register_trainable")
     if not callable(trainable):
         raise ConfigError(
@@ -89,7 +87,6 @@ def _require_name(name: Any, call: str) -> None:
 
 def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, known, cutoff=0.6)
         raise ConfigError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
     return known[name]

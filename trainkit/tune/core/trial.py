@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -31,7 +31,8 @@ class TrialStatus(StrEnum):
         return self in _FINISHED
 
 
-_FINISHED = frozenset((TrialStatus.TERMINATED, TrialStatus.ERROR))
+# A tuple: a set asks for the hash, which an enumeration works out anew each time.
+_FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 
 @dataclass(frozen=True)
@@ -264,13 +265,14 @@ def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
     """Return such as '7_lr=0.0313,width=16': the index and what differs between trials, by short names."""
     shown = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in zip(shortest_names(list(varied)), varied.values(), strict=True)
+        for name, value in zip(shortest_names(tuple(varied)), varied.values(), strict=True)
     ]
     text = f"{index}_{','.join(shown)}".rstrip("_")
     return text if len(text) <= MAX_TAG else f"{text[: MAX_TAG - 3]}..."
 
 
-def shortest_names(paths: Sequence[str]) -> list[str]:
+@functools.lru_cache(maxsize=64)
+def shortest_names(paths: tuple[str, ...]) -> list[str]:
     """Return of each path as much of its end as tells it from the others, such as 'lr', or 'opt/lr'."""
     return [
         next(

@@ -130,11 +130,6 @@ def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None
             logger.warning("%r could not be ended", actor, exc_info=True)
 
 
-logger = logging.getLogger("trainkit.tune")
-
-# Each trial is a process: what it needs of ours is there when it is forked.
-session.register("trainkit.tune.trial.actor")
-
 _IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
 
 
@@ -217,9 +212,6 @@ class ActorExecutor(Executor):
     def stop(self, action: ev.Stop) -> None:
         self._call(action.trial_id, "stop", action.save)
 
-    def start(self, action: ev.Start) -> None:
-        self._start(action)
-
     def delete_checkpoint(self, action: ev.DeleteCheckpoint) -> None:
         remove_checkpoint(f"{self._folder}/{action.trial.dirname}", action.checkpoint.dirname)
 
@@ -234,8 +226,7 @@ class ActorExecutor(Executor):
         overdue_s -= self._now()
         if timeout_s is None or overdue_s < timeout_s:
             timeout_s = max(0.0, overdue_s) if math.isfinite(overdue_s) else None
-        refs = [running.ref for running in self._running.values()]
-        refs += self._departures.with_bundles()
+        refs = [running.ref for running in self._running.values()] + self._departures.with_bundles()
         api.wait(refs, num_returns=1, timeout=timeout_s)
 
     def collect(self) -> list[ev.Event]:
@@ -246,17 +237,16 @@ class ActorExecutor(Executor):
         self._departures.see_off()
         if not self._running:
             return news
-        by_ref = {running.ref: running for running in self._running.values()}
-        ready, _ = api.wait(list(by_ref), num_returns=len(by_ref), timeout=0)
+        by_id = {running.ref.id: running for running in self._running.values()}
+        ready, _ = api.wait([running.ref for running in by_id.values()], num_returns=len(by_id), timeout=0)
         for ref in ready:
-            running = by_ref[ref]
+            running = by_id[ref.id]
             trial_id = running.start.trial.trial_id
             if self._lost:  # what it has said was not heard, so it says it again
                 break
             # To the end of the line, so that where trials take turns each gets its turn.
             self._running[trial_id] = self._running.pop(trial_id)
-            event = self._event(running)
-            if event is not None:
+            if (event := self._event(running)) is not None:
                 news.append(event)
         # Behind all that was reported before the loss.
         return news + self._taken() if self._lost else news
@@ -305,7 +295,8 @@ class ActorExecutor(Executor):
 
     # --- calls out --------------------------------------------------------------------------------
 
-    def _start(self, action: ev.Start, *, fresh: bool = False) -> None:
+    def start(self, action: ev.Start, *, fresh: bool = False) -> None:
+        """Begin an attempt; `fresh`: in a process of its own, even where one waits."""
         trial, attempt = action.trial, action.attempt
         waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
         process = None if waiting is None else waiting[1]
@@ -326,7 +317,7 @@ class ActorExecutor(Executor):
                 return
             if process is not None:
                 self._let_leave(process)
-            self._remember(trial.trial_id, attempt, error)
+            self.errors[trial.trial_id, attempt] = remembered(error)
             self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
             return
         self._running[trial.trial_id] = _Running(action, spec, process, ref, phase, action.iteration)
@@ -361,8 +352,7 @@ class ActorExecutor(Executor):
 
     def _call(self, trial_id: str, method: str, *args: Any) -> None:
         running = self._running[trial_id]
-        running.ref = getattr(running.process.actor, method).remote(*args)
-        running.phase = method
+        running.ref, running.phase = getattr(running.process.actor, method).remote(*args), method
 
     def release(self, action: ev.Release) -> None:
         running = self._running.pop(action.trial_id, None)
@@ -389,23 +379,20 @@ class ActorExecutor(Executor):
         source = f"{self._folder}/{action.donor.dirname}/{action.checkpoint.dirname}"
         dirname, problem = None, ""
         try:
-            dirname = link_checkpoint(source, f"{self._folder}/{trial.dirname}", action.dirname)
+            folder, durable = f"{self._folder}/{trial.dirname}", self._specs.durable
+            dirname = link_checkpoint(source, folder, action.dirname, durable=durable)
         except OSError as error:  # the trial can go on from its own checkpoint
             problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
     def _tidy(self, trial: Trial) -> None:
         """Remove what an attempt saved that came to no report, be it half a checkpoint."""
-        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
-        remove_unknown(f"{self._folder}/{trial.dirname}", known)
+        remove_unknown(f"{self._folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})
 
     def _let_leave(self, process: _Process) -> None:
         if self._pool is not None:
             self._pool.forget(process.name)
         self._departures.let_leave(process.actor, process.group)
-
-    def _remember(self, trial_id: str, attempt: int, error: BaseException) -> None:
-        self.errors[trial_id, attempt] = remembered(error)
 
     # --- answers in -------------------------------------------------------------------------------
 
@@ -425,11 +412,11 @@ class ActorExecutor(Executor):
             if running.phase == "begin" and died:
                 # It died while it waited, which says nothing about this trial.
                 self._let_leave(self._running.pop(trial_id).process)
-                self._start(start, fresh=True)
+                self.start(start, fresh=True)
                 return None
             if running.phase == "stop":  # what it was is settled; how it ended is told
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
-            self._remember(trial_id, attempt, error)
+            self.errors[trial_id, attempt] = remembered(error)
             return ev.Failed(trial_id, attempt, time, failure_of(error))
         event = event_of(trial_id, attempt, time, answer)
         if isinstance(event, (ev.Reported, ev.Finished)):

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sys import intern
 from typing import Any, Generic, TypeVar
 
 from trainkit import settings
@@ -33,7 +34,7 @@ from trainkit.tune.core.resources import PlacementGroupFactory, TrialResources
 from trainkit.tune.core.trainables import environments
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.trial.environment import TrialEnvironment, log_files
-from trainkit.tune.trial.messages import TrialSpec, WorkerProcess
+from trainkit.tune.trial.messages import TrialSpec
 
 IDLE_S = 1.0
 """How long a process waits for a trial that wants it."""
@@ -122,9 +123,11 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
             return ev.Saved(trial_id, attempt, time, iteration, checkpoint)
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
+        # Names are the same objects in all reports: each came with its own, and trials keep their last.
+        metrics = {intern(name): value for name, value in metrics.items()}
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
-    if type(answer) is WorkerProcess:
-        return ev.Started(trial_id, attempt, time, answer.pid, answer.hostname, answer.node_ip)
+    if type(answer) is dict:
+        return ev.Started(trial_id, attempt, time, **answer)
     raise TypeError(f"a trial cannot answer {answer!r}")
 
 
@@ -158,7 +161,7 @@ class SpecFactory:
         run: the settings.
         seed_of: by trial index, the seed for the trial's generators; None: none.
         start_from: path of the checkpoint that a trial without one of its own begins with; None: none.
-        makes_dirs: trials find their folders made.
+        durable: trials find their folders made, and their checkpoints outlive the machine.
     """
 
     def __init__(
@@ -168,7 +171,7 @@ class SpecFactory:
         seed_of: Callable[[int], int | None],
         start_from: str | None = None,
         *,
-        makes_dirs: bool = True,
+        durable: bool = True,
     ) -> None:
         self.folder = folder
         self._run = run
@@ -178,21 +181,22 @@ class SpecFactory:
             log_files(run.log_to_file), run.chdir_to_trial_dir or bool(settings.chdir_asked())
         )
         self._environments = environments()
-        self._makes_dirs = makes_dirs or self._environment != TrialEnvironment()
+        self.durable = durable
+        self._makes_dirs = durable or self._environment != TrialEnvironment()
 
     def of(self, start: ev.Start) -> TrialSpec:
         """Return the specification of the attempt that `start` begins."""
         trial, checkpoint = start.trial, start.checkpoint
-        trial_dir = self.folder / trial.dirname
+        trial_dir = f"{self.folder}/{trial.dirname}"
         return TrialSpec(
             trial_id=trial.trial_id,
             trial_name=trial.name,
-            trial_dir=str(trial_dir),
+            trial_dir=trial_dir,
             experiment_name=self.folder.name,
             config=trial.config,
             resources=TrialResources(trial.request),
             iteration=start.iteration,
-            checkpoint=str(trial_dir / checkpoint.dirname) if checkpoint else self._start_from,
+            checkpoint=f"{trial_dir}/{checkpoint.dirname}" if checkpoint else self._start_from,
             next_checkpoint=trial.next_checkpoint,
             time_total_s=checkpoint.time_total_s if checkpoint else 0.0,
             timesteps_total=checkpoint.timesteps_total if checkpoint else None,
@@ -203,6 +207,7 @@ class SpecFactory:
             environment=self._environment,
             environments=self._environments,
             makes_dir=self._makes_dirs,
+            durable=self.durable,
         )
 
 
@@ -255,7 +260,7 @@ class Executor(ev.ActionHandler, ABC):
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
                 continue  # there is no process to do it to, which the controller is about to hear
             try:
-                self.dispatch(action)
+                super().carry_out((action,))
             except NodeDiedError as error:
                 self._lose(error)
 

@@ -13,7 +13,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainkit.errors import TrainkitError
@@ -33,7 +33,7 @@ from trainkit.tune.executor.base import (
     remembered,
 )
 from trainkit.tune.trial.actor import SharedArguments, run_step
-from trainkit.tune.trial.messages import NO_PROCESS, TrialSpec, WorkerProcess
+from trainkit.tune.trial.messages import NO_PROCESS, Reply, TrialSpec, WorkerProcess, reply
 
 
 @dataclass(slots=True)
@@ -43,14 +43,16 @@ class _RunningTask:
     Attributes:
         spec: what its next step is told.
         state: after its last step.
-        ref: of the step that runs, or waits for a process; None: there is none.
+        refs: of the parts of the step that run, or wait for a process; none: no step is out.
+        answers: of the other parts of that step.
     """
 
     trial: Trial
     attempt: int
     spec: TrialSpec
     state: Any = None
-    ref: ObjectRef[Any] | None = None
+    refs: list[ObjectRef[Any]] = field(default_factory=list)
+    answers: list[tuple[Reply, Any]] = field(default_factory=list)
 
 
 class TaskExecutor(Executor):
@@ -71,34 +73,37 @@ class TaskExecutor(Executor):
                 for name, value in bound.parameters.items()
             },
         )
-        self._name = bound.name
+        self._bound = bound
         self._specs = specs
         self._steps: dict[Hashable, Any] = {}
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
-        self._place = WorkerProcess(NO_PROCESS, socket.gethostname(), "127.0.0.1")
+        self._place = WorkerProcess(pid=NO_PROCESS, hostname=socket.gethostname(), node_ip="127.0.0.1")
         self._running: dict[str, _RunningTask] = {}
 
     def advance(self, action: ev.Advance) -> None:
         running = self._running[action.trial_id]
+        if running.refs:  # the other parts of the step report too
+            return
+        running.answers.clear()
         try:
             step = self._step_for(running.trial.request)
-            running.ref = step.remote(self._shared, running.spec, running.state)
+            for part in range(parts := self._bound.parts):
+                spec = running.spec if parts == 1 else replace(running.spec, part=(part, parts))
+                running.refs.append(step.remote(self._shared, spec, running.state))
         except TrainkitError as error:
             if not self._is_lost():
                 self._at_once.append(self._failed(running, error))
 
     def stop(self, action: ev.Stop) -> None:
         at = self._running[action.trial_id]
+        self._end(at)
         self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
 
     def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)
+        self._running.pop(action.trial_id, None)  # parts that are out found nothing left to do
 
     def kill(self, action: ev.Kill) -> None:
         self._end(self._running.pop(action.trial_id, None))
-
-    def _unable(self, action: ev.Action) -> TypeError:
-        return TypeError(f"trials whose steps are tasks have no checkpoints: {action!r}")
 
     def _forget_processes(self) -> list[Trial]:
         ran = [running.trial for running in self._running.values()]
@@ -118,8 +123,9 @@ class TaskExecutor(Executor):
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            for ref in ready:
-                event = None if self._lost else self._event(out[ref], ref)
+            # The controller hears of one part at a time, as it answers each report.
+            for running, ref in {id(out[ref]): (out[ref], ref) for ref in ready}.values():
+                event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
         # Behind all that was reported before the loss.
@@ -141,7 +147,7 @@ class TaskExecutor(Executor):
         self.dismiss()
 
     def _out(self) -> dict[ObjectRef[Any], _RunningTask]:
-        return {running.ref: running for running in self._running.values() if running.ref is not None}
+        return {ref: running for running in self._running.values() for ref in running.refs}
 
     def start(self, action: ev.Start) -> None:
         trial = action.trial
@@ -163,19 +169,23 @@ class TaskExecutor(Executor):
             asked: dict[str, Any] = {"num_cpus": rest.pop("CPU", 0), "memory": rest.pop("memory", None)}
             step = api.remote(run_step)
             asked |= {"resources": rest, "runtime_env": self._own}
-            self._steps[kind] = step.options(name=self._name, max_retries=0, **asked)
+            self._steps[kind] = step.options(name=self._bound.name, max_retries=0, **asked)
         return self._steps[kind]
 
     def _end(self, running: _RunningTask | None) -> None:
-        if running is not None and running.ref is not None:
-            api.cancel(running.ref, force=True)
+        while running is not None and running.refs:
+            api.cancel(running.refs.pop(), force=True)
 
     def _event(self, running: _RunningTask, ref: ObjectRef[Any]) -> ev.Event | None:
-        running.ref = None
+        running.refs.remove(ref)
         try:
-            progress, running.state = api.get(ref)
+            running.answers.append(api.get(ref))
         except Exception as error:
-            return None if self._is_lost() else self._failed(running, error)
+            if self._is_lost():
+                return None
+            self._end(running)
+            return self._failed(running, error)
+        progress, running.state = running.answers[0] if self._bound.parts == 1 else self._joined(running)
         event = event_of(running.trial.trial_id, running.attempt, self._now(), progress)
         if isinstance(event, ev.Reported):
             running.spec = replace(
@@ -185,6 +195,14 @@ class TaskExecutor(Executor):
                 timesteps_total=event.metrics.get("timesteps_total"),
             )
         return event
+
+    def _joined(self, running: _RunningTask) -> tuple[Reply, Any]:
+        reports = [progress[1] for progress, _ in running.answers]
+        trainable = self._bound.trainable
+        metrics, state = trainable.joined(reports, **self._bound.parameters)
+        count = running.spec.iteration + 1
+        metrics |= {"training_iteration": count, "iterations_since_restore": count}
+        return reply(count, metrics, done=state is None), state
 
     def _failed(self, running: _RunningTask, error: Exception) -> ev.Failed:
         trial_id, attempt = running.trial.trial_id, running.attempt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import secrets
 import sys
@@ -25,7 +26,7 @@ from trainkit.tune.controller.failures import too_many_failed
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.checks import how_to_resume
-from trainkit.tune.core.policies import SyncConfig
+from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.core.trial import TrialStatus, safe_name
@@ -42,21 +43,12 @@ from trainkit.tune.experiment.setup import (
 )
 from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
 from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
-from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import holds_opaque
+from trainkit.tune.store import restore
 from trainkit.tune.store.memory import MemoryReader, MemoryStore
 from trainkit.tune.store.ownership import Inbox
 from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.restore import (
-    Restored,
-    ResumeRule,
-    replay,
-    require_kept,
-    require_reported,
-    restore_trials,
-    restored_space,
-    tidy,
-)
 from trainkit.tune.store.writer import ExperimentStore
 from trainkit.tune.sync.mirror import Mirror
 from trainkit.tune.sync.storage import Address, describe_address, new_place, stored_address
@@ -93,7 +85,7 @@ class ExperimentRun:
         run: RunConfig,
         folder: Path,
         *,
-        resume: ResumeRule | None = None,
+        resume: restore.ResumeRule | None = None,
         facts: Mapping[str, Any] | None = None,
         changes: Sequence[str] = (),
         address: Address | None = None,
@@ -101,7 +93,7 @@ class ExperimentRun:
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
-        require_kept(resume, in_memory=in_memory)
+        restore.require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
         self._tune = tune
@@ -138,7 +130,7 @@ class ExperimentRun:
         cls,
         folder: Path,
         bound: Bound,
-        rule: ResumeRule,
+        rule: restore.ResumeRule,
         param_space: Mapping[str, Any] | None,
         tune: TuneConfig | None,
         run: RunConfig | None,
@@ -156,7 +148,7 @@ class ExperimentRun:
             if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
                 metrics = setup.metrics_of(tune, tune.one_metric, tune.objectives)
                 finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
-                require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
+                restore.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise ConfigError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
@@ -165,7 +157,7 @@ class ExperimentRun:
         tune = restored_tune_config(facts["tune_config"], tune)
         if param_space is not None:
             param_space = setup.make_space(param_space, tune).tree
-        space, changes = restored_space(facts["space"], param_space)
+        space, changes = restore.restored_space(facts["space"], param_space)
         return cls(
             bound,
             space,
@@ -201,15 +193,15 @@ class ExperimentRun:
         settings.warn_of_old_variables()
         if self._resume is None:
             setup.warn_of_constants(self._space)
-        setup.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         self._take_parts()  # anew, as those of an earlier call have seen its trials
+        setup.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         at_once = self._tune.max_concurrent_trials or None
         ledger = ResourceLedger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
         setup.require_startable(
             self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
         )
-        start_from, makes_dirs = self._bound.start_from, not self._in_memory
-        specs = SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, makes_dirs=makes_dirs)
+        start_from, durable = self._bound.start_from, not self._in_memory
+        specs = SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, durable=durable)
         executor = setup.make_executor(
             self._bound, specs, self._plan, reuse=self._tune.reuse_actors, now=self._now
         )
@@ -233,13 +225,14 @@ class ExperimentRun:
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
-        grid: ResultGrid
         if isinstance(store, MemoryStore):
-            grid = MemoryGrid(store, self.metric, self.mode, executor.errors)
+            grid: ResultGrid = MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
+            # All that they came to is read from the file: of thousands it need not be in memory twice.
+            del controller, self._searcher, self._proposals, self._scheduler
             grid = ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
-        if controller.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
+        if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
@@ -256,14 +249,16 @@ class ExperimentRun:
         Raises:
             StoreError: there is none, or it is damaged or foreign.
         """
-        with ExperimentReader(self.folder) as reader:
-            log = list(reader.log())
-            trials = reader.trials()  # second: those of the log are all there
-        if any(holds_opaque(trial.config) for trial in trials):  # a searcher asked again has the objects
+        grid = ResultGrid.load(self.folder, **self._goal)
+        if any(holds_opaque(result.config) for result in grid):  # a searcher asked again has the objects
+            with ExperimentReader(self.folder) as reader:
+                log = list(reader.log())
+                trials = reader.trials()  # second: those of the log are all there
             self._take_parts(rehearsal=True)
-            replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
-        configs = {trial.trial_id: trial.config for trial in trials}
-        return ResultGrid.load(self.folder, **self._goal, configs=configs)
+            restore.replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
+            configs = {trial.trial_id: trial.config for trial in trials}
+            grid = ResultGrid.load(self.folder, **self._goal, configs=configs)
+        return grid
 
     def _run_loop(
         self,
@@ -274,7 +269,7 @@ class ExperimentRun:
         interrupts: InterruptHandler,
         mirror: Mirror | None,
     ) -> Controller:
-        restored = Restored([])
+        restored = restore.Restored([])
         if self._resume is not None and isinstance(reader, ExperimentReader):
             restored = self._restore(self._resume, reader, store, ledger)
         source = TrialSource(
@@ -329,7 +324,7 @@ class ExperimentRun:
             **self._goal,
             time=self._now(),
             resources=ledger.existing,
-            past=lambda: [(by_id[trial_id], each) for trial_id, each in reader.past().items()],
+            past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
         # For who looks at it from outside: a searcher or scheduler may say what these are.
         store.set_fact("total_samples", self._searcher.total_samples)
@@ -367,11 +362,11 @@ class ExperimentRun:
 
     def _restore(
         self,
-        rule: ResumeRule,
+        rule: restore.ResumeRule,
         reader: ExperimentReader,
         store: ExperimentStore | MemoryStore,
         ledger: ResourceLedger,
-    ) -> Restored:
+    ) -> restore.Restored:
         if self._facts["trainable"] != self._bound.name:
             logger.warning(
                 "%s was started with the trainable %s and goes on with %s: is that meant?",
@@ -382,7 +377,7 @@ class ExperimentRun:
         now = self._now()
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
-        restored = restore_trials(
+        restored = restore.restore_trials(
             reader,
             self._proposals,
             self._scheduler,
@@ -411,7 +406,7 @@ class ExperimentRun:
                 trial.request = trial.granted or self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
-        tidy(restored.trials, self.folder)
+        restore.tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
         facts |= describe_address(self._address)
         for key, value in (facts | describe_settings(self._tune, self._run)).items():
@@ -423,9 +418,7 @@ class ExperimentRun:
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
-        self._scheduler = setup.make_scheduler(
-            self._tune, self._space, self._seed, self._searcher.total_samples, self._searcher.objectives
-        )
+        self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher)
         self._stop = StopRules.of(self._run.stop)
 
     @property

@@ -36,10 +36,16 @@ from trainkit.tune.schedulers import (
     described_scheduler,
 )
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search import BasicVariantGenerator, Searcher, describe_searcher, described_searcher
-from trainkit.tune.search.proposals import Proposals
-from trainkit.tune.space.encoding import holds_opaque
+from trainkit.tune.search import (
+    SEARCHERS,
+    BasicVariantGenerator,
+    Searcher,
+    describe_searcher,
+    described_searcher,
+)
+from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
 from trainkit.tune.space.tree import constant_words, spell
 from trainkit.tune.sync.storage import Address, describe_address
 from trainkit.tune.trial.actor import older_arguments
@@ -160,23 +166,19 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(
-    tune: TuneConfig,
-    space: Space,
-    seed: int,
-    total_samples: int | None,
-    objectives: tuple[Objective, ...] = (),
-) -> TrialScheduler:
-    """Return the scheduler, a copy too; for these objectives, where there are several."""
+def make_scheduler(tune: TuneConfig, space: Space, seed: int, searcher: Searcher) -> TrialScheduler:
+    """Return the scheduler, a copy too; for the objectives of the searcher, where there are several."""
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
+    # The one that never draws waits for no NumPy, which loads nearly as long as the tuner does.
+    rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,
-        objectives=objectives or tune.objectives,
+        objectives=searcher.objectives or tune.objectives,
         metric=tune.one_metric,
         mode=tune.one_mode,
-        rng=scheduler_generator(seed),
-        total_samples=total_samples,
+        rng=rng,
+        total_samples=searcher.total_samples,
     )
     return scheduler
 
@@ -359,6 +361,8 @@ _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher |
     "search_alg": described_searcher,
 }
 
+_REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARCHERS, "searcher")}
+
 
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
@@ -406,7 +410,9 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
         },
         "run_config": {
             "stop": describe_stop(run.stop),
-            "callbacks": [type(callback).__qualname__ for callback in run.callbacks],
+            "callbacks": [
+                _describe_callback(callback) for callback in cast("Sequence[Callback]", run.callbacks)
+            ],
             "failure_config": vars(run.failure_config),
             "checkpoint_config": vars(run.checkpoint_config),
             "sync_config": None if run.sync_config is None else vars(run.sync_config),
@@ -430,7 +436,7 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
         ConfigError: the file can't say, since a scheduler or searcher of the user's own was used.
     """
     settings = _given(given or TuneConfig(), TuneConfig())
-    lacking = {}
+    lacking, why = {}, []
     for name, value in stored.items():
         if name in settings:
             continue
@@ -443,14 +449,17 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
             settings[name] = made
         else:
             lacking[name] = value["class"]
-    _require_all(lacking, "tune_config=tune.TuneConfig")
+            registry, inner = _REGISTRIES[name]
+            why.append(why_not_made_again(registry, value, inner=inner))
+    _require_all(lacking, "tune_config=tune.TuneConfig", why)
     return TuneConfig(**settings)
 
 
 def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> RunConfig:
     """Return the stored RunConfig, with what is given anew; name and folder are those of the file.
 
-    Callbacks, which no file can hold, are those of `given`, be it none.
+    Callbacks that were given by their names are made again; objects, which no file can hold, are those of
+    `given`, be it none.
 
     Raises:
         ConfigError: the file can't say, since a stop function was used, or callbacks and nothing is given.
@@ -468,8 +477,12 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
         else:
             cls = _POLICIES.get(name)
             settings[name] = value if cls is None or value is None else cls(**value)
-    if stored["callbacks"] and "callbacks" not in settings and (given is None or lacking):
-        lacking["callbacks"] = ", ".join(stored["callbacks"])
+    if "callbacks" not in settings:
+        names = [each["name"] for each in stored["callbacks"] if isinstance(each, dict)]
+        if len(names) < len(stored["callbacks"]) and (given is None or lacking):
+            shown = (repr(each["name"]) if isinstance(each, dict) else each for each in stored["callbacks"])
+            lacking["callbacks"] = ", ".join(shown)
+        settings["callbacks"] = names
     _require_all(lacking, "run_config=tune.RunConfig")
     return RunConfig(**settings)
 
@@ -477,6 +490,12 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
 def _given(config: Any, default: Any) -> dict[str, Any]:
     """The fields of `config` that are not as in `default`."""
     return {name: value for name, value in vars(config).items() if value != getattr(default, name)}
+
+
+def _describe_callback(callback: Callback) -> str | dict[str, str]:
+    """Return the name that a restore makes it of, marked as one, or that of its class."""
+    name = callback.given_as
+    return type(callback).__qualname__ if name is None else {"name": name}
 
 
 def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
@@ -491,7 +510,7 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
     return {"class": SCHEDULERS.name_of(type(made)), "arguments": arguments}
 
 
-def _require_all(lacking: Mapping[str, str], call: str) -> None:
+def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ()) -> None:
     """Say all that is to be given again at once, so that it is given in one call."""
     if lacking:
         what = " and ".join(f"{name}={value}" for name, value in lacking.items())
@@ -499,4 +518,5 @@ def _require_all(lacking: Mapping[str, str], call: str) -> None:
         raise ConfigError(
             f"this experiment was started with {what}, which its file cannot hold: "
             f"give it again, as Tuner.restore(path, trainable, {call}({again})); the rest stays as it was"
+            + "".join(f". The reason: {each}" for each in why)
         )

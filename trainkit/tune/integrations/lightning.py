@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from trainkit.runtime import session
 from trainkit.tune.core.checks import require
 from trainkit.tune.integrations.reporting import Metrics, Reporter, missing
 
@@ -38,6 +39,8 @@ def _lightning_callbacks() -> tuple[type, ...]:
 
 
 _BASES = _lightning_callbacks()
+for _package in _PACKAGES:
+    session.register(_package)  # Else each trial would import it by itself, which takes seconds.
 HOOKS = frozenset(
     name
     for base in _BASES

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, is_number
-from trainkit.tune.core.values import flatten
+from trainkit.tune.core.metrics import flatten, step_of
 from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 
@@ -103,7 +103,7 @@ class MLflowLoggerCallback(TrackerCallback):
     def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
         entities = importlib.import_module("mlflow.entities")
         metrics = [
-            entities.Metric(_safe_key(name), _as_float(value), _date_of(result), _step_of(result))
+            entities.Metric(_safe_key(name), _as_float(value), _date_of(result), step_of(result))
             for result in results
             for name, value in flatten(_without(result)).items()
             if is_number(value)
@@ -278,11 +278,3 @@ def _date_of(result: Mapping[str, Any]) -> int:
     """Milliseconds since 1970."""
     seconds = result.get("timestamp")
     return int(seconds * 1000) if seconds is not None and is_finite(seconds) else 0
-
-
-def _step_of(result: Mapping[str, Any]) -> int:
-    for name in ("timesteps_total", "training_iteration"):
-        value = result.get(name)
-        if value and is_finite(value):
-            return int(value)
-    return 0

@@ -174,13 +174,7 @@ class TrackerCallback(LoggerCallback, ABC):
 
     # --- what the experiment tells ----------------------------------------------------------------
 
-    def setup(
-        self,
-        stop: Any = None,
-        num_samples: int | None = None,
-        total_num_samples: int | None = None,
-        **info: Any,
-    ) -> None:
+    def setup(self, *given: Any, **info: Any) -> None:
         self._begin()
         self.folder = Path(info["experiment_path"])
         self._trials = info["trials"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number, require
-from trainkit.tune.core.values import flatten, without_objects
+from trainkit.tune.core.metrics import flatten, without_objects
 from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 

@@ -5,11 +5,10 @@ A figure is made without pyplot: nothing global changes, no window opens, and it
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.tune.core.checks import load
 
 if TYPE_CHECKING:
@@ -53,10 +52,7 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
     known = [each for each in draw.__kwdefaults__ if each != "ax"]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            raise ConfigError(
-                f"plot({name!r}, {option}=...): the options are {', '.join(known)}"
-                + (f". Did you mean {near[0]!r}?" if near else "")
-            )
+            hint = did_you_mean(option, known, cutoff=0.6)
+            raise ConfigError(f"plot({name!r}, {option}=...): the options are {', '.join(known)}.{hint}")
     figure: Figure = draw(grid, ax=ax, **options)
     return figure

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, is_whole, load
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.checks import is_number, load, require_whole
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.display import count_words
 from trainkit.tune.plots import style
-from trainkit.tune.store.records import SIMULATED, Span
+from trainkit.tune.store.reader import SIMULATED, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +48,7 @@ def draw_curves(
         best: how many trials, by their last report, are in colour and named.
     """
     metric, mode = style.metric_of(grid, metric, mode)
-    if not is_whole(best) or best < 0:
-        raise ConfigError(f"plot('curves', best={best!r}): give a whole number, 0 or more")
+    require_whole("best", best, 0)
     curves: dict[str, Points] = {}
     for result, history in grid.histories():
         if points := _points(history, x, metric, log_x=log_x, log_y=log_y):
@@ -72,9 +72,8 @@ def draw_curves(
             label=f"{result.trial_id}   {style.number(points[-1][1])}",
         )
         axes.plot(*points[-1], "o", color=colour, markersize=5, zorder=5)
-    style.dress(axes, title=f"{metric} of {style.trials(len(curves))}", x=x.replace("_", " "), y=metric)
-    axes.set_xscale("log" if log_x else "linear")
-    axes.set_yscale("log" if log_y else "linear")
+    title = f"{metric} of {count_words(len(curves), 'trial')}"
+    style.dress(axes, title=title, x=x.replace("_", " "), y=metric, log_x=log_x, log_y=log_y)
     if not log_x and all(across.is_integer() for points in curves.values() for across, _ in points):
         ticker = load("matplotlib.ticker", "plots", "tune")
         axes.xaxis.set_major_locator(
@@ -84,18 +83,8 @@ def draw_curves(
     _cut(axes, curves, mode, log_y=log_y)
     if named:
         handles, labels = axes.get_legend_handles_labels()
-        title = f"best last {metric}" if len(named) > 1 else None
-        axes.legend(
-            handles[::-1],
-            labels[::-1],
-            title=title,
-            frameon=False,
-            fontsize=9,
-            title_fontsize=9,
-            labelcolor=style.TEXT,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-        )
+        above = f"best last {metric}" if len(named) > 1 else None
+        style.legend(axes, handles[::-1], labels[::-1], title=above, title_fontsize=9)
     return figure
 
 
@@ -113,24 +102,15 @@ def _points(history: Sequence[Mapping[str, Any]], x: str, metric: str, *, log_x:
 def _draw_others(axes: Axes, lines: Sequence[Points]) -> None:
     if not lines:
         return
-    # The more there are, the fainter: where many run together it grows dark.
-    alpha = min(0.75, max(0.08, 3 / math.sqrt(len(lines))))
+    alpha = style.faint(len(lines), 3, 0.08, 0.75)
     lone = [points[0] for points in lines if len(points) == 1]
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    axes.add_collection(
-        collection(lines, colors=style.OTHERS, linewidths=0.9, alpha=alpha, zorder=2, capstyle="round"),
-        autolim=True,
+    style.draw_lines(
+        axes, lines, colors=style.OTHERS, linewidths=0.9, alpha=alpha, zorder=2, capstyle="round"
     )
     ends = lone if len(lines) > 400 else [points[-1] for points in lines]
     if ends:
-        axes.plot(
-            *zip(*ends, strict=True),
-            ".",
-            color=style.OTHERS,
-            alpha=min(1.0, alpha * 2),
-            markersize=4,
-            zorder=2,
-        )
+        points = zip(*ends, strict=True)
+        axes.plot(*points, ".", color=style.OTHERS, alpha=min(1.0, alpha * 2), markersize=4, zorder=2)
 
 
 def _cut(axes: Axes, curves: Mapping[str, Points], mode: str, *, log_y: bool) -> None:
@@ -194,14 +174,9 @@ def draw_timeline(grid: ResultGrid, *, ax: Axes | None = None) -> Figure:
         if bars:
             # Thin lines part the attempts of a row, where there are few enough to be told apart.
             width = 0.5 if len(spans) <= 2000 else 0.0
+            label = f"{outcome} ({len(bars)})"
             axes.add_collection(
-                collection(
-                    bars,
-                    facecolors=colour,
-                    edgecolors="white",
-                    linewidths=width,
-                    label=f"{outcome} ({len(bars)})",
-                )
+                collection(bars, facecolors=colour, edgecolors="white", linewidths=width, label=label)
             )
     style.dress(axes, title=_title(spans, height), x="seconds", y="worker")
     axes.grid(visible=False)
@@ -209,7 +184,7 @@ def draw_timeline(grid: ResultGrid, *, ax: Axes | None = None) -> Figure:
     axes.set_ylim(height, 0)
     ticker = load("matplotlib.ticker", "plots", "tune")
     axes.yaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
-    axes.legend(frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    style.legend(axes)
     return figure
 
 
@@ -232,6 +207,5 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
 def _title(spans: Sequence[Span], height: int) -> str:
     trials = len({span.trial_id for span in spans})
-    at_once = f"{height} worker{'s' * (height != 1)}"
     again = f", {len(spans)} attempts" if len(spans) > trials else ""
-    return f"{style.trials(trials)} on {at_once}{again}"
+    return f"{count_words(trials, 'trial')} on {count_words(height, 'worker')}{again}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite, load
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.lineage import Exchange, Stretch, ages
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.display import count_words
 from trainkit.tune.plots import style
-from trainkit.tune.schedulers.pbt.lineage import Exchange, Stretch, ages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,18 +65,13 @@ def draw_lineage(
     _draw_exchanges(axes, ways, exchanges)
     if best is not None:
         _draw_winner(axes, ways, best.lineage())
-    style.dress(
-        axes,
-        title=f"lineage of {style.trials(len(ways))}, {len(exchanges)} exchanges",
-        x="reports along the weights",
-        y=drawn,
-    )
-    axes.set_yscale("log" if log_y else "linear")
+    title = f"lineage of {count_words(len(ways), 'trial')}, {len(exchanges)} exchanges"
+    style.dress(axes, title=title, x="reports along the weights", y=drawn, log_y=log_y)
     values = [value for way in ways.values() for _, value in way.values()]
     ends = None if log_y else style.limit(values, mode)
     if ends is not None and hyperparameter is None:
         axes.set_ylim(*ends)
-    axes.legend(frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    style.legend(axes)
     return figure
 
 
@@ -125,10 +120,9 @@ def _draw_members(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Excha
         for trial_id, way in ways.items()
         for piece in _pieces(way, [each.iteration for each in exchanges if each.trial_id == trial_id])
     ]
-    alpha = min(0.9, max(0.2, 4 / math.sqrt(len(pieces) or 1)))
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    axes.add_collection(
-        collection(pieces, colors=style.OTHERS, linewidths=1.1, alpha=alpha, zorder=2, label="members")
+    alpha = style.faint(len(pieces), 4, 0.2, 0.9)
+    style.draw_lines(
+        axes, pieces, colors=style.OTHERS, linewidths=1.1, alpha=alpha, zorder=2, label="members"
     )
     axes.autoscale_view()
 
@@ -141,19 +135,8 @@ def _draw_exchanges(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Exc
         since, after = each.donor_iteration or 0, each.iteration + 1
         if since in donor and after in member:
             lines.append([donor[since], member[after]])
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    alpha = min(0.8, max(0.15, 3 / math.sqrt(len(lines) or 1)))
-    axes.add_collection(
-        collection(
-            lines,
-            colors=TAKES_OVER,
-            linewidths=0.9,
-            alpha=alpha,
-            linestyles="--",
-            zorder=3,
-            label="takes over",
-        )
-    )
+    looks = {"colors": TAKES_OVER, "linewidths": 0.9, "linestyles": "--", "zorder": 3}
+    style.draw_lines(axes, lines, alpha=style.faint(len(lines), 3, 0.15, 0.8), label="takes over", **looks)
 
 
 def _draw_winner(axes: Axes, ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> None:

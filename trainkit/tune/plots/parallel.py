@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite, load
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.display import count_words, shortened
 from trainkit.tune.plots import style
 from trainkit.tune.results.hyperparameters import Hyperparameter
 
@@ -74,7 +75,7 @@ def draw_parallel(
     figure, axes = style.figure_of(ax, (max(6.0, 2.0 + 1.45 * len(scales)), 5))
     _draw_lines(axes, scales, len(results), best)
     _draw_axes(axes, scales)
-    style.dress(axes, title=f"{style.trials(len(results))} by last {metric}, the best on top")
+    style.dress(axes, title=f"{count_words(len(results), 'trial')} by last {metric}, the best on top")
     axes.grid(False)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_yticks([])
@@ -101,7 +102,7 @@ def _scale(parameter: Hyperparameter) -> Scale:
         choices = parameter.choices
         at = {repr(choice): (n + 0.5) / len(choices) for n, choice in enumerate(choices)}
         step = math.ceil(len(choices) / MAX_CHOICES)
-        ticks = [(at[repr(choice)], _cut(str(choice))) for choice in choices[::step]]
+        ticks = [(at[repr(choice)], shortened(str(choice), WIDTH)) for choice in choices[::step]]
         places = {place: at[repr(value)] for place, value in parameter.values.items()}
     else:
         low, high = parameter.bounds
@@ -164,12 +165,8 @@ def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> N
         widths.append(3.0 if place == 0 else 1.8 if place < best else 1.0)
     if best > 0:
         shades[0] = style.BEST[0]
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    axes.add_collection(
-        collection(
-            [_smooth(line) for line in lines[::-1]], colors=shades[::-1], linewidths=widths[::-1], zorder=2
-        )
-    )
+    smooth = [_smooth(line) for line in lines[::-1]]
+    style.draw_lines(axes, smooth, colors=shades[::-1], linewidths=widths[::-1], zorder=2)
 
 
 def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -183,27 +180,15 @@ def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
+    box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+    looks: dict[str, Any] = {"fontsize": 8, "color": style.TEXT, "va": "center", "zorder": 6, "bbox": box}
     for x, scale in enumerate(scales):
         axes.plot([x, x], [0, 1], color=style.TEXT, linewidth=1.1, zorder=5)
         everyone = scales[-1].places.keys()  # who has no metric is not drawn
         lacking = [(INACTIVE, "inactive")] if everyone - scale.places.keys() else []
         for y, text in [*scale.ticks, *lacking]:
             axes.plot([x - 0.015, x + 0.015], [y, y], color=style.TEXT, linewidth=1.1, zorder=5)
-            axes.annotate(
-                text,
-                (x, y),
-                xytext=(5, 0),
-                textcoords="offset points",
-                fontsize=8,
-                color=style.TEXT,
-                va="center",
-                zorder=6,
-                bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-            )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 18 else f"{text[:15]}..."
+            axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", **looks)
 
 
 def draw_pareto(
@@ -253,10 +238,7 @@ def draw_pareto(
         axes.plot(*zip(*others, strict=True), "o", color=style.OTHERS, markersize=5, label="dominated")
     line = sorted(map(place, front))
     axes.plot(*zip(*line, strict=True), "o-", color=style.BEST[0], linewidth=1.7, label="front", zorder=4)
-    style.dress(
-        axes, title=f"{len(front)} of {style.trials(len(front) + len(others))} on the front", x=x, y=y
-    )
-    axes.set_xscale("log" if log_x else "linear")
-    axes.set_yscale("log" if log_y else "linear")
+    title = f"{len(front)} of {count_words(len(front) + len(others), 'trial')} on the front"
+    style.dress(axes, title=title, x=x, y=y, log_x=log_x, log_y=log_y)
     axes.legend(frameon=False)
     return figure

@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite, load
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.display import count_words
 from trainkit.tune.plots import style
 
 if TYPE_CHECKING:
@@ -91,22 +92,20 @@ def draw_rungs(
         place |= {(level, entry.trial_id): x for entry, x in zip(entries, across, strict=True)}
         _draw_rung(axes, index, entries, across, words, at_once=_at_once(decisions))
     _draw_ways(axes, rungs, place)
-    style.dress(axes, title=f"rungs of {style.trials(len({each[1] for each in place}))}", x="rung", y=metric)
-    if brackets > 1:
-        axes.set_title(
-            f"rungs of bracket {bracket}, of {brackets}", loc="left", color=style.TEXT, fontsize=11
-        )
+    trials = len({trial_id for _, trial_id in place})
+    of = count_words(trials, "trial") if brackets == 1 else f"bracket {bracket}, of {brackets}"
+    style.dress(axes, title=f"rungs of {of}", x="rung", y=metric, log_y=log_y)
     axes.grid(False, axis="x")
-    axes.set_xticks(range(len(levels)), [_label(level, rungs[level]) for level in levels])
+    labels = [
+        f"{level:g}\n{len(rungs[level])} came\n{sum(entry.went_on for entry in rungs[level])} went on"
+        for level in levels
+    ]
+    axes.set_xticks(range(len(levels)), labels)
     axes.set_xlim(-0.55, len(levels) - 0.45)
-    axes.set_yscale("log" if log_y else "linear")
     ends = None if log_y else style.limit([entry.value for each in rungs.values() for entry in each], mode)
     if ends is not None:
         axes.set_ylim(*ends)
-    legend = axes.legend(
-        frameon=False, fontsize=9, labelcolor=style.TEXT, loc="upper left", bbox_to_anchor=(1.0, 1.0)
-    )
-    for handle in legend.legend_handles[:2]:
+    for handle in style.legend(axes).legend_handles[:2]:
         cast("PathCollection", handle).set_sizes([36])  # readable, however small the points are
     return figure
 
@@ -196,45 +195,27 @@ def _draw_rung(
             (x, entry.value) for entry, x in zip(entries, across, strict=True) if entry.went_on is went_on
         ]
         xs, ys = zip(*some, strict=True) if some else ((), ())
-        axes.scatter(
-            xs,
-            ys,
-            s=size,
-            color=WENT_ON if went_on else "none",
-            edgecolors=WENT_ON if went_on else style.OTHERS,
-            linewidths=0.0 if went_on else 1.1,
-            zorder=4 if went_on else 3,
-            label=label(words.went_on if went_on else words.stayed),
-        )
+        name = label(words.went_on if went_on else words.stayed)
+        looks: dict[str, Any] = {"color": WENT_ON, "linewidths": 0.0, "zorder": 4}
+        if not went_on:
+            looks = {"color": "none", "edgecolors": style.OTHERS, "linewidths": 1.1, "zorder": 3}
+        axes.scatter(xs, ys, s=size, label=name, **looks)
     finite = [
         (x, entry.cutoff) for entry, x in zip(entries, across, strict=True) if math.isfinite(entry.cutoff)
     ]
     if finite:
         xs, ys = zip(*finite, strict=True)
-        edges = (index - WIDTH / 2, *xs, index + WIDTH / 2)
-        axes.step(
-            edges,
-            (ys[0], *ys, ys[-1]),
-            where="mid",
-            color=CUTOFF,
-            linewidth=1.6,
-            zorder=5,
-            label=label("cutoff" if at_once else "cutoff, as it moved"),
-        )
-    axes.axvspan(
-        index - WIDTH / 2 - 0.04,
-        index + WIDTH / 2 + 0.04,
-        color=style.FAINT,
-        alpha=0.35,
-        zorder=0,
-        linewidth=0,
-    )
+        edges, cutoffs = (index - WIDTH / 2, *xs, index + WIDTH / 2), (ys[0], *ys, ys[-1])
+        name = label("cutoff" if at_once else "cutoff, as it moved")
+        axes.step(edges, cutoffs, where="mid", color=CUTOFF, linewidth=1.6, zorder=5, label=name)
+    left, right = index - WIDTH / 2 - 0.04, index + WIDTH / 2 + 0.04
+    axes.axvspan(left, right, color=style.FAINT, alpha=0.35, zorder=0, linewidth=0)
 
 
 def _draw_ways(
     axes: Axes, rungs: Mapping[float, Sequence[Entry]], place: Mapping[tuple[float, str], float]
 ) -> None:
-    """From each rung to the next, a line for each trial; the more there are, the fainter."""
+    """From each rung to the next, a line for each trial."""
     levels = sorted(rungs)
     lines = []
     for below, level in pairwise(levels):
@@ -247,10 +228,5 @@ def _draw_ways(
             for entry in rungs[level]
             if entry.trial_id in before
         ]
-    alpha = min(0.35, max(0.04, 1 / math.sqrt(len(lines) or 1)))
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    axes.add_collection(collection(lines, colors=WENT_ON, linewidths=0.7, alpha=alpha, zorder=2))
-
-
-def _label(level: float, entries: Sequence[Entry]) -> str:
-    return f"{level:g}\n{len(entries)} came\n{sum(entry.went_on for entry in entries)} went on"
+    alpha = style.faint(len(lines), 1, 0.04, 0.35)
+    style.draw_lines(axes, lines, colors=WENT_ON, linewidths=0.7, alpha=alpha, zorder=2)

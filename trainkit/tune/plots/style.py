@@ -6,17 +6,18 @@ import functools
 import io
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.controller.rules import missing_metric
-from trainkit.tune.core.checks import load
+from trainkit.tune.core.checks import load, require_one_of
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import trial_score
-from trainkit.tune.core.values import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
     from trainkit.tune.results.result import Result
     from trainkit.tune.results.result_grid import ResultGrid
@@ -46,8 +47,18 @@ def as_png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
-def dress(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Take away what distracts, and name the axes."""
+def dress(
+    ax: Axes,
+    *,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+) -> None:
+    """Take away what distracts, name the axes, and scale them."""
+    ax.set_xscale("log" if log_x else "linear")
+    ax.set_yscale("log" if log_y else "linear")
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(OTHERS)
     ax.tick_params(colors=TEXT, labelsize=9)
@@ -57,6 +68,23 @@ def dress(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
         ax.set_title(title, loc="left", color=TEXT, fontsize=11)
     ax.set_xlabel(x, color=TEXT)
     ax.set_ylabel(y, color=TEXT)
+
+
+def legend(ax: Axes, *entries: Any, **options: Any) -> Legend:
+    """Name what is drawn, beside the axes."""
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    return ax.legend(*entries, frameon=False, fontsize=9, labelcolor=TEXT, **beside, **options)
+
+
+def draw_lines(ax: Axes, lines: Sequence[Any], **options: Any) -> None:
+    """Draw many lines at once, each a list of points."""
+    collection = load("matplotlib.collections", "plots", "tune").LineCollection
+    ax.add_collection(collection(lines, **options))
+
+
+def faint(count: int, share: float, least: float, most: float) -> float:
+    """Return the opacity of `count` lines: the more, the fainter, so that crowds are the darkest."""
+    return min(most, max(least, share / math.sqrt(count or 1)))
 
 
 def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[str, str]:
@@ -79,8 +107,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             "which metric is drawn, and which end of it is better? Give both: "
             "results.plot(..., metric='loss', mode='min')"
         )
-    if mode not in ("min", "max"):
-        raise ConfigError(f"mode={mode!r} is neither 'min' nor 'max'")
+    require_one_of("mode", mode, ("min", "max"))
     return metric, mode
 
 
@@ -122,11 +149,6 @@ def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
     inside = [value for value in finite if (value <= high + reach if mode == "min" else value >= low - reach)]
     margin = 0.04 * (inside[-1] - inside[0])
     return inside[0] - margin, inside[-1] + margin
-
-
-def trials(count: int) -> str:
-    """Such as '1 trial', '12 trials'."""
-    return f"{count} trial{'s' * (count != 1)}"
 
 
 def number(value: float) -> str:

@@ -10,11 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainkit.tune.core.checks import is_number, load
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, trial_score
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.core.values import lookup
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
-from trainkit.tune.space.encoding import OPAQUE, is_opaque
+from trainkit.tune.space.serialization import OPAQUE, is_opaque
+from trainkit.tune.space.tree import everything
 
 if TYPE_CHECKING:
     import optuna
@@ -154,12 +155,7 @@ def _same_list(value: Sequence[Any], node: Any) -> bool:
 
 
 def _holds_domain(node: Any) -> bool:
-    if isinstance(node, When):
-        return _holds_domain(node.content)
-    if isinstance(node, (Domain, GridSearch)):
-        return True
-    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, (list, tuple)) else ()
-    return any(map(_holds_domain, children))
+    return any(isinstance(each, (Domain, GridSearch)) for each in everything(node))
 
 
 def _leaf(value: Any) -> Any:

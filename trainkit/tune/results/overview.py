@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
-from trainkit.tune.core.checks import is_finite
-from trainkit.tune.core.objectives import NONE_BEST, all_failed
+from trainkit.tune.core.metrics import decode
+from trainkit.tune.core.objectives import NONE_BEST
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import decode, lookup
 from trainkit.tune.results.reading import metric_and_mode
-from trainkit.tune.schedulers.base import score_of
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.records import Report
+
+VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
+FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
+"""A metric in SQL: its value, at the `paths` of it, and that as a number; NaN and infinities are texts."""
+
+
+def paths(metric: str) -> tuple[str, str]:
+    """Return the JSON paths of a metric: its name, and the nested one."""
+    return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report of a trial."""
+
+    trial_id: str
+    attempt: int
+    iteration: int
+    result: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +60,52 @@ class LogReader(ExperimentReader):
         )
         return [LogEvent(*row) for row in rows]
 
-    def lengths(self) -> tuple[list[float], dict[str, float]]:
-        """How long the last attempt of each trial took that has ended, and when that of the others began."""
-        ended: list[float] = []
-        begun: dict[str, float] = {}
-        for trial_id, started, end in self._rows(
-            "SELECT a.trial_id, a.started, e.ended FROM "
-            "(SELECT trial_id, max(started) AS started FROM attempts GROUP BY trial_id) a LEFT JOIN "
-            "(SELECT trial_id, max(time) AS ended FROM events WHERE kind IN ('TERMINATED', 'ERROR') "
-            "GROUP BY trial_id) e USING (trial_id)"
+    def stand_still(self) -> None:
+        """Have all that is read from here on be as it is now."""
+        list(self._rows("BEGIN"))
+
+    def counts(self, *, owned: bool) -> Counter[str]:
+        """Return how many trials have each status; of those to be gone on with, the interrupted ones apart.
+
+        Args:
+            owned: a process runs the experiment; else it was killed with the trials that run.
+        """
+        numbers: Counter[str] = Counter()
+        for status, is_cut_off, number in self._rows(
+            "SELECT status, substr(reason, 1, ?) = ?, count(*) FROM trials GROUP BY 1, 2",
+            *(len(INTERRUPTED.why), INTERRUPTED.why),
         ):
-            if end is None or end < started:
-                begun[trial_id] = started
-            else:
-                ended.append(end - started)
-        return ended, begun
+            waits = status == TrialStatus.RUNNING or (status == TrialStatus.PENDING and is_cut_off)
+            numbers[INTERRUPTED.why if waits and not owned else status] += number
+        return numbers
+
+    def last_values(self, metric: str) -> dict[str, float]:
+        """By trial, in the order suggested, its last report's metric, where that is a finite number.
+
+        Args:
+            metric: its name, or a path such as "eval/loss".
+        """
+        return dict(
+            self._rows(
+                # Beside max() SQLite takes the other columns from the row that holds the maximum.
+                f"SELECT trial_id, {FINITE} AS number FROM "
+                f"(SELECT trial_id, max(seq), {VALUE} AS value FROM results GROUP BY trial_id) "
+                "JOIN trials USING (trial_id) WHERE number IS NOT NULL ORDER BY trial_index",
+                *paths(metric),
+            )
+        )
+
+    def lengths(self) -> tuple[list[float], list[float]]:
+        """How long the last attempt of each ended trial took, and when that of each running one began."""
+        rows = list(
+            self._rows(
+                "SELECT max(a.started), e.ended, t.status FROM attempts a JOIN trials t USING (trial_id) "
+                "LEFT JOIN (SELECT trial_id, max(time) AS ended FROM events WHERE kind IN "
+                "('TERMINATED', 'ERROR') GROUP BY trial_id) e USING (trial_id) GROUP BY trial_id"
+            )
+        )
+        ended = [end - started for started, end, _ in rows if end is not None and end >= started]
+        return ended, [started for started, _, status in rows if status == TrialStatus.RUNNING]
 
     def reports_after(self, seq: int, trial_id: str | None = None) -> Iterator[tuple[int, Report]]:
         """The reports committed since entry `seq`, each with its own, of one trial or of all."""
@@ -82,9 +131,13 @@ class Overview:
         owner: pid of the process that runs it; None if nobody does.
         created: in seconds since 1970.
         metric, mode: what "best" means; None where the experiment named no metric.
-        total: how many trials it will have; None: without end, or not known.
-        trials: in the order suggested; where nobody runs them, none is RUNNING.
+        counted: numbers of trials by status, those that were interrupted apart from the others that are
+            PENDING; where nobody runs them, none is RUNNING.
+        best: id of the trial whose last report is best, with its value. None: there is no metric, no last
+            report has it as a finite number, or all trials have failed.
         ending: why its last run ended; '' if it runs, or was killed.
+        total: how many trials it will have; None: without end, or not known.
+        trials: in the order suggested; empty where they are not asked for.
         remaining_s: about how long it will take yet; None where that can't be said.
     """
 
@@ -93,44 +146,53 @@ class Overview:
     created: float
     metric: str | None
     mode: str | None
+    counted: dict[str, int]
+    best: tuple[str, Any] | None
+    ending: str
     total: int | None
     trials: Sequence[Trial]
-    ending: str
     remaining_s: float | None
 
     @classmethod
-    def of(cls, folder: Path, now: float) -> Overview:
+    def of(cls, folder: Path, now: float, *, with_trials: bool = True) -> Overview:
         """Look at the experiment in `folder`.
+
+        Args:
+            folder: of the experiment.
+            now: the time.
+            with_trials: False leaves the trials out, and is several times as fast.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
         """
         owner = owner_of(folder)  # first: of one that ends now, the end is seen
         with LogReader(folder) as reader:
-            facts, trials = reader.facts(), reader.trials()
-            events, (ended, begun) = reader.events(), reader.lengths()
+            reader.stand_still()
+            facts = reader.facts()
+            metric, mode = metric_and_mode(facts)
+            numbers = reader.counts(owned=owner is not None)
+            values = {} if metric is None or numbers.keys() == _FAILED else reader.last_values(metric)
+            trials = reader.trials() if with_trials else []
+            ending = "" if owner is not None else _ending(reader.events())
+            ended, begun = ([], []) if owner is None else reader.lengths()
         if owner is None:
             for trial in trials:
                 if trial.status is TrialStatus.RUNNING:  # what ran it was killed before it could say so
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
-        total = facts.get("total_samples")
-        metric, mode = metric_and_mode(facts)
-        running = [
-            RunningTrial(now - begun[trial.trial_id])
-            for trial in trials
-            if trial.status is TrialStatus.RUNNING and trial.trial_id in begun
-        ]
-        waiting = sum(trial.status is TrialStatus.PENDING for trial in trials)
-        to_come = None if total is None else max(0, total - len(trials)) + waiting
+        total, best = facts.get("total_samples"), (min if mode == "min" else max)
+        to_come = None if total is None else max(0, total - numbers.total()) + numbers[TrialStatus.PENDING]
+        running = [RunningTrial(now - started) for started in begun]
         return cls(
             folder=folder,
             owner=owner,
             created=facts["created"],
             metric=metric,
             mode=mode,
+            counted={word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]},
+            best=best(values.items(), key=itemgetter(1), default=None),
+            ending=ending,
             total=total,
             trials=trials,
-            ending="" if owner is not None else _ending(events),
             remaining_s=None if owner is None else remaining_s(ended, running, to_come),
         )
 
@@ -142,45 +204,21 @@ class Overview:
         return f"ended: {self.ending}" if self.ending else "killed"
 
     @property
-    def counted(self) -> dict[str, int]:
-        """Numbers of trials by status, those that were interrupted apart from the others that are PENDING."""
-        numbers = Counter(self._word(trial) for trial in self.trials)
-        return {word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]}
-
-    def _word(self, trial: Trial) -> str:
-        cut_off = self.owner is None and trial.status is TrialStatus.PENDING
-        return INTERRUPTED.why if cut_off and trial.reason.startswith(INTERRUPTED.why) else trial.status
-
-    @property
     def counts(self) -> str:
         """Such as '3 RUNNING, 12 TERMINATED', or '3 interrupted, 12 TERMINATED'."""
         return ", ".join(f"{number} {word}" for word, number in self.counted.items())
 
     @property
-    def best(self) -> tuple[Trial, Any] | None:
-        """The trial whose last report is best, with its value.
-
-        None: there is no metric, no last report has it as a finite number, or all trials have failed.
-        """
-        if all_failed(self.trials):
-            return None
-        values = {
-            trial.trial_id: lookup(trial.last_result, self.metric) if self.metric else None
-            for trial in self.trials
-        }
-        rated = [trial for trial in self.trials if is_finite(values[trial.trial_id])]
-        if not rated:
-            return None
-        best = max(rated, key=lambda trial: score_of(values[trial.trial_id], self.mode))
-        return best, values[best.trial_id]
-
-    @property
     def best_words(self) -> str:
         """Such as 'loss=0.25 of 5f3a_00007', by last reports; '' where there is no report to go by."""
         if self.best is None:
-            return NONE_BEST if self.metric is not None and all_failed(self.trials) else ""
-        trial, value = self.best
-        return f"{self.metric}={value:.6g} of {trial.trial_id}"
+            return NONE_BEST if self.metric is not None and self.counted.keys() == _FAILED else ""
+        trial_id, value = self.best
+        return f"{self.metric}={value:.6g} of {trial_id}"
+
+
+_FAILED = {TrialStatus.ERROR}
+"""The statuses of an experiment whose trials have all failed."""
 
 
 def _ending(events: Sequence[LogEvent]) -> str:

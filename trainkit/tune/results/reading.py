@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from trainkit.errors import StoreError
+from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
-from trainkit.tune.schedulers.pbt.lineage import Exchange
-from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.records import Span, outcome_of
+from trainkit.tune.store.reader import ExperimentReader, Span, outcome_of
 from trainkit.tune.store.schema import FILENAME
 from trainkit.tune.sync.storage import locate, working_folder
 
@@ -86,7 +85,6 @@ class RayFolder:
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
         """Ray keeps none."""
-        del trial_id
         return []
 
     def stops(self) -> dict[str, dict[str, Any]]:
@@ -99,7 +97,6 @@ class RayFolder:
 
     def attempts(self, trial_id: str) -> list[Attempt]:
         """Ray keeps none."""
-        del trial_id
         return []
 
     def spans(self) -> list[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +13,16 @@ import trainkit.errors
 from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
+from trainkit.tune.core.lineage import Stretch, lineage
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import best_row, spread_of
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
-from trainkit.tune.core.values import flatten
 from trainkit.tune.display import Table, pairs_text
 from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment, trial_folder
-from trainkit.tune.schedulers.pbt.lineage import Stretch, lineage
 from trainkit.tune.search.trial_source import evaluated_of
-from trainkit.tune.space.encoding import complete
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import complete
 
 if TYPE_CHECKING:
     import pandas
@@ -265,11 +265,11 @@ def result_of(
         status=trial.status,
         reason=trial.reason,
         error=error,
-        path="" if folder is None else str(folder / trial.dirname),
+        path="" if folder is None else f"{folder}/{trial.dirname}",
         metric=metric,
         mode=mode,
         _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
-        _open=partial(open_experiment, folder) if folder is not None else open_reader,
+        _open=open_reader,
     )
 
 

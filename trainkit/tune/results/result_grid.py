@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import load, pandas_frame
+from trainkit.tune.core.lineage import Exchange
+from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.objectives import (
     Objective,
     best_row,
@@ -24,7 +26,6 @@ from trainkit.tune.core.objectives import (
     what_is_best,
 )
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.core.values import first_line, flatten, lookup
 from trainkit.tune.display import Table, cell_text, count_words
 from trainkit.tune.results import hyperparameters as study
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of
@@ -36,9 +37,8 @@ from trainkit.tune.results.reading import (
     open_experiment,
 )
 from trainkit.tune.results.result import MAX_WIDTH, Result, result_of, with_config
-from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.store.memory import MemoryStore
-from trainkit.tune.store.records import Span
+from trainkit.tune.store.reader import Span
 
 if TYPE_CHECKING:
     import optuna
@@ -465,9 +465,10 @@ class MemoryGrid(ResultGrid):
     def _found(
         self, errors: Mapping[tuple[str, int], BaseException], metric: str | None, mode: str | None
     ) -> Iterator[Result]:
-        for trial in self._store.reader().trials():
+        open_reader = self._store.reader
+        for trial in open_reader().trials():
             trial.checkpoints.clear()  # whatever they were, nothing of them is left
-            yield result_of(trial, None, metric, mode, errors, self._store.reader)
+            yield result_of(trial, None, metric, mode, errors, open_reader)
 
     @property
     def experiment_path(self) -> str:

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite, is_whole
+from trainkit.tune.core.checks import is_whole, require_number
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving import PromotionRung, Rung, bracket_count, bracket_sizes, rung_levels
 
@@ -104,13 +104,11 @@ class ASHAScheduler(TrialScheduler):
             raise ConfigError(f"type={type!r}: ASHA has the forms 'stopping' and 'promotion'")
         if finish not in (True, False) or (finish and type != "promotion"):
             raise ConfigError(f"finish={finish!r}: give True or False, and True with type='promotion' alone")
-        for name, value, least in (("max_t", max_t, 0), ("grace_period", grace_period, 0)):
-            if not is_finite(value) or value <= least:
-                raise ConfigError(f"{name}={value!r}: give a number above {least}")
+        require_number("max_t", max_t, "a number above 0", above=0)
+        require_number("grace_period", grace_period, "a number above 0", above=0)
         if grace_period > max_t:
             raise ConfigError(f"grace_period={grace_period} is above max_t={max_t}: no trial could be judged")
-        if not is_finite(reduction_factor) or reduction_factor <= 1:
-            raise ConfigError(f"reduction_factor={reduction_factor!r}: give a number above 1, such as 4")
+        require_number("reduction_factor", reduction_factor, "a number above 1, such as 4", above=1)
         rungs = bracket_count(grace_period, max_t, reduction_factor)
         if not is_whole(brackets) or not 1 <= brackets <= rungs:
             raise ConfigError(
@@ -142,15 +140,7 @@ class ASHAScheduler(TrialScheduler):
         """The furthest that a trial has got which has ended in order; infinity: to `max_t`."""
         self.late_reports = 0
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        names = (
-            "time_attr metric mode max_t grace_period reduction_factor brackets stop_last_trials type finish"
-        )
-        return {name: getattr(self, name) for name in names.split()}
-
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        del config
         bracket = 0
         if self.brackets > 1:
             if self.rng is None:
@@ -207,7 +197,7 @@ class ASHAScheduler(TrialScheduler):
             "rule": "rung",
             "rung": rung.level,
             "rank": rank,
-            "entries": len(rung),
+            "entries": rung.entries,
             "places": rung.places,
         }
         cutoff = rung.cutoff

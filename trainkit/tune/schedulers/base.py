@@ -23,8 +23,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_name, is_number, require_mode
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.checks import (
+    arguments_of,
+    call_problem,
+    require_mode,
+    require_name,
+    shown_signature,
+)
+from trainkit.tune.core.metrics import number_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -52,7 +58,7 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return such as 'rung 4, rank 3 of 8, 2 go on, cutoff 0.25'; '' where nothing was judged."""
+    """Return such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' where nothing was judged."""
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
@@ -69,10 +75,7 @@ def _listed(reason: Facts) -> str:
     return ", ".join(f"{name} {number_words(value)}" for name, value in reason.items())
 
 
-@words_of("late report")
-def _late_words(reason: Facts) -> str:
-    del reason
-    return "too late to count, it was judged before"
+words_of("late report")("too late to count, it was judged before".format_map)
 
 
 _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
@@ -98,36 +101,25 @@ def check_methods(cls: type, base: type) -> None:
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
                 f"{cls.__name__}.{old}() is a method of Ray's schedulers that is never called here: define "
-                f"{new}{_arguments(vars(base)[new])}; {_WHY}"
+                f"{new}{shown_signature(vars(base)[new])}; {_WHY}"
             )
     for name, value in vars(base).items():
         if inspect.isfunction(value) and not name.startswith("_") and inspect.isfunction(defined.get(name)):
             _check_method(cls, name, defined[name], value)
 
 
-def _check_method(cls: type, name: str, given: object, ours: object) -> None:
-    signature, expected = inspect.signature(given), inspect.signature(ours)  # type: ignore[arg-type]
-    rays = next((each for each in signature.parameters if each in _RAYS_ARGUMENTS), None)
-    by_name = [each.name for each in expected.parameters.values() if each.kind is each.KEYWORD_ONLY]
-    try:
-        signature.bind(*range(len(expected.parameters) - len(by_name)), **dict.fromkeys(by_name))
-    except TypeError as error:
-        problem = f"can't be called as it will be ({error})"
-    else:
-        if rays is None:
-            return
-        problem = f"is never given a {rays}"
+def _check_method(cls: type, name: str, given: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    expected = inspect.signature(ours).parameters.values()
+    rays = next((each for each in inspect.signature(given).parameters if each in _RAYS_ARGUMENTS), None)
+    by_name = [each.name for each in expected if each.kind is each.KEYWORD_ONLY]
+    problem = call_problem(given, len(expected) - len(by_name), by_name)
+    if problem is None and rays is None:
+        return
+    wrong = f"can't be called as it will be ({problem})" if problem else f"is never given a {rays}"
     raise ConfigError(
-        f"{cls.__name__}.{name}{_arguments(given)} {problem}: define {name}{_arguments(ours)}"
+        f"{cls.__name__}.{name}{shown_signature(given)} {wrong}: define {name}{shown_signature(ours)}"
         + (f"; {_WHY}, unlike Ray's" if rays is not None else "")
     )
-
-
-def _arguments(function: object) -> str:
-    """Such as '(self, pending, paused=(), *, new=False)'."""
-    signature = inspect.signature(function)  # type: ignore[arg-type]
-    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    return str(inspect.Signature(plain))
 
 
 def check_made(scheduler: object) -> None:
@@ -194,8 +186,8 @@ NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
 class TrialScheduler(ABC):
     """Base of all schedulers.
 
-    A subclass implements `decide` and `arguments`. Scores are "larger is better" by then: negated for
-    mode "min", and minus infinity for NaN and infinities.
+    A subclass implements `decide`, and keeps its arguments as attributes of their names. Scores are "larger
+    is better" by then: negated for mode "min", and minus infinity for NaN and infinities.
 
     Args:
         time_attr: reported value that counts the resource spent.
@@ -218,8 +210,7 @@ class TrialScheduler(ABC):
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
     ) -> None:
         require_mode(mode)
-        if not is_name(time_attr):
-            raise ConfigError(f"time_attr={time_attr!r}: give the name of a reported value")
+        require_name("time_attr", time_attr)
         self.time_attr = time_attr
         self.metric = metric
         self.mode = mode
@@ -235,9 +226,13 @@ class TrialScheduler(ABC):
         return self
 
     @property
-    @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments that make this scheduler again; numbers and strings."""
+        """Return the constructor's arguments that make this scheduler again; numbers and strings.
+
+        By default the attributes of their names. A scheduler that does not keep one can't be made again by a
+        restore, and is given to it anew.
+        """
+        return arguments_of(self)
 
     @property
     def first_judgement(self) -> float | None:
@@ -250,7 +245,6 @@ class TrialScheduler(ABC):
 
     def take_space(self, space: Space) -> None:
         """Take the search space, completed; called once, before the first trial."""
-        del space
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -299,22 +293,18 @@ class TrialScheduler(ABC):
                 "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
             )
 
-    def on_begin(self) -> None:  # noqa: B027 - most need not know
+    def on_begin(self) -> None:
         """The experiment runs from here on, the first time or after a restore: no trial has a process yet."""
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         """A trial was suggested, with this configuration; called once each, in the order suggested."""
-        del trial_id, config
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """Judge one report; called in the order in which reports are committed."""
-        time = lookup(result, self.time_attr)
-        value = lookup(result, self.metric) if self.metric is not None else None
-        return self.decide(
-            trial_id,
-            float(time) if is_number(time) else None,
-            score_of(value, self.mode) if is_number(value) else None,
-        )
+        time = number_of(result, self.time_attr)
+        value = None if self.metric is None else number_of(result, self.metric)
+        score = None if value is None else score_of(value, self.mode)
+        return self.decide(trial_id, None if time is None else float(time), score)
 
     @abstractmethod
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
@@ -322,15 +312,12 @@ class TrialScheduler(ABC):
 
     def on_trial_complete(self, trial_id: str) -> None:
         """A trial has ended by itself, or was stopped."""
-        del trial_id
 
     def on_trial_error(self, trial_id: str) -> None:
         """A trial has failed for good."""
-        del trial_id
 
     def on_trial_again(self, trial_id: str) -> None:
         """A trial that had ended runs again, after a restore; told where `hears_again`."""
-        del trial_id
 
     # --- pauses -----------------------------------------------------------------------------------
 
@@ -355,28 +342,23 @@ class TrialScheduler(ABC):
             paused: that are paused and can go on, in the order suggested; `in` costs the same for any number.
             new: for None a trial not yet suggested would start.
         """
-        del new
         return pending[0] if pending else paused[0] if paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         """A paused trial goes on; return why, as facts for the log."""
-        del trial_id
         return {}
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
         """Why a trial that is paused to the end did not go on, as facts; a question, that changes nothing."""
-        del trial_id
         return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
         """A trial has another configuration from now on, and the state of `donor` if there is one."""
-        del trial_id, config, donor
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
     ) -> None:
         """A trial that was paused with a `request` reserves that from now on; `before` is what it had."""
-        del trial_id, request, before
 
     def see(self, view: ExperimentView) -> None:
         """The experiment is about to run, and may be looked at from now on; not called for a replay.
@@ -384,9 +366,8 @@ class TrialScheduler(ABC):
         What is seen is in no log. So a decision that depends on it must change nothing that the scheduler
         remembers; what comes of the decision it is told.
         """
-        del view
 
-    def on_no_more_trials(self) -> None:  # noqa: B027 - most need not know
+    def on_no_more_trials(self) -> None:
         """No further trial comes, or none before a paused one goes on; may be told again."""
 
 
@@ -399,25 +380,23 @@ def score_of(value: Any, mode: str | None) -> float:
 
 
 def words_for(decision: Decision, scheduler: str) -> str:
-    """Why a trial was stopped, paused or gone on with, as text."""
-    if decision.verdict is Verdict.STOP:
-        return stop_words(decision.reason, scheduler)
-    return _words(_VERBS.get(decision.verdict, "judged"), decision.reason, scheduler)
+    """Why a trial was stopped, paused or gone on with, as text.
+
+    Such as 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
+    """
+    verdict, reason = decision.verdict, decision.reason
+    if verdict is Verdict.STOP and "stop" in reason:
+        return str(reason["stop"])
+    verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
+    return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 
 def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
-    """Why a trial was stopped, as text: 'stopped by ASHA: rung 4, rank 3 of 8, 2 go on, cutoff 0.25'."""
-    if "stop" in reason:
-        return str(reason["stop"])
-    return _words("stopped", reason, scheduler)
+    """Why a trial was stopped, as text."""
+    return words_for(Decision(Verdict.STOP, reason), scheduler)
 
 
-_VERBS = {Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}
-
-
-def _words(verb: str, reason: Mapping[str, Any], scheduler: str) -> str:
-    words = in_words(reason)
-    return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
+_VERBS = {Verdict.STOP: "stopped", Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}
 
 
 class FIFOScheduler(TrialScheduler):
@@ -428,10 +407,5 @@ class FIFOScheduler(TrialScheduler):
     def __init__(self) -> None:
         super().__init__()
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {}
-
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        del trial_id, time, score
         return CONTINUE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.tune.core.checks import is_mapping
+from trainkit.tune.core.metrics import storing_problem
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.schedulers.base import CONTINUE, Decision, Donor, TrialScheduler, Verdict
 
@@ -161,7 +162,8 @@ def _choice_problem(
 
 def _facts_problem(answer: Any, trial_id: str) -> str | None:
     if is_mapping(answer):
-        return None
+        unstorable = storing_problem(answer)
+        return unstorable and f"returned facts for trial {trial_id}, of which {unstorable}"
     return (
         f"returned {answer!r} for trial {trial_id}: return a dictionary of facts, such as {{'rung': 2}}, "
         "or an empty one"
@@ -186,6 +188,8 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     reason: Any = decision.reason
     if not is_mapping(reason):
         return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
+    if (unstorable := storing_problem(reason)) is not None:
+        return f"its fact {unstorable}"
     if decision.donors or decision.request is not None:
         return _change_problem(decision)
     return None

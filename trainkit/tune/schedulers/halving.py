@@ -41,16 +41,16 @@ class Ranking:
         self._scores: list[array[float]] = []
         self._arrivals: list[array[int]] = []  # negated, beside the scores
         self._best: list[Key] = []  # of each block
-        self._length = 0
+        self._sizes: list[int] = []  # the same: added up for every rank, and of 500 blocks for a million keys
 
     def __len__(self) -> int:
-        return self._length
+        return sum(self._sizes)
 
     def add(self, key: Key) -> int:
         """Take in `key`; return its rank, 1 for the best."""
-        self._length += 1
         if not self._best:
-            self._scores, self._arrivals, self._best = [array("d", key[:1])], [array("q", key[1:])], [key]
+            self._scores, self._arrivals = [array("d", key[:1])], [array("q", key[1:])]
+            self._best, self._sizes = [key], [1]
             return 1
         block = min(bisect_left(self._best, key), len(self._best) - 1)
         scores, arrivals = self._scores[block], self._arrivals[block]
@@ -59,8 +59,10 @@ class Ranking:
         arrivals.insert(place, key[1])
         if key > self._best[block]:
             self._best[block] = key
-        rank = self._above(block) + len(scores) - place
+        self._sizes[block] += 1
+        rank = sum(self._sizes[block:]) - place
         if len(scores) > 2 * BLOCK:
+            self._sizes[block : block + 1] = BLOCK, len(scores) - BLOCK
             self._scores[block : block + 1] = scores[:BLOCK], scores[BLOCK:]
             self._arrivals[block : block + 1] = arrivals[:BLOCK], arrivals[BLOCK:]
             self._best.insert(block, (scores[BLOCK - 1], arrivals[BLOCK - 1]))
@@ -71,18 +73,17 @@ class Ranking:
         block = bisect_left(self._best, key)
         if block == len(self._best):
             return 0
-        return self._above(block) + len(self._scores[block]) - self._place(block, key)
+        return sum(self._sizes[block:]) - self._place(block, key)
 
     def at(self, place: int) -> Key:
         """The key at this rank, from 1 to the number of keys."""
-        block, rest = len(self._scores) - 1, place
-        while block >= 0:
-            scores = self._scores[block]
-            if rest <= len(scores):
-                return scores[-rest], self._arrivals[block][-rest]
-            rest -= len(scores)
+        block, rest = len(self._sizes), place
+        for size in reversed(self._sizes):
             block -= 1
-        raise IndexError(f"place {place} of {self._length}")
+            if rest <= size:
+                return self._scores[block][-rest], self._arrivals[block][-rest]
+            rest -= size
+        raise IndexError(f"place {place} of {len(self)}")
 
     def _place(self, block: int, key: Key) -> int:
         """Where `key` lies in a block, or would lie."""
@@ -93,10 +94,6 @@ class Ranking:
             end = bisect_right(scores, score, place)
             return bisect_left(self._arrivals[block], arrival, place, end)
         return place
-
-    def _above(self, block: int) -> int:
-        """How many keys lie in better blocks."""
-        return sum(map(len, self._scores[block + 1 :]))
 
 
 MOST_RUNGS = 1000
@@ -164,33 +161,31 @@ class Rung:
 
     Attributes:
         level: the same.
-        places: how many of the entries so far may go on.
+        entries: how many there are so far.
+        places: how many of them may go on.
+        cutoff: the score at the last of these places; None where there is none yet.
     """
 
     def __init__(self, level: float, factor: float, least: int = 1) -> None:
         self.level = level
+        self.entries = 0
         self.places = least
+        self.cutoff: float | None = None
         self._factor = factor
         self._least = least
         self._ranking = Ranking()
         self._last: Key | None = None
         """The entry at the last of the places; asked for much oftener than it changes."""
 
-    def __len__(self) -> int:
-        return len(self._ranking)
-
     def record(self, score: float) -> int:
         """Add `score`; return its rank from 1, where equal scores that came earlier rank before it."""
-        before = len(self._ranking)
-        rank = self._ranking.add((score, -before))
-        self.places = max(self._least, int((before + 1) // self._factor))
-        self._last = self._ranking.at(self.places) if self.places else None
+        rank = self._ranking.add((score, -self.entries))
+        self.entries += 1
+        before, self.places = self.places, max(self._least, int(self.entries // self._factor))
+        if self.places and (rank <= self.places or before != self.places):
+            self._last = self._ranking.at(self.places)
+            self.cutoff = self._last[0]
         return rank
-
-    @property
-    def cutoff(self) -> float | None:
-        """The score at the last of these places; None where there is none yet."""
-        return None if self._last is None else self._last[0]
 
 
 class PromotionRung(Rung):
@@ -209,7 +204,7 @@ class PromotionRung(Rung):
 
     def record_of(self, trial_id: str, score: float) -> int:
         """Add the score of a trial, which waits from now on; return its rank."""
-        self._keys[trial_id] = score, -len(self._ranking)
+        self._keys[trial_id] = score, -self.entries
         self.wait(trial_id)
         return self.record(score)
 
@@ -266,7 +261,8 @@ def place_words(reason: Facts) -> str:
 
 @words_of("rung")
 def _rung_words(reason: Facts) -> str:
-    judged = f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}, {reason['places']} go on"
+    rank = f"rank {reason['rank']} of {reason['entries']}"
+    judged = f"{place_words(reason)}, {rank}, {reason['places']} may go on"
     if "cutoff" in reason:  # else there is no place yet, or no finite score
         judged += f", cutoff {reason['cutoff']:.6g}"
     return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
@@ -291,9 +287,7 @@ def _not_chosen_words(reason: Facts) -> str:
     return f"{rank}, {places}" + (", its turn had not come" if "due" in reason else "")
 
 
-@words_of("max_t")
-def _max_t_words(reason: Facts) -> str:
-    return f"reached max_t={reason['max_t']:g}"
+words_of("max_t")("reached max_t={max_t:g}".format_map)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.checks import require_number
 from trainkit.tune.schedulers.base import (
     CONTINUE,
     NO_CONFIG,
@@ -90,13 +89,9 @@ class HyperBandScheduler(TrialScheduler):
         narrow_first: bool = False,
     ) -> None:
         super().__init__(time_attr, metric, mode)
-        if not is_finite(max_t) or max_t <= 0:
-            raise ConfigError(f"max_t={max_t!r}: give a number above 0")
-        if not is_finite(reduction_factor) or reduction_factor < 2:
-            raise ConfigError(
-                f"reduction_factor={reduction_factor!r}: give a number of at least 2, such as 3, so that "
-                "no two levels fall on the same iteration"
-            )
+        require_number("max_t", max_t, "a number above 0", above=0)
+        words = "a number of at least 2, such as 3, so that no two levels fall on the same iteration"
+        require_number("reduction_factor", reduction_factor, words, least=2)
         self.max_t = max_t
         self.reduction_factor = reduction_factor
         self.stop_last_trials = stop_last_trials
@@ -112,11 +107,6 @@ class HyperBandScheduler(TrialScheduler):
         self._verdicts: list[tuple[str, Decision]] = []
         self.late_reports = 0
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        names = "time_attr metric mode max_t reduction_factor stop_last_trials narrow_first".split()
-        return {name: getattr(self, name) for name in names}
-
     def bracket_of(self, trial_id: str) -> int:
         """The number of the bracket that a trial is in, from 0 in the order in which they opened."""
         return self._members[trial_id].bracket.number
@@ -124,7 +114,6 @@ class HyperBandScheduler(TrialScheduler):
     # --- who is in which bracket ------------------------------------------------------------------
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        del config
         self._more_come = True
         self._members[trial_id] = _Member(self._joined(trial_id))
 
@@ -256,7 +245,6 @@ class HyperBandScheduler(TrialScheduler):
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
         """The earliest bracket first: those that its round waits for, and then the best that go on."""
-        del new
         first = pending[0] if pending else None
         for number in sorted(self._promoted):
             if first is not None and self._members[first].bracket.number <= number:

@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite, is_whole
+from trainkit.tune.core.checks import require_number, require_one_of, require_whole
 from trainkit.tune.schedulers.base import (
     CONTINUE,
     NO_CONFIG,
@@ -262,16 +261,12 @@ class MedianStoppingRule(TrialScheduler):
         compare: str = "average",
     ) -> None:
         super().__init__(time_attr, metric, mode)
-        for name, value in (("grace_period", grace_period), ("min_time_slice", min_time_slice)):
-            if not is_finite(value) or value < 0:
-                raise ConfigError(f"{name}={value!r}: give a number of at least 0, in units of {time_attr}")
-        if not is_whole(min_samples_required) or min_samples_required < 1:
-            raise ConfigError(
-                f"min_samples_required={min_samples_required!r}: give a whole number from 1 on, such as 3"
-            )
-        for name, given, known in (("pool", pool, POOLS), ("compare", compare, COMPARED)):
-            if given not in known:
-                raise ConfigError(f"{name}={given!r} is none of {', '.join(map(repr, known))}")
+        words = f"a number of at least 0, in units of {time_attr}"
+        require_number("grace_period", grace_period, words, least=0)
+        require_number("min_time_slice", min_time_slice, words, least=0)
+        require_whole("min_samples_required", min_samples_required, 1)
+        require_one_of("pool", pool, POOLS)
+        require_one_of("compare", compare, COMPARED)
         self.grace_period = grace_period
         self.min_samples_required = min_samples_required
         self.min_time_slice = min_time_slice
@@ -287,18 +282,10 @@ class MedianStoppingRule(TrialScheduler):
         self._set_aside: dict[str, None] = {}
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        names = (
-            "time_attr metric mode grace_period min_samples_required min_time_slice hard_stop pool compare"
-        )
-        return {name: getattr(self, name) for name in names.split()}
-
-    @property
     def first_judgement(self) -> float:
         return self.grace_period
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        del config
         self._standings.add(trial_id, member=self.pool == "all")
 
     # --- judging ----------------------------------------------------------------------------------
@@ -390,12 +377,7 @@ class MedianStoppingRule(TrialScheduler):
 # --- words of its decisions --------------------------------------------------------------------------
 
 
-@words_of("median")
-def _median_words(reason: Facts) -> str:
-    return (
-        f"best {reason['best']:.6g} at {reason['time']:g}, "
-        f"median of {reason['others']} others {reason['median']:.6g}"
-    )
+words_of("median")("best {best:.6g} at {time:g}, median of {others} others {median:.6g}".format_map)
 
 
 @words_of("time slice")
@@ -407,7 +389,4 @@ def _time_slice_words(reason: Facts) -> str:
     )
 
 
-@words_of("losers last")
-def _losers_last_words(reason: Facts) -> str:
-    del reason
-    return "nobody else wants the place"
+words_of("losers last")("nobody else wants the place".format_map)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from trainkit.tune.core.checks import is_number, is_whole, require
+from trainkit.tune.core.checks import is_number, require, require_whole
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, ParetoRanking, Point, objectives_of, point_of
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import CONTINUE, Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.halving import rung_levels
 
@@ -50,17 +50,10 @@ class ParetoScheduler(TrialScheduler):
         reduction_factor: int = 3,
     ) -> None:
         super().__init__(time_attr)
-        require(
-            is_whole(grace_period) and grace_period >= 1, f"grace_period={grace_period!r}: give 1 or more"
-        )
-        require(
-            is_whole(max_t) and max_t >= grace_period,
-            f"max_t={max_t!r}: give a whole number of grace_period={grace_period!r} or more",
-        )
-        require(
-            is_whole(reduction_factor) and reduction_factor >= 2,
-            f"reduction_factor={reduction_factor!r}: give a whole number of 2 or more",
-        )
+        require_whole("grace_period", grace_period, 1)
+        words = f"a whole number of {grace_period=} or more"
+        require_whole("max_t", max_t, grace_period, words)
+        require_whole("reduction_factor", reduction_factor, 2)
         require(
             (metric is None) == (mode is None) and (metric is None or not isinstance(metric, str)),
             f"metric={metric!r} and mode={mode!r}: ParetoScheduler takes a list of each, or neither",
@@ -80,14 +73,8 @@ class ParetoScheduler(TrialScheduler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {
-            "time_attr": self.time_attr,
-            "metric": [each.metric for each in self._own] or None,
-            "mode": [each.mode for each in self._own] or None,
-            "max_t": self.max_t,
-            "grace_period": self.grace_period,
-            "reduction_factor": self.reduction_factor,
-        }
+        metrics, modes = [each.metric for each in self._own], [each.mode for each in self._own]
+        return {**super().arguments, "metric": metrics or None, "mode": modes or None}
 
     @property
     def first_judgement(self) -> float:

@@ -42,8 +42,8 @@ from trainkit.tune.schedulers.pbt.explore import (
 )
 from trainkit.tune.schedulers.pbt.population import Member
 from trainkit.tune.schedulers.pbt.scheduler import PopulationBasedTraining
-from trainkit.tune.space.codec import NumberCode, RealCode, StepCode
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer
+from trainkit.tune.space.transforms import NumberCode, RealCode, StepCode
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -453,8 +453,6 @@ def _code(domain: Bounded) -> NumberCode:
     )
 
 
-__all__ = ["PB2"]
-
 RESAMPLE_PROBABILITY = 0.25
 """Of values that have no order, which the bandit can't choose among."""
 
@@ -525,12 +523,7 @@ class PB2(PopulationBasedTraining):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        names = (
-            "time_attr metric mode perturbation_interval quantile_fraction log_config require_attrs synch "
-            "custom_explore_fn"
-        )
-        arguments = {name: getattr(self, name) for name in names.split()}
-        return {**arguments, "hyperparam_bounds": self.hyperparam_mutations}
+        return {**super().arguments, "hyperparam_bounds": self.hyperparam_mutations}
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
         self.hyperparam_mutations = fitting(self.hyperparam_mutations, space, self._given)

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
 from trainkit.resources import describe, normalize
-from trainkit.tune.core.checks import is_number, is_whole, require_mode
+from trainkit.tune.core.checks import forwarded, is_number, is_whole, require_mode
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.resources import PlacementGroupFactory, as_request
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import (
-    NO_CONFIG,
     Decision,
     Facts,
     FIFOScheduler,
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from trainkit.tune.core.capacity import ExperimentView
-    from trainkit.tune.core.objectives import Objective
     from trainkit.tune.core.trial import Trial
-    from trainkit.tune.space.search_space import Space
 
 
 class Asks(Protocol):
@@ -144,7 +141,6 @@ class DistributeResources:
             spare: how many there are beside what all begin with.
             scheduler: that asks.
         """
-        del scheduler
         share = -(-spare // len(live))  # rounded up: some get one more, while there is
         return min(share, has[trial.trial_id] + free)
 
@@ -249,20 +245,18 @@ evenly_distribute_cpus_gpus = DistributeResources(add_bundles=False)
 evenly_distribute_cpus_gpus_distributed = DistributeResources(add_bundles=True)
 
 
-__all__ = [
-    "DistributeResources",
-    "DistributeResourcesToTopJob",
-    "ResourceChangingScheduler",
-    "evenly_distribute_cpus_gpus",
-    "evenly_distribute_cpus_gpus_distributed",
-]
-
 Allocation = Callable[..., PlacementGroupFactory | None]
 """Called with what there is, a trial, its report and the scheduler; returns what the trial is to reserve."""
 
 _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesToTopJob)}
 
 
+@forwarded(
+    "base_scheduler",
+    TrialScheduler,
+    "completed_space objectives set_objectives take_space on_begin on_no_more_trials on_trial_add "
+    "on_trial_change on_trial_again",
+)
 class ResourceChangingScheduler(TrialScheduler):
     """Change what trials reserve while they run; another scheduler decides about everything else.
 
@@ -344,24 +338,11 @@ class ResourceChangingScheduler(TrialScheduler):
 
     # --- what it is told --------------------------------------------------------------------------
 
-    def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.base_scheduler.completed_space(space)
-
-    @property
-    def objectives(self) -> tuple[Objective, ...]:
-        return self.base_scheduler.objectives
-
-    def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
-        self.base_scheduler.set_objectives(objectives)
-
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
         self.base_scheduler.set_search_properties(metric, mode, rng, total_samples)
         super().set_search_properties(metric, mode, rng, total_samples)
-
-    def take_space(self, space: Space) -> None:
-        self.base_scheduler.take_space(space)
 
     def see(self, view: ExperimentView) -> None:
         self._view = view
@@ -370,9 +351,6 @@ class ResourceChangingScheduler(TrialScheduler):
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)
-
-    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        self.base_scheduler.on_trial_add(trial_id, config)
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
@@ -383,9 +361,6 @@ class ResourceChangingScheduler(TrialScheduler):
         self._changed.add(trial_id)
         self._ours[trial_id] = None
 
-    def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        self.base_scheduler.on_trial_change(trial_id, config, donor)
-
     def on_trial_complete(self, trial_id: str) -> None:
         self._forget(trial_id)
         self.base_scheduler.on_trial_complete(trial_id)
@@ -393,15 +368,6 @@ class ResourceChangingScheduler(TrialScheduler):
     def on_trial_error(self, trial_id: str) -> None:
         self._forget(trial_id)
         self.base_scheduler.on_trial_error(trial_id)
-
-    def on_trial_again(self, trial_id: str) -> None:
-        self.base_scheduler.on_trial_again(trial_id)
-
-    def on_begin(self) -> None:
-        self.base_scheduler.on_begin()
-
-    def on_no_more_trials(self) -> None:
-        self.base_scheduler.on_no_more_trials()
 
     def _forget(self, trial_id: str) -> None:
         self._promised.pop(trial_id, None)

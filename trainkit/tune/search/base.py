@@ -8,10 +8,8 @@ asked changes what a model proposes, never what chance gives.
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import numbers
-import operator
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +18,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, require, require_kind, require_mode, setting, taken
+from trainkit.tune.core.checks import (
+    forwarded,
+    is_number,
+    require,
+    require_kind,
+    require_mode,
+    setting,
+    taken,
+)
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.space.search_space import Space
 
@@ -197,7 +203,6 @@ class Searcher(ABC):
         Returns:
             False if the searcher has a space already, so that `config` may hold constants only.
         """
-        del metric, mode, config, spec
         return True
 
     @property
@@ -216,25 +221,20 @@ class Searcher(ABC):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """A trial has reported; the metric may be missing, or NaN."""
-        del trial_id, result
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """A trial has ended with this last report, or has failed for good."""
-        del trial_id, result, error
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         """The scheduler has judged the report that was told last, and had a reason; whatever it decided."""
-        del trial_id, result, decision
 
     def on_pause(self, trial_id: str) -> None:
         """The scheduler has paused a trial, which may go on later."""
-        del trial_id
 
     def on_unpause(self, trial_id: str) -> None:
         """A paused trial goes on."""
-        del trial_id
 
     @property
     def hears_again(self) -> bool:
@@ -248,7 +248,6 @@ class Searcher(ABC):
 
         False for what the user has asked for as it is: points, a grid.
         """
-        del trial_id
         return True
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
@@ -266,7 +265,6 @@ class Searcher(ABC):
 
         They end where there are no others; None: it knows of none, and is asked for suggestions once more.
         """
-        del trial_id
         return None
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
@@ -275,12 +273,10 @@ class Searcher(ABC):
         Returns:
             False if the searcher can't.
         """
-        del trial_id, config
         return False
 
     def give_up(self, trial_id: str) -> bool:
         """No suggestion for `trial_id` will do; return True if it is worth asking for one all the same."""
-        del trial_id
         return False
 
     def replay(
@@ -357,21 +353,16 @@ class Searcher(ABC):
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
-        del max_concurrent
         return False
 
 
-def _of_searcher(name: str) -> Any:
-    """Return the attribute or method `name` of a wrapper, which is the wrapped searcher's."""
-    if isinstance(vars(Searcher)[name], property):
-        return property(operator.attrgetter(f"searcher.{name}"))
-
-    def call(self: SearcherWrapper, *args: Any, **options: Any) -> Any:
-        return getattr(self.searcher, name)(*args, **options)
-
-    return functools.wraps(vars(Searcher)[name], updated=())(call)
-
-
+@forwarded(
+    "searcher",
+    Searcher,
+    "objectives set_objectives metric mode total_samples whole suggest on_trial_result on_trial_complete "
+    "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up replay "
+    "add_evaluated_point save restore",
+)
 class SearcherWrapper(Searcher):
     """Base of searchers that hold another, as `searcher`.
 
@@ -394,26 +385,3 @@ class SearcherWrapper(Searcher):
         twin = copy.copy(self)
         twin.searcher = self.searcher.rehearsal()
         return copy.deepcopy(twin)
-
-    objectives = _of_searcher("objectives")
-    set_objectives = _of_searcher("set_objectives")
-    metric = _of_searcher("metric")
-    mode = _of_searcher("mode")
-    total_samples = _of_searcher("total_samples")
-    whole = _of_searcher("whole")
-    suggest = _of_searcher("suggest")
-    on_trial_result = _of_searcher("on_trial_result")
-    on_trial_complete = _of_searcher("on_trial_complete")
-    on_trial_decision = _of_searcher("on_trial_decision")
-    on_pause = _of_searcher("on_pause")
-    on_unpause = _of_searcher("on_unpause")
-    hears_again = _of_searcher("hears_again")
-    is_drawn = _of_searcher("is_drawn")
-    on_rejected = _of_searcher("on_rejected")
-    alternatives = _of_searcher("alternatives")
-    take = _of_searcher("take")
-    give_up = _of_searcher("give_up")
-    replay = _of_searcher("replay")
-    add_evaluated_point = _of_searcher("add_evaluated_point")
-    save = _of_searcher("save")
-    restore = _of_searcher("restore")

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.core.checks import checked_points, checked_seed, is_whole, require
+from trainkit.tune.core.checks import arguments_of, checked_points, checked_seed, require_whole
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.codec import alternatives, leaves_open
+from trainkit.tune.search.encoded_space import alternatives, leaves_open
 from trainkit.tune.space.configurations import fingerprint
-from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Path, Space
+from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
 """Draws for a whole grid before it counts as used up."""
@@ -45,10 +45,7 @@ class BasicVariantGenerator(Searcher):
     ) -> None:
         super().__init__()
         self.points_to_evaluate = checked_points(points_to_evaluate)
-        require(
-            is_whole(max_concurrent) and max_concurrent >= 0,
-            f"max_concurrent={max_concurrent!r}: give 1 or more, or 0 for as many as fit",
-        )
+        require_whole("max_concurrent", max_concurrent, 0, "1 or more, or 0 for as many as fit")
         self.max_concurrent = int(max_concurrent)
         self.constant_grid_search = bool(constant_grid_search)
         self.random_state = checked_seed("random_state", random_state)
@@ -71,12 +68,7 @@ class BasicVariantGenerator(Searcher):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {
-            "points_to_evaluate": self.points_to_evaluate,
-            "max_concurrent": self.max_concurrent,
-            "constant_grid_search": self.constant_grid_search,
-            "random_state": self.random_state,
-        }
+        return arguments_of(self)
 
     @property
     def hears_again(self) -> bool:
@@ -105,7 +97,8 @@ class BasicVariantGenerator(Searcher):
         return self._foreign + self._starts[-1] + free * self._combinations
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        self._pass_what_was_tried()
+        if self._spent or self._covered:
+            self._pass_what_was_tried()
         total = self.total_samples
         if len(self._spent) == self._combinations or (
             total is not None and self._next >= total - self._foreign
@@ -115,7 +108,7 @@ class BasicVariantGenerator(Searcher):
             return None
         self._live.add(trial_id)
         index, self._next = self._next, self._next + 1
-        sample, combination, _ = self._place(index)
+        sample, combination, preset = self._place(index)
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
@@ -123,7 +116,8 @@ class BasicVariantGenerator(Searcher):
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
-        return self.configuration(index, self._redraws)
+        rng = suggestion_generator(self.seed, draw, self._redraws)
+        return self.space.configuration(combination, rng, preset)
 
     def is_drawn(self, trial_id: str) -> bool:
         return self._drawn

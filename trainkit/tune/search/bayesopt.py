@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 from threadpoolctl import threadpool_limits
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, is_whole, load, require
+from trainkit.tune.core.checks import (
+    is_number,
+    load,
+    require,
+    require_number,
+    require_one_of,
+    require_whole,
+)
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.core.values import flatten
 from trainkit.tune.search.base import Evaluated, evaluated_of
-from trainkit.tune.search.codec import Declared
-from trainkit.tune.search.modelled import LastReportSearcher
-from trainkit.tune.space.codec import ChoiceCode, RealCode, StepCode, code_of
+from trainkit.tune.search.encoded_space import Declared
+from trainkit.tune.search.model_based import LastReportSearcher
 from trainkit.tune.space.configurations import nested
 from trainkit.tune.space.domains import Domain, Float, Normal
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.transforms import ChoiceCode, RealCode, StepCode, code_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -143,7 +150,6 @@ class Box(Declared[Coordinates]):
         """The configuration at a place of the model, with what is fixed; `sample_from` draws from `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
-            del domain
             return fixed[name] if name in fixed else self.codes[name].decode(place)
 
         return self.declared.walk(ask, rng)
@@ -204,10 +210,7 @@ class BayesOptSearch(LastReportSearcher[Box]):
         least = {"random_search_steps": 0, "verbose": 0, "patience": 1, "repeat_float_precision": 0}
         given = locals()
         for name, bound in least.items():
-            require(
-                is_whole(given[name]) and given[name] >= bound,
-                f"{name}={given[name]!r}: give a whole number of {bound} or more",
-            )
+            require_whole(name, given[name], bound)
         super().__init__(space, metric, mode, points_to_evaluate, random_state, "random_state")
         self._utility = _checked_utility(utility_kwargs or {})
         self._utility_kwargs = utility_kwargs
@@ -344,13 +347,7 @@ def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:
         f"utility_kwargs={given!r}: it may have {', '.join(_UTILITY)}",
     )
     utility = {**_UTILITY, **given}
-    require(
-        utility["kind"] in _KINDS, f"utility_kwargs: kind={utility['kind']!r} is none of {', '.join(_KINDS)}"
-    )
+    require_one_of("utility_kwargs: kind", utility["kind"], _KINDS)
     for name in ("kappa", "xi", "kappa_decay", "kappa_decay_delay"):
-        value = utility[name]
-        require(
-            is_number(value) and 0 <= value < math.inf,
-            f"utility_kwargs: {name}={value!r}: give a number of 0 or more",
-        )
+        require_number(f"utility_kwargs: {name}", utility[name], "a number of 0 or more", least=0)
     return utility

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.tune.core.checks import is_whole, require
+from trainkit.tune.core.checks import arguments_of, require_whole
 from trainkit.tune.search.base import Searcher, SearcherWrapper
 
 
@@ -23,10 +23,7 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
         super().__init__(searcher)
-        require(
-            is_whole(max_concurrent) and max_concurrent >= 1,
-            f"max_concurrent={max_concurrent!r}: give 1 or more",
-        )
+        require_whole("max_concurrent", max_concurrent, 1)
         self.max_concurrent = int(max_concurrent)
         self.batch = bool(batch)
         self._running: set[str] = set()
@@ -37,7 +34,7 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"searcher": self.searcher, "max_concurrent": self.max_concurrent, "batch": self.batch}
+        return arguments_of(self)
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         self.max_concurrent = max_concurrent

@@ -12,15 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, is_whole, load, require
+from trainkit.tune.core.checks import load, require_number, require_whole
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.search.codec import Declared, Form
-from trainkit.tune.search.modelled import LastReportSearcher
-from trainkit.tune.space.codec import AnyCode, ChoiceCode, StepCode, code_of
+from trainkit.tune.search.encoded_space import Declared, Form
+from trainkit.tune.search.model_based import LastReportSearcher
 from trainkit.tune.space.configurations import nested
 from trainkit.tune.space.domains import Domain, Normal
-from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import holds_opaque
+from trainkit.tune.space.transforms import AnyCode, ChoiceCode, StepCode, code_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -73,7 +73,6 @@ class Expression:
             raise ConfigError("space has no parameter of hyperopt's, such as hp.uniform('lr', 0, 1)")
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
-        del rng
         memo = {node: values[label] for label, node in self.nodes.items()}
         config = self._pyll.rec_eval(self._root, memo=memo, print_node_on_error=False)
         active: Values = {}
@@ -216,7 +215,6 @@ class HyperOptDomains(Declared[AnyCode]):
         active: Values = {}
 
         def ask(name: str, domain: Domain) -> Any:
-            del domain
             value = self.codes[name].decode(float(values[name]))
             active[name] = self.codes[name].encode(value)  # as a restore will find it
             return value
@@ -289,11 +287,8 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         gamma: float = 0.25,
     ) -> None:
         self._load()
-        require(
-            is_whole(n_initial_points) and n_initial_points >= 1,
-            f"n_initial_points={n_initial_points!r}: give a whole number of 1 or more",
-        )
-        require(is_number(gamma) and 0 < gamma < math.inf, f"gamma={gamma!r}: give a number above 0")
+        require_whole("n_initial_points", n_initial_points, 1)
+        require_number("gamma", gamma, "a number above 0", above=0)
         super().__init__(space, metric, mode, points_to_evaluate, random_state_seed, "random_state_seed")
         self._n_initial_points = int(n_initial_points)
         self._gamma = float(gamma)
@@ -391,5 +386,4 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
 
 def _no_objective(values: Any) -> float:
     """For hyperopt's loop over trials, which is not used."""
-    del values
     return 0.0

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainkit.tune.core.checks import is_number, is_whole, require, setting
-from trainkit.tune.core.values import lookup
+from trainkit.tune.core.checks import arguments_of, is_number, require, require_one_of, require_whole, setting
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, SearcherWrapper
 from trainkit.tune.space.configurations import copied, fingerprint
@@ -93,8 +93,6 @@ def without_index(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != TRIAL_INDEX}
 
 
-__all__ = ["TRIAL_INDEX", "Repeater", "by_unit"]
-
 SkipRule = Literal["forgiving", "aggressive"]
 
 
@@ -145,11 +143,8 @@ class Repeater(SearcherWrapper):
         self, searcher: Searcher, repeat: int = 1, set_index: bool = True, *, skip: SkipRule | None = None
     ) -> None:
         super().__init__(searcher)
-        require(is_whole(repeat) and repeat >= 1, f"repeat={repeat!r}: give 1 or more")
-        require(
-            skip in (None, "forgiving", "aggressive"),
-            f"skip={skip!r} is none of None, 'forgiving', 'aggressive'",
-        )
+        require_whole("repeat", repeat, 1)
+        require_one_of("skip", skip, (None, "forgiving", "aggressive"))
         self.repeat = int(repeat)
         self.set_index = bool(set_index)
         self.skip = skip
@@ -162,12 +157,7 @@ class Repeater(SearcherWrapper):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {
-            "searcher": self.searcher,
-            "repeat": self.repeat,
-            "set_index": self.set_index,
-            "skip": self.skip,
-        }
+        return arguments_of(self)
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int

@@ -1,4 +1,13 @@
-"""New trials from suggestions: id, folder name and requested resources."""
+"""New trials: complete configurations from suggestions, none forbidden or tried before; names, resources.
+
+    searcher.suggest -> whole configuration -> forbidden, or drawn before? -> on_rejected, and once more
+                                            -> otherwise a trial
+
+A grid, constants and points that the user repeats are repeated: only what was drawn is drawn anew. After
+TRIES rejections in a row the searcher is asked for alternatives, which end where a finite space does; so a
+search over two values ends after two trials, and says so. A restore goes the same way, so it makes the
+same choices.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +16,288 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
+from trainkit.tune.core.checks import setting
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.core.trial import Trial, experiment_tag, trial_dirname, trial_id_of
-from trainkit.tune.core.values import flatten
-from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.schedulers.base import Decision
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.space.computed import compute
+from trainkit.tune.space.configurations import constants, copied, fingerprint, merged, nested
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import encode_config, holds_opaque
+from trainkit.tune.space.tree import in_config
+
+TRIES = 20
+"""Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
+
+PATIENCE = 200
+"""Suggestions rejected in a row by which a search ends whose searcher knows of no alternatives."""
+
+
+class Proposals:
+    """Asks a searcher for trials' configurations, and tells it their results.
+
+    Args:
+        searcher: that has begun.
+        space: the experiment's.
+        seed: of the experiment.
+        allow_duplicates: what was drawn before may be tried again.
+
+    Attributes:
+        space: the experiment's.
+        hears_results, hears_decisions: the searcher has methods of its own for these.
+    """
+
+    def __init__(
+        self, searcher: Searcher, space: Space, *, seed: int = 0, allow_duplicates: bool = False
+    ) -> None:
+        self._searcher = searcher
+        self.space = space
+        self.hears_results, self.hears_decisions = (
+            getattr(getattr(searcher, verb), "__func__", None) is not getattr(Searcher, verb)
+            for verb in ("on_trial_result", "on_trial_decision")
+        )
+        self._seed = seed
+        self._constants = constants(space.tree)
+        self._proposed = 0
+        self._allow_duplicates = allow_duplicates
+        self._first: dict[bytes, str] = {}
+        """By the fingerprint of a configuration, the trial that had it first."""
+        self._results: dict[str, dict[str, Any] | None] = {}
+        self._unknown: set[str] = set()
+        """Trials that a restore could not get the searcher to suggest again."""
+        self.corrected = 0
+        """Trials for which the searcher suggested something else in a restore than before."""
+        self._gave_up = False
+        self.reason = ""
+        """Why there are fewer trials than asked for, once there are no more."""
+
+    @property
+    def name(self) -> str:
+        """Of the searcher's class, for messages."""
+        return type(self._searcher).__name__
+
+    @property
+    def total_samples(self) -> int | None:
+        """How many trials there will be at most; None: no end."""
+        return self._searcher.total_samples
+
+    @property
+    def hears_again(self) -> bool:
+        """True if the searcher may be told twice how a trial has ended."""
+        return self._searcher.hears_again
+
+    def propose(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the configuration of a new trial; None: none yet; FINISHED: none any more.
+
+        Raises:
+            ConfigError: the searcher raised, or returned something else than a configuration; or it insists
+                on what is forbidden.
+        """
+        rejected = 0
+        while True:
+            suggestion = self._ask(trial_id)
+            if suggestion is None:
+                return None
+            if isinstance(suggestion, str):
+                self.reason = self._why() if self._gave_up else f"{self.name} has no more to suggest"
+                return Searcher.FINISHED
+            config = suggestion if self._searcher.whole else self._whole(suggestion)
+            drawn = self._searcher.is_drawn(trial_id)
+            rule = self.space.forbidden_by(config) if self.space.rules else None
+            if rule is not None and not drawn:
+                raise ConfigError(f"{self.name} was given {config!r} to try, which is forbidden: {rule}")
+            print_of_it = None if self._allow_duplicates else fingerprint(config)
+            known = self._first.get(print_of_it) if drawn and print_of_it is not None else None
+            if rule is None and known is None:
+                return self._accept(trial_id, config, print_of_it)
+            self._tell("on_rejected", trial_id, self._results.get(known or ""))
+            rejected += 1
+            if rejected < TRIES:
+                continue
+            alternatives = self._searcher.alternatives(trial_id)
+            if alternatives is None and rejected < PATIENCE:
+                continue
+            if (other := self._first_new(trial_id, alternatives or ())) is not None:
+                return self._accept(trial_id, other)
+            if rule is not None and not self._searcher.whole:
+                raise ConfigError(
+                    f"{self.name}.suggest() returned {rejected} configurations in a row that are forbidden "
+                    f"or were tried before; {rule} forbids the last, {config!r}"
+                )
+            self._gave_up = True
+            if not self._searcher.give_up(trial_id):
+                self.reason = self._why()
+                return Searcher.FINISHED
+            rejected = 0
+
+    def replay(
+        self, trial_id: str, stored: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        """Rebuild the searcher as it was after it had suggested `stored`.
+
+        Args:
+            trial_id: of the trial.
+            stored: its configuration.
+            same_space: False: it was drawn from another space than the one that is searched now.
+
+        Returns:
+            The suggestion, for the values of which the store knows only the names; None: there is none.
+        """
+        config = self._searcher.replay(trial_id, stored, same_space=same_space)
+        if config is not None:
+            return self._accept(trial_id, config)
+        proposed = self.propose(trial_id)
+        if proposed is None:
+            # It waits for the end of a trial that it was not told of, as that one goes on.
+            self._unknown.add(trial_id)
+            return self._accept(trial_id, stored)
+        if isinstance(proposed, str):
+            return None
+        # What text can't hold is told by no more than its name.
+        if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
+            return proposed
+        return self._corrected(trial_id, stored, proposed)
+
+    def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
+        """It suggests something else, being another searcher or without a seed: let it not mix them up."""
+        self.corrected += 1
+        if self._searcher.is_drawn(trial_id):
+            self._tell("on_rejected", trial_id, None)
+            if not self._searcher.take(trial_id, stored):
+                self._unknown.add(trial_id)
+        if self._first.get(fingerprint(proposed)) == trial_id:
+            del self._first[fingerprint(proposed)]
+        self._proposed -= 1  # the same one
+        return self._accept(trial_id, stored)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """A trial has reported.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_trial_result", trial_id, result)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        """The scheduler has judged the report that was told last, and had a reason.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_trial_decision", trial_id, result, decision)
+
+    def on_pause(self, trial_id: str) -> None:
+        """A trial was paused.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_pause", trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        """A paused trial goes on.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        if trial_id not in self._unknown:
+            self._tell("on_unpause", trial_id)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """A trial has ended with this last report, or has failed for good.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        again = trial_id in self._results
+        self._results[trial_id] = None if error else result
+        if trial_id not in self._unknown and (not again or self.hears_again):
+            self._tell("on_trial_complete", trial_id, result, error)
+
+    def _tell(self, verb: str, trial_id: str, *news: Any) -> None:
+        try:
+            getattr(self._searcher, verb)(trial_id, *news)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: "
+                f"{message_of(error)}"
+            ) from error
+
+    # --- a suggestion -----------------------------------------------------------------------------
+
+    def _ask(self, trial_id: str) -> dict[str, Any] | str | None:
+        try:
+            suggestion = self._searcher.suggest(trial_id)
+        except Exception as error:
+            raise ConfigError(
+                f"no configuration could be made for trial {self._proposed}: "
+                f"{self.name}.suggest() raised {type(error).__name__}: {message_of(error)}"
+            ) from error
+        if suggestion is None or isinstance(suggestion, dict):
+            return suggestion
+        if isinstance(suggestion, str) and suggestion == Searcher.FINISHED:
+            return suggestion
+        raise ConfigError(
+            f"{self.name}.suggest() returned {suggestion!r}; return a dictionary, None or Searcher.FINISHED"
+        )
+
+    def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
+        """The configuration that a suggestion means: keys a/b nested, the constants of the space added."""
+        config = merged(copied(self._constants), nested(suggestion))
+        for parameter in self.space.parameters:
+            if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
+                raise ConfigError(
+                    f"{self.name}.suggest() gave no value for {parameter.name}, which "
+                    f"{setting('param_space')} draws: let set_search_properties take the space, or leave "
+                    f"only constants in {setting('param_space')}"
+                )
+        if self.space.computed:
+            compute(config, suggestion_generator(self._seed, self._proposed))
+        return config
+
+    def _first_new(self, trial_id: str, alternatives: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+        for suggestion in alternatives:
+            config = suggestion if self._searcher.whole else self._whole(suggestion)
+            if (
+                self.space.forbidden_by(config) is None
+                and (self._allow_duplicates or fingerprint(config) not in self._first)
+                and self._searcher.take(trial_id, suggestion)
+            ):
+                return config
+        return None
+
+    def _accept(
+        self, trial_id: str, config: dict[str, Any], print_of_it: bytes | None = None
+    ) -> dict[str, Any]:
+        self._proposed += 1
+        if not self._allow_duplicates:
+            self._first.setdefault(print_of_it or fingerprint(config), trial_id)
+        return config
+
+    def _why(self) -> str:
+        number = self.space.cardinality() if self.space.parameters else None
+        if number is not None and len(self._first) >= number:
+            of_all = f"all {number} configurations" if number > 1 else "the only configuration"
+            return f"{of_all} of the space {'were' if number > 1 else 'was'} tried"
+        return f"{self.name} found no configuration that is allowed and was not tried before"
+
+
+def _reaches(config: Any, path: tuple[Any, ...]) -> bool:
+    for part in path:
+        try:
+            config = config[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
 
 MAX_OWN_DIRNAME = 120
 """Bytes of a folder's name that a user's function makes; longer ones are cut."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import checkpoint_dirname
-from trainkit.tune.core.checks import is_finite, is_whole, require
+from trainkit.tune.core.checks import is_finite, is_whole, require, require_number
+from trainkit.tune.core.metrics import plain_metrics
 from trainkit.tune.core.seeds import simulation_generator, trial_draws
 from trainkit.tune.core.trial import Failure, Trial
-from trainkit.tune.core.values import plain_metrics
-from trainkit.tune.store.records import SIMULATED
+from trainkit.tune.store.reader import SIMULATED
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -101,7 +101,7 @@ class Stragglers:
     """
 
     def __init__(self, std: float, seed: int) -> None:
-        require(is_finite(std) and std >= 0, f"stragglers={std!r}: give a standard deviation of 0 or more")
+        require_number("stragglers", std, "a standard deviation of 0 or more", least=0)
         self._std = float(std)
         self._draws = self._drawn(seed)
 
@@ -318,7 +318,10 @@ class SimulatedExecutor(ev.ActionHandler):
             self.errors[trial.trial_id, run.attempt] = error
             self._fail(run, now, Failure.raised(error))
             return
-        took_s = _cost(metrics.pop(COST, 1.0)) * run.factor
+        took_s = metrics.pop(COST, 1.0)
+        if not (is_finite(took_s) and took_s > 0):
+            raise ConfigError(f"the objective returned {COST}={took_s!r}: give seconds above 0, or none")
+        took_s = float(took_s) * run.factor
         time = now + took_s
         if run.fails_at < time:
             self._fail(run, run.fails_at, WORKER_FAILED)
@@ -426,9 +429,3 @@ def _takes_state(objective: _Objective) -> bool:
             "it has a parameter of that name"
         ) from error
     return takes
-
-
-def _cost(value: Any) -> float:
-    if not is_finite(value) or value <= 0:
-        raise ConfigError(f"the objective returned {COST}={value!r}: give seconds above 0, or leave it out")
-    return float(value)

@@ -18,8 +18,14 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.core import seeds
 from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.checks import is_finite, is_whole, require, require_kind
-from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.checks import (
+    require,
+    require_kind,
+    require_number,
+    require_one_of,
+    require_whole,
+)
+from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, experiment_prefix, safe_name
@@ -35,18 +41,20 @@ from trainkit.tune.simulation.executor import (
     SimulatedExecutor,
     Stragglers,
 )
-from trainkit.tune.space.encoding import encode_config
+from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
-_LEFT_OUT = "result"
-"""Field of a report that repeats the others."""
+_FILLED_IN = frozenset("trial_id experiment_tag date pid hostname node_ip config done".split())
+"""Names in a report that the controller has put there, of what other records tell."""
 
 
 def line_of(record: ev.Record) -> str:
     """Return `record` as a line of JSON: its kind, then its fields by name."""
     fields: dict[str, Any] = {
-        name: getattr(record, name) for name in type(record).__match_args__ if name != _LEFT_OUT
+        name: getattr(record, name) for name in type(record).__match_args__ if name != "result"
     }
+    if isinstance(record, ev.ResultAdded):
+        fields["metrics"] = {name: value for name, value in record.metrics.items() if name not in _FILLED_IN}
     if isinstance(record, ev.TrialAdded):
         fields["config"] = encode_config(record.trial.suggested)
     return json.dumps([type(record).__name__, fields], default=_plain)
@@ -146,6 +154,20 @@ class WorkLimit(Stopper):
         return {"stopper": "max_work", "iterations": self._work}
 
 
+@contextlib.contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Look for garbage a hundred times less often: nearly all that is made here is a record, and stays.
+
+    What has stayed once is hardly looked at again, which would take as long for all records together.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(before[0] * 100, before[1] * 100, before[2])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 class SimulatedLoop:
     """Runs a simulated experiment to its end.
 
@@ -165,12 +187,9 @@ class SimulatedLoop:
         self._store = store
         self._agenda = agenda
 
+    @_seldom_collected()
     def run(self) -> None:
         """Return when nothing runs and nothing will."""
-        with _seldom_collected():
-            self._run()
-
-    def _run(self) -> None:
         controller, agenda = self._controller, self._agenda
         self._apply(controller.begin(agenda.now))
         ended = False
@@ -195,17 +214,6 @@ class SimulatedLoop:
     def _apply(self, step: ev.Step) -> None:
         self._store.commit(step.records)
         self._executor.carry_out(step.actions)
-
-
-@contextlib.contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Look for garbage a hundred times less often: nearly all that is made here is a record, and stays."""
-    before = gc.get_threshold()
-    gc.set_threshold(before[0] * 100, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 _TAKEN = ("stop", "failure_config")
@@ -264,55 +272,25 @@ def simulate(
     require(
         callable(objective), f"objective={objective!r}: give a function (config, training_iteration, rng)"
     )
-    require(is_whole(workers) and workers >= 1, f"workers={workers!r}: give 1 or more")
+    require_whole("workers", workers, 1)
     for name, limit in (("horizon_s", horizon_s), ("max_work", max_work)):
-        require(limit is None or (is_finite(limit) and limit > 0), f"{name}={limit!r}: give a number above 0")
-    require(
-        seed is None or (is_whole(seed) and seed >= 0), f"seed={seed!r}: give a whole number of 0 or more"
-    )
+        require_number(name, limit, "a number above 0", above=0, optional=True)
+    require_whole("seed", seed, 0, optional=True)
     require(
         seed is None or tune.seed in (None, seed),
         f"seed={seed!r} and TuneConfig(seed={tune.seed!r}) differ; give it in one place",
     )
-    require(resume in (True, False), f"resume={resume!r} is neither True nor False")
+    require_one_of("resume", resume, (True, False))
     _require_takable(run)
     _require_end(tune, run, horizon_s, max_work)
     seed = seed if seed is not None else tune.seed if tune.seed is not None else seeds.fresh_seed()
-    return _simulation(
-        objective,
-        param_space,
-        replace(tune, seed=seed),
-        run,
-        workers=int(workers),
-        horizon_s=horizon_s,
-        max_work=max_work,
-        stragglers=Stragglers(stragglers, seed),
-        failures=Failures(failures, seed),
-        resume=resume,
-        straggling=stragglers > 0,
-    )
-
-
-def _simulation(
-    objective: Callable[..., Mapping[str, Any]],
-    param_space: Mapping[str, Any] | None,
-    tune: TuneConfig,
-    run: RunConfig,
-    *,
-    workers: int,
-    horizon_s: float | None,
-    max_work: float | None,
-    stragglers: Stragglers,
-    failures: Failures,
-    resume: bool,
-    straggling: bool,
-) -> Simulation:
-    seed = cast("int", tune.seed)
+    workers, tune = int(workers), replace(tune, seed=seed)
+    slowness, loss = Stragglers(stragglers, seed), Failures(failures, seed)
     name = getattr(objective, "__name__", type(objective).__name__)
     space = setup.make_space(param_space, tune)
     searcher = setup.make_searcher(tune, space, seed)
     proposals = setup.make_proposals(tune, space, searcher, seed)
-    scheduler = setup.make_scheduler(tune, space, seed, searcher.total_samples, searcher.objectives)
+    scheduler = setup.make_scheduler(tune, space, seed, searcher)
     setup.warn_if_never_perturbed(tune, run, searcher.total_samples)
     metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
@@ -325,7 +303,7 @@ def _simulation(
         stop=stop or None,
         time_budget_s=min(limits, default=None),
         checkpoints=CheckpointConfig(num_to_keep=1),
-        keeps_processes=resume and not straggling,
+        keeps_processes=resume and stragglers == 0,
     )
     request = PlacementGroupFactory([{"CPU": 1}])
     prefix = experiment_prefix(seed, safe_name(name))
@@ -348,8 +326,8 @@ def _simulation(
         objective,
         workers,
         agenda,
-        stragglers=stragglers,
-        failures=failures,
+        stragglers=slowness,
+        failures=loss,
         measurements=Measurements(seed),
         resume=resume,
         marks=retried,

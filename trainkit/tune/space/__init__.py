@@ -84,7 +84,6 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
     Raises:
         SpaceError: a bound is not a finite number above 0, or `lower` is not below `upper`.
     """
-    del base
     return Float(lower, upper, log=True)
 
 
@@ -94,7 +93,6 @@ def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float
     Raises:
         SpaceError: as for `loguniform` and `quniform`.
     """
-    del base
     return Float(lower, upper, log=True, q=q)
 
 
@@ -150,7 +148,6 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
     Raises:
         SpaceError: a bound is not a whole number above 0, or `lower` is not below `upper`.
     """
-    del base
     return Integer(lower, upper, log=True)
 
 
@@ -162,7 +159,6 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
     Raises:
         SpaceError: as for `lograndint` and `qrandint`.
     """
-    del base
     return Integer(lower, upper, log=True, q=q)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError, message_of
-from trainkit.tune.core.values import name_of
+from trainkit.tune.core.metrics import name_of
 from trainkit.tune.space.domains import SampleFrom
 from trainkit.tune.space.tree import holds_leaf
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.core.values import name_of
+from trainkit.tune.core.metrics import name_of
 from trainkit.tune.space.domains import Domain, Forbid, SampleFrom, place_of, same
-from trainkit.tune.space.encoding import is_mark_of
+from trainkit.tune.space.serialization import is_mark_of
 from trainkit.tune.space.tree import Branch, Path, Site, in_config, options_of, spell, whens
 
 _ABSENT = object()

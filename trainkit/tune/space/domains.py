@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from trainkit.errors import SpaceError
-from trainkit.tune.core.values import name_of
+from trainkit.tune.core.metrics import name_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -67,7 +68,6 @@ class Domain(Spelled):
         """
         from numpy.random import default_rng
 
-        del config
         rng = default_rng(random_state)
         return self.draw(rng) if size == 1 else [self.draw(rng) for _ in range(size)]
 
@@ -254,28 +254,35 @@ def distinct(values: Sequence[Any]) -> list[Any]:
 _MAX_STEPS = 2**62
 
 
-class _SteppedDomain:
+class Steps:
     """The multiples k * q from the `first` k to the `last`; exact for q as it is written in decimals.
 
-    So steps of 0.1 give 0.3, where 3 * 0.1 in floats would be above it.
+    So steps of 0.1 give 0.3, where 3 * 0.1 in floats would be above it. Multiples of a whole q are whole.
     """
 
-    def __init__(self, q: float, lower: float, upper: float) -> None:
-        self._q = Fraction(repr(q))
-        self.first = math.ceil(Fraction(repr(lower)) / self._q)
-        self.last = math.floor(Fraction(repr(upper)) / self._q)
+    first: int
+    last: int
+
+    def __init__(self, q: float, first: Any = -math.inf, last: Any = math.inf) -> None:
+        self.q, self.first, self.last = Fraction(repr(q)), first, last
+        self._numerator, self._denominator = self.q.as_integer_ratio()
+        self._whole = isinstance(q, int)
 
     def value(self, k: int) -> float:
         # Python divides whole numbers of any size with one rounding.
-        return k * self._q.numerator / self._q.denominator
+        return k * self._numerator if self._whole else k * self._numerator / self._denominator
+
+    def count(self, value: float) -> int:
+        """Return the k of the multiple nearest to a value."""
+        return round(Fraction(value) / self.q)
 
     def holds(self, value: float) -> bool:
         """True for a multiple inside; a user's own 3 * 0.1 counts as one."""
         if not math.isfinite(value):
             return False
-        k = round(Fraction(value) / self._q)
+        k = self.count(value)
         return self.first <= k <= self.last and abs(value - self.value(k)) <= 1e-9 * max(
-            abs(value), float(self._q)
+            abs(value), float(self.q)
         )
 
 
@@ -302,24 +309,25 @@ class Float(Domain):
         if self.q is not None:
             object.__setattr__(self, "q", _step(self, self.q))
             _require_room(self, self.q)
-            steps = _SteppedDomain(self.q, self.lower, self.upper)
-            if steps.last - steps.first >= _MAX_STEPS:
+            if self.steps.last - self.steps.first >= _MAX_STEPS:
                 raise SpaceError(f"{self}: steps of q={self.q!r} are too small to be counted; leave q out")
-            object.__setattr__(self, "_steps", steps)
-        object.__setattr__(self, "_logs", self._log_bounds())
-        object.__setattr__(self, "_last", math.nextafter(self.upper, self.lower))
 
-    _last: float = dataclasses.field(init=False, repr=False, compare=False)
-    _steps: _SteppedDomain = dataclasses.field(init=False, repr=False, compare=False)
-    _logs: tuple[float, float] = dataclasses.field(init=False, repr=False, compare=False)
+    @cached_property
+    def steps(self) -> Steps:
+        """The values, where there is a q."""
+        q, lower, upper = (Fraction(repr(number)) for number in (self.q, self.lower, self.upper))
+        return Steps(self.q or 0.0, math.ceil(lower / q), math.floor(upper / q))
 
-    def _log_bounds(self) -> tuple[float, float]:
-        if not self.log:
-            return 0.0, 0.0
+    @cached_property
+    def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
         # Half a step beyond the ends, so that these have as much to round from as their neighbours.
-        return math.log(self._steps.first - 0.5), math.log(self._steps.last + 0.5)
+        return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
+
+    @cached_property
+    def _last(self) -> float:
+        return math.nextafter(self.upper, self.lower)
 
     @property
     def spelling(self) -> tuple[str, list[Any]]:
@@ -331,18 +339,18 @@ class Float(Domain):
         """The smallest and the largest value; without q the upper bound, which is approached only."""
         if self.q is None:
             return self.lower, self.upper
-        return self._steps.value(self._steps.first), self._steps.value(self._steps.last)
+        return self.steps.value(self.steps.first), self.steps.value(self.steps.last)
 
     @property
     def cardinality(self) -> int | None:
-        return None if self.q is None else self._steps.last - self._steps.first + 1
+        return None if self.q is None else self.steps.last - self.steps.first + 1
 
     def values(self) -> Sequence[float]:
-        return [self._steps.value(k) for k in range(self._steps.first, self._steps.last + 1)]
+        return [self.steps.value(k) for k in range(self.steps.first, self.steps.last + 1)]
 
     def draw(self, rng: Generator) -> float:
         if self.q is not None:
-            return self._steps.value(self._index(rng))
+            return self.steps.value(self._index(rng))
         share = rng.random()
         if not self.log:
             # Written as a weighted mean, since upper - lower may overflow.
@@ -352,7 +360,7 @@ class Float(Domain):
         return min(max(value, self.lower), self._last)
 
     def _index(self, rng: Generator) -> int:
-        first, last = self._steps.first, self._steps.last
+        first, last = self.steps.first, self.steps.last
         if not self.log:
             return first + int(rng.integers(last - first + 1))
         low, high = self._logs
@@ -362,7 +370,7 @@ class Float(Domain):
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             return False
         number = float(value)
-        return self._steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
+        return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
 
     # --- as Ray's domains are changed -------------------------------------------------------------
 
@@ -372,7 +380,6 @@ class Float(Domain):
 
     def loguniform(self, base: float = 10) -> Self:
         """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
-        del base
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: float) -> Self:
@@ -411,13 +418,12 @@ class Integer(Domain):
         _step(self, self.q)
         if self.q > 1:
             _require_room(self, self.q)
-        first = -(-self.lower // self.q)
-        last = self.upper - 1 if self.q == 1 else self.upper // self.q
-        object.__setattr__(self, "_first", first)
-        object.__setattr__(self, "_last", last)
 
-    _first: int = dataclasses.field(init=False, repr=False, compare=False)
-    _last: int = dataclasses.field(init=False, repr=False, compare=False)
+    @cached_property
+    def steps(self) -> Steps:
+        """The values."""
+        last = self.upper - 1 if self.q == 1 else self.upper // self.q
+        return Steps(self.q, -(-self.lower // self.q), last)
 
     @property
     def spelling(self) -> tuple[str, list[Any]]:
@@ -427,26 +433,26 @@ class Integer(Domain):
     @property
     def bounds(self) -> tuple[int, int]:
         """The smallest and the largest value, both included."""
-        return self._first * self.q, self._last * self.q
+        return self.steps.first * self.q, self.steps.last * self.q
 
     @property
     def cardinality(self) -> int:
-        return self._last - self._first + 1
+        return self.steps.last - self.steps.first + 1
 
     def values(self) -> Sequence[int]:
-        return range(self._first * self.q, self._last * self.q + 1, self.q)
+        return range(self.steps.first * self.q, self.steps.last * self.q + 1, self.q)
 
     def draw(self, rng: Generator) -> int:
         if not self.log:
-            return int(rng.integers(self._first, self._last + 1)) * self.q
-        low, high = math.log(self._first), math.log(self._last + 1)
+            return int(rng.integers(self.steps.first, self.steps.last + 1)) * self.q
+        low, high = math.log(self.steps.first), math.log(self.steps.last + 1)
         k = math.floor(math.exp(low + rng.random() * (high - low)))
-        return min(max(k, self._first), self._last) * self.q
+        return min(max(k, self.steps.first), self.steps.last) * self.q
 
     def contains(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             return False
-        return int(value) % self.q == 0 and self._first <= int(value) // self.q <= self._last
+        return int(value) % self.q == 0 and self.steps.first <= int(value) // self.q <= self.steps.last
 
     # --- as Ray's domains are changed -------------------------------------------------------------
 
@@ -456,7 +462,6 @@ class Integer(Domain):
 
     def loguniform(self, base: float = 10) -> Self:
         """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
-        del base
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: int) -> Self:
@@ -491,20 +496,22 @@ class Normal(Domain):
     def values(self) -> Sequence[float]:
         raise SpaceError(f"{self} has no end of values; they cannot be listed")
 
-    def draw(self, rng: Generator) -> float:
-        value = self.mean + self.sd * rng.standard_normal()
-        return value if self.q is None else self._rounded(value)
+    @cached_property
+    def steps(self) -> Steps:
+        """The values, where there is a q."""
+        return Steps(self.q or 0.0)
 
-    def _rounded(self, value: float) -> float:
-        q = Fraction(repr(self.q))
-        k = round(Fraction(value) / q)
-        return k * q.numerator / q.denominator
+    def draw(self, rng: Generator) -> float:
+        return self.nearest(self.mean + self.sd * rng.standard_normal())
+
+    def nearest(self, value: float) -> float:
+        """Return the value of the domain that is nearest to a number."""
+        return value if self.q is None else self.steps.value(self.steps.count(value))
 
     def contains(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
             return False
-        number = float(value)
-        return self.q is None or abs(number - self._rounded(number)) <= 1e-9 * max(abs(number), self.q)
+        return self.q is None or self.steps.holds(float(value))
 
     def quantized(self, q: float) -> Self:
         """Return a domain rounded to multiples of `q`."""
@@ -531,19 +538,3 @@ def _require_room(domain: Float | Integer, q: float) -> None:
         raise SpaceError(
             f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"
         )
-
-
-__all__ = [
-    "Categorical",
-    "Domain",
-    "Float",
-    "Forbid",
-    "GridSearch",
-    "Integer",
-    "Normal",
-    "SampleFrom",
-    "Spelled",
-    "When",
-    "place_of",
-    "same",
-]

@@ -129,7 +129,6 @@ def listing(
     """
 
     def options(path: Path, leaf: Any) -> Sequence[Any] | None:
-        del path
         return leaf.values if isinstance(leaf, GridSearch) else None
 
     for seen, (chosen, config) in enumerate(combinations(tree, conditions, options, given)):

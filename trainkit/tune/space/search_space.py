@@ -19,8 +19,8 @@ from trainkit.tune.space.computed import compute
 from trainkit.tune.space.conditions import Condition, Names, Rule, rules, when_conditions
 from trainkit.tune.space.configurations import UNDRAWN, count, grow
 from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
-from trainkit.tune.space.encoding import is_mark_of
 from trainkit.tune.space.parameters import Grid, Parameter, listing, parameters, require_settled_axes
+from trainkit.tune.space.serialization import is_mark_of
 from trainkit.tune.space.tree import (
     Branch,
     Path,
@@ -141,7 +141,6 @@ def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
     asked = set()
 
     def choose(path: Path, leaf: Any) -> Any:
-        del leaf
         asked.add(path)
         return found.get(path, UNDRAWN)
 
@@ -322,11 +321,13 @@ class Space:
         """
 
         def choose(path: Path, leaf: Any) -> Any:
-            del leaf
             parameter = self.by_path[path]
             return ask(parameter.name, parameter.domain)
 
-        return self._grown(choose, rng)
+        config = grow(self.tree, self.conditions, choose)
+        if self.computed:
+            compute(config, rng)
+        return config
 
     def grid_size(self, preset: Mapping[Path, Any] | None = None) -> int:
         """Number of combinations of the axes that `preset` leaves open; 1 without a grid.
@@ -363,19 +364,15 @@ class Space:
             return given[path] if path in given else leaf.draw(rng)
 
         for _ in range(MAX_DRAWS):
-            config = self._grown(choose, rng)
+            config = grow(self.tree, self.conditions, choose)
+            if self.computed:
+                compute(config, rng)
             if not self.rules or self.forbidden_by(config) is None:
                 return config
         raise SpaceError(
             f"{MAX_DRAWS} draws in a row were forbidden by {'; '.join(map(str, self.rules))}: "
             "what do the rules leave?"
         )
-
-    def _grown(self, choose: Callable[[Path, Any], Any], rng: Generator) -> dict[str, Any]:
-        config = grow(self.tree, self.conditions, choose)
-        if self.computed:
-            compute(config, rng)
-        return config
 
     # --- from a configuration to choices ----------------------------------------------------------
 
@@ -392,7 +389,6 @@ class Space:
         named: dict[str, Any] = {}
 
         def choose(path: Path, leaf: Any) -> Any:
-            del leaf
             named[self.by_path[path].name] = found[path]
             return found[path]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainkit.errors import SpaceError
 from trainkit.tune.core.checks import is_number, setting
-from trainkit.tune.core.values import MAX_BITS
+from trainkit.tune.core.metrics import MAX_BITS
 from trainkit.tune.space.domains import Categorical, Forbid, GridSearch, SampleFrom, Spelled, When
 
 _INSTEAD = {

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainkit.tune.controller import events as ev
+from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.trial import Attempt, Trial, TrialStatus
-from trainkit.tune.schedulers.pbt.lineage import Exchange
 from trainkit.tune.store.ownership import Ownership
-from trainkit.tune.store.records import PastResults, Span, outcome_of
+from trainkit.tune.store.reader import PastResults, Span, outcome_of
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
@@ -42,8 +42,13 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Keep `records`."""
-        self.records += records
+        """Keep `records`; of a report the result alone, which has all that the trial sent."""
+        self.records += [
+            ev.ResultAdded(told.trial, told.attempt, told.iteration, told.time, told.result, told.result)
+            if type(told) is ev.ResultAdded
+            else told
+            for told in records
+        ]
 
     def set_fact(self, key: str, value: Any) -> None:
         """Keep one fact of the experiment, in place of what it was."""
@@ -65,7 +70,6 @@ class MemoryReader:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._read = 0
-        self._trials: list[Trial] = []
         self._results: defaultdict[str, list[ev.ResultAdded]] = defaultdict(list)
         self._decisions: list[ev.DecisionMade] = []
         self._attempts: defaultdict[str, list[ev.AttemptStarted]] = defaultdict(list)
@@ -77,25 +81,29 @@ class MemoryReader:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        del exc_info
+        pass
 
     def facts(self) -> dict[str, Any]:
         return dict(self._store.facts)
 
     def trials(self) -> list[Trial]:
-        self._take()
         trials = []
-        for trial in self._trials:
+        for trial in self._added():
             seen = copy.copy(trial)
-            seen.last_result = dict(trial.last_result)
+            if not trial.status.is_finished:  # else nobody changes it any more
+                seen.last_result = dict(trial.last_result)
             seen.checkpoints = list(trial.checkpoints)
             trials.append(seen)
         return trials
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
         self._take()
-        latest = {record.iteration: record for record in self._results.get(trial_id, ())}
-        return [{**latest[iteration].result, "done": False} for iteration in sorted(latest)]
+        standing: list[ev.ResultAdded] = []
+        for record in self._results.get(trial_id, ()):
+            while standing and standing[-1].iteration >= record.iteration:
+                standing.pop()
+            standing.append(record)
+        return [{**record.result, "done": False} for record in standing]
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         self._take()
@@ -172,7 +180,7 @@ class MemoryReader:
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         self._take()
         times: dict[str, tuple[float | None, float | None]] = {}
-        for trial in self._trials:
+        for trial in self._added():
             begun = self._attempts.get(trial.trial_id)
             ended = [end.time for end in self._ends.get(trial.trial_id, ()) if end.status in _ENDS]
             times[trial.trial_id] = (begun[0].time if begun else None, ended[-1] if ended else None)
@@ -181,14 +189,13 @@ class MemoryReader:
     def spans(self) -> list[Span]:
         """The attempts of all trials, in the order of their starts."""
         self._take()
-        spans = [span for trial in self._trials for span in self._spans_of(trial.trial_id)]
+        spans = [span for trial in self._added() for span in self._spans_of(trial.trial_id)]
         return sorted(spans, key=lambda span: span.started)
 
     def _spans_of(self, trial_id: str) -> list[Span]:
-        begun = self._attempts.get(trial_id, [])
         ends = iter(self._ends.get(trial_id, ()))
         spans = []
-        for start in begun:
+        for start in self._attempts.get(trial_id, ()):
             # A status changes at the end of an attempt, and where a trial ends that has none.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
             status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
@@ -206,6 +213,9 @@ class MemoryReader:
                 )
             )
         return spans
+
+    def _added(self) -> Iterator[Trial]:
+        return (record.trial for record in self._store.records if isinstance(record, ev.TrialAdded))
 
     def _take(self) -> None:
         """Sort out what has been committed since the last time."""
@@ -230,8 +240,6 @@ class MemoryReader:
                     )
                 case ev.Noted(_, "ending", detail):
                     self._endings.add(detail)
-                case ev.TrialAdded():
-                    self._trials.append(record.trial)
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:

@@ -6,39 +6,123 @@ import contextlib
 import sqlite3
 import sys
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, overload
 
 from trainkit.errors import StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import Origin, checkpoint_score, full_result
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.policies import CheckpointConfig
+from trainkit.tune.core.configs import CheckpointConfig
+from trainkit.tune.core.lineage import Exchange
+from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
-from trainkit.tune.core.values import decode
 from trainkit.tune.schedulers.base import Decision, Verdict
-from trainkit.tune.schedulers.pbt.lineage import Exchange
-from trainkit.tune.space.encoding import decode_config
-from trainkit.tune.store.records import (
-    Again,
-    Began,
-    Changed,
-    Ended,
-    LogEntry,
-    NoMoreTrials,
-    PastResults,
-    Paused,
-    Regranted,
-    Report,
-    Resumed,
-    Span,
-    Suggested,
-    read_spans,
-)
+from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.schema import FILENAME, open_database
+
+
+class LogEntry(NamedTuple):
+    """One thing that searcher and scheduler were told.
+
+    Attributes:
+        kind: of the event, as the file has it: began, PAUSED, TERMINATED, ERROR, rearranged, no more trials;
+            or "trial", it was suggested; "result", it reported; "RESUME", it goes on instead of being paused;
+            "again", it had ended and runs again.
+        trial_id: of the trial; None for one of the whole experiment.
+        data: of a result, all of it; of an end, true unless the trial was gone on with; of a
+            rearrangement, its details by name.
+    """
+
+    kind: str
+    trial_id: str
+    data: Any = None
+
+
+Result = dict[str, Any]
+
+
+class PastResults(Sequence[Result]):
+    """A trial's results, oldest first; how many there are is known without reading them.
+
+    Args:
+        trial_id: of the trial.
+        length: how many.
+        read: reads a trial's results.
+    """
+
+    __slots__ = ("_length", "_read", "_results", "_trial_id")
+
+    def __init__(self, trial_id: str, length: int, read: Callable[[str], list[Result]]) -> None:
+        self._trial_id = trial_id
+        self._length = length
+        self._read = read
+        self._results: list[Result] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Result]: ...
+    def __getitem__(self, index: int | slice) -> Result | list[Result]:
+        if self._results is None:
+            self._results = self._read(self._trial_id)
+        return self._results[index]
+
+
+SIMULATED = "simulated"
+"""The host of a simulation's workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One attempt, from its start to its end.
+
+    Attributes:
+        trial_id: whose attempt it is.
+        attempt: from 0.
+        place: what it ran in: the host and the process, or a simulation's worker.
+        started: in seconds: since 1970, or of a simulation's clock.
+        ended: the same; None: it runs, or nobody saw its end.
+        status: where the trial stood then: PENDING where it was to be gone on with; RUNNING: see `ended`.
+        reason: why, in words.
+
+        outcome: what became of it: finished, stopped, paused, failed, cut (by the experiment's end), running.
+    """
+
+    trial_id: str
+    attempt: int
+    place: tuple[str, int]
+    started: float
+    ended: float | None
+    status: TrialStatus
+    reason: str
+    outcome: str
+
+
+def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Collection[str]) -> str:
+    """Return the outcome of an attempt in a word.
+
+    Args:
+        status: where its trial stood at its end; RUNNING: it has not ended.
+        reason: why, in words.
+        failed: the attempt failed, whatever became of the trial.
+        endings: what has ended the experiment early, each time, in words.
+    """
+    if failed or status is TrialStatus.ERROR:
+        return "failed"
+    if status is TrialStatus.RUNNING:
+        return "running"
+    if status is TrialStatus.PAUSED:
+        return "paused"
+    if status is TrialStatus.PENDING or any(reason.startswith(ending) for ending in endings):
+        return "cut"
+    return "finished" if reason == "finished" or "reached " in reason else "stopped"
 
 
 class ExperimentReader:
@@ -76,7 +160,15 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        last = self._last_results()
+        # Beside max() SQLite takes the other columns from the row that holds the maximum.
+        last = {
+            trial_id: report
+            for trial_id, *report in self._rows(
+                "SELECT r.trial_id, r.iteration, r.metrics, a.config, a.pid, a.hostname, a.node_ip FROM "
+                "(SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id) r "
+                "JOIN attempts a USING (trial_id, attempt)"
+            )
+        }
         for trial_id, dropped, number, dirname, iteration, score, metrics in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics "
             "FROM checkpoints c LEFT JOIN results r "
@@ -87,7 +179,7 @@ class ExperimentReader:
             if not dropped:
                 result = decode(metrics) if metrics else {}
                 # One of another trial's goes with no report; the time goes on from this one's last.
-                spent = result or (last[trial_id].result if trial_id in last else {})
+                spent = result or (decode(last[trial_id][1]) if trial_id in last else {})
                 if policy is not None:
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
@@ -98,12 +190,17 @@ class ExperimentReader:
         ):
             trial_id, index, config, name, dirname, tag, status, reason, attempt, failures = row[:10]
             kind, message, trace = row[10:]
-            report = last.get(trial_id)
+            suggested, iteration, result = decode_config(config), 0, {}
+            if trial_id in last:
+                iteration, metrics, other, *place = last.pop(trial_id)
+                # An object for both, as most attempts run with the trial's own configuration.
+                own = suggested if other is None else decode_config(other)
+                result = full_result(decode(metrics), Origin(trial_id, tag, own, *place), done=False)
             trials.append(
                 Trial(
                     trial_id=trial_id,
                     index=index,
-                    config=decode_config(config),
+                    config=suggested,
                     name=name,
                     dirname=dirname,
                     tag=tag,
@@ -111,8 +208,8 @@ class ExperimentReader:
                     reason=reason,
                     attempt=attempt,
                     failures=failures,
-                    iteration=report.iteration if report else 0,
-                    last_result=report.result if report else {},
+                    iteration=iteration,
+                    last_result=result,
                     checkpoints=checkpoints.get(trial_id, []),
                     failure=Failure(kind, message, trace or "") if status == "ERROR" else None,
                     next_checkpoint=numbers.get(trial_id, 0),
@@ -189,7 +286,7 @@ class ExperimentReader:
         }
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """The reports of a trial by iteration; of one reported twice, the later attempt's."""
+        """The reports of a trial by iteration, without those that a later attempt has taken the place of."""
         return [
             self._result(trial_id, attempt, metrics)
             for attempt, metrics in self._rows(
@@ -216,10 +313,8 @@ class ExperimentReader:
     def past(self) -> dict[str, PastResults]:
         """By trial that has reported, its history, to be read when it is looked at."""
         return {
-            trial_id: PastResults(length, partial(self.history, trial_id))
-            for trial_id, length in self._rows(
-                "SELECT trial_id, count(DISTINCT iteration) FROM results GROUP BY trial_id"
-            )
+            trial_id: PastResults(trial_id, length, self.history)
+            for trial_id, length in self._rows("SELECT trial_id, count(*) FROM history GROUP BY trial_id")
         }
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
@@ -288,7 +383,27 @@ class ExperimentReader:
 
     def spans(self) -> list[Span]:
         """When each attempt ran, and what became of it, in the order of their starts."""
-        return read_spans(self._rows)
+        endings = {detail for (detail,) in self._rows("SELECT detail FROM events WHERE kind = 'ending'")}
+        ends = defaultdict(list)
+        for trial_id, *end in self._rows(
+            "SELECT trial_id, time, kind, detail FROM events "
+            "WHERE kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') ORDER BY seq"
+        ):
+            ends[trial_id].append(end)
+        spans = []
+        for trial_id, attempt, hostname, pid, started, following in self._rows(
+            "SELECT trial_id, attempt, hostname, pid, started, "
+            "lead(started, 1, 9e99) OVER (PARTITION BY trial_id ORDER BY attempt) "
+            "FROM attempts ORDER BY started, trial_id, attempt"
+        ):
+            within = (end for end in ends[trial_id] if started <= end[0] <= following)
+            ended, kind, reason = next(within, (None, "RUNNING", ""))
+            status = TrialStatus(kind)
+            # The file says of a retry only in words what it is: 'retry 1 of 2 after OutOfMemoryError'.
+            failed = status is TrialStatus.PENDING and " after " in reason
+            outcome = outcome_of(status, reason, failed=failed, endings=endings)
+            spans.append(Span(trial_id, attempt, (hostname, pid), started, ended, status, reason, outcome))
+        return spans
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
         """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""
@@ -301,60 +416,37 @@ class ExperimentReader:
             )
         }
 
-    def log(self) -> Generator[LogEntry]:
-        """All that searcher and scheduler were told, in the order they were told it."""
-        self._take_origins()
-        for kind, trial_id, attempt, iteration, text in self._rows(
-            "SELECT kind, trial_id, attempt, iteration, text FROM ("
-            "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, 0 AS iteration, '' AS text FROM trials "
-            "UNION ALL SELECT seq, 'result', trial_id, attempt, iteration, metrics FROM results "
-            "UNION ALL SELECT e.seq, 'end', e.trial_id, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
-            "max(e.seq) OVER (PARTITION BY e.trial_id), 0, e.kind FROM events e JOIN trials t "
+    def log(self, trials: Iterable[Trial] = ()) -> Generator[LogEntry]:
+        """All that searcher and scheduler were told, in the order they were told it.
+
+        Args:
+            trials: all of them, as this reader has read them and nobody has changed them since: their last
+                results are not read again.
+        """
+        last = {trial.trial_id: trial.last_result for trial in trials}
+        known = {seq for (seq,) in self._rows("SELECT max(seq) FROM results GROUP BY trial_id")}
+        if not last:
+            self._take_origins()
+        for seq, kind, trial_id, attempt, data in self._rows(
+            "SELECT seq, kind, trial_id, attempt, data FROM ("
+            "SELECT seq, 'trial' AS kind, trial_id, 0 AS attempt, '' AS data FROM trials "
+            "UNION ALL SELECT seq, 'result', trial_id, attempt, metrics FROM results "
+            "UNION ALL SELECT e.seq, e.kind, e.trial_id, 0, t.status IN ('TERMINATED', 'ERROR') AND e.seq = "
+            "max(e.seq) OVER (PARTITION BY e.trial_id) FROM events e JOIN trials t "
             "USING (trial_id) WHERE e.kind IN ('TERMINATED', 'ERROR') "
-            "UNION ALL SELECT seq, 'again', trial_id, 0, 0, '' FROM (SELECT seq, trial_id, kind, lag(kind) "
+            "UNION ALL SELECT seq, 'again', trial_id, 0, '' FROM (SELECT seq, trial_id, kind, lag(kind) "
             "OVER (PARTITION BY trial_id ORDER BY seq) AS before FROM events WHERE kind IN "
             "('PENDING', 'TERMINATED', 'ERROR')) WHERE kind = 'PENDING' AND before <> 'PENDING' "
-            "UNION ALL SELECT seq, 'RESUME', trial_id, 0, 0, '' FROM decisions WHERE verdict = 'RESUME' "
-            "UNION ALL SELECT seq, kind, trial_id, 0, 0, detail FROM events "
+            "UNION ALL SELECT seq, 'RESUME', trial_id, 0, '' FROM decisions WHERE verdict = 'RESUME' "
+            "UNION ALL SELECT seq, kind, trial_id, 0, detail FROM events "
             "WHERE kind IN (?, ?, ?, 'PAUSED')) ORDER BY seq",
-            ev.BEGAN,
-            ev.REARRANGED,
-            ev.NO_MORE_TRIALS,
+            *(ev.BEGAN, ev.REARRANGED, ev.NO_MORE_TRIALS),
         ):
-            match kind:
-                case "trial":
-                    yield Suggested(trial_id)
-                case "result":
-                    yield Report(trial_id, attempt, iteration, self._result(trial_id, attempt, text))
-                case "end":
-                    yield Ended(trial_id, text == "ERROR", bool(attempt))
-                case "again":
-                    yield Again(trial_id)
-                case "PAUSED":
-                    yield Paused(trial_id)
-                case "RESUME":
-                    yield Resumed(trial_id)
-                case ev.BEGAN:
-                    yield Began()
-                case ev.NO_MORE_TRIALS:
-                    yield NoMoreTrials()
-                case ev.REARRANGED:
-                    change = decode_config(text)
-                    if change.get("before") is not None:
-                        requests = (PlacementGroupFactory(*change[key]) for key in ("granted", "before"))
-                        yield Regranted(trial_id, *requests)
-                    if change["config"] is not None:
-                        yield Changed(trial_id, change["config"], change["donor"])
-
-    def _last_results(self) -> dict[str, Report]:
-        self._take_origins()  # in one go, as every trial's are needed
-        # Beside max() SQLite takes the other columns from the row that holds the maximum.
-        return {
-            trial_id: Report(trial_id, attempt, iteration, self._result(trial_id, attempt, metrics))
-            for trial_id, _, attempt, iteration, metrics in self._rows(
-                "SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id"
-            )
-        }
+            if kind == "result":
+                data = last[trial_id] if last and seq in known else self._result(trial_id, attempt, data)
+            elif kind == ev.REARRANGED:
+                data = decode_config(data)
+            yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
         return full_result(decode(metrics), self._origin(trial_id, attempt), done=False)

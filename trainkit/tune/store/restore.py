@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,30 +14,19 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.checkpoint import remove_unknown
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.policies import CheckpointConfig, Resume, ResumeConfig
+from trainkit.tune.core.configs import CheckpointConfig, Resume, ResumeConfig
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.proposals import Proposals
+from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.domains import Spelled
-from trainkit.tune.space.encoding import OPAQUE, complete, encode_config, holds_opaque, is_opaque
 from trainkit.tune.space.search_space import Space, spell
-from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.records import (
-    Again,
-    Began,
-    Changed,
-    Ended,
-    LogEntry,
-    NoMoreTrials,
-    Paused,
-    Regranted,
-    Report,
-    Resumed,
-    Suggested,
-)
+from trainkit.tune.space.serialization import OPAQUE, complete, encode_config, holds_opaque, is_opaque
+from trainkit.tune.space.tree import everything
+from trainkit.tune.store.reader import ExperimentReader, LogEntry
 
 
 def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space, list[str]]:
@@ -107,7 +95,7 @@ def with_objects(space: Space) -> Callable[[Any], Any]:
     objects: dict[str, Any] = {}
     ambiguous = set()
     for _, value in space.values():
-        for each in _everything(value):
+        for each in everything(value):
             mark = json.loads(encode_config(each))
             if is_opaque(mark):
                 name = mark[OPAQUE]
@@ -126,19 +114,6 @@ def with_objects(space: Space) -> Callable[[Any], Any]:
         return node
 
     return replaced if known else lambda config: config
-
-
-def _everything(node: Any) -> Iterator[Any]:
-    if isinstance(node, Mapping):
-        for child in node.values():
-            yield from _everything(child)
-    elif isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _everything(child)
-    elif isinstance(node, Spelled):
-        yield from _everything(list(node.spelling[1]))
-    else:
-        yield node
 
 
 @dataclass(frozen=True)
@@ -335,13 +310,13 @@ def restore_trials(
     require_known(rule, trials, reader.folder)
     started, verdicts = reader.started(), reader.verdicts()
     for trial in trials:
-        _forget_lost(restored, trial, reader.folder / trial.dirname, time)
+        _forget_lost(restored, trial, f"{reader.folder}/{trial.dirname}", time)
     require_checkpoints(rule, trials)
     before = {trial.trial_id: trial.status for trial in trials}
     for trial in trials:
         _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
-    with contextlib.closing(reader.log()) as log:
+    with contextlib.closing(reader.log(trials)) as log:
         replayed = replay(
             log,
             trials,
@@ -418,48 +393,51 @@ def replay(
     last: dict[str, dict[str, Any]] = {}
     replayed = Replayed()
     with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
-    for entry in log:
-        if not isinstance(entry, (Began, NoMoreTrials, Paused, Changed)):
-            owed.pop(entry.trial_id, None)
-        match entry:
-            case Suggested(trial_id):
+    for kind, trial_id, data in log:
+        if kind not in (ev.BEGAN, ev.NO_MORE_TRIALS, TrialStatus.PAUSED, ev.REARRANGED):
+            owed.pop(trial_id, None)
+        match kind:
+            case "trial":
                 trial = by_id[trial_id]
                 suggested = _remember(proposals, trial, objects, same_space=trial.index >= space_since)
                 if trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
                 consulted.on_trial_add(trial_id, suggested)
-            case Report(trial_id=trial_id, result=result):
-                last[trial_id] = result
-                if metrics and all(is_number(lookup(result, metric)) for metric in metrics):
+            case "result":
+                last[trial_id] = data
+                if metrics and all(is_number(lookup(data, metric)) for metric in metrics):
                     with_metric.add(trial_id)
-                proposals.on_trial_result(trial_id, result)
-                decision = consulted.on_result(trial_id, result)
+                proposals.on_trial_result(trial_id, data)
+                decision = consulted.on_result(trial_id, data)
                 owed[trial_id] = decision
                 if decision.reason:
-                    proposals.on_trial_decision(trial_id, result, decision)
+                    proposals.on_trial_decision(trial_id, data, decision)
                 if stop is not None:
-                    stop.told_again(trial_id, result)
-            case Paused(trial_id):
+                    stop.told_again(trial_id, data)
+            case TrialStatus.PAUSED:
                 paused.add(trial_id)
                 proposals.on_pause(trial_id)
-            case Resumed(trial_id):
+            case Verdict.RESUME:
                 consulted.on_trial_resume(trial_id)
                 if trial_id in paused:
                     paused.remove(trial_id)
                     proposals.on_unpause(trial_id)
-            case Changed(trial_id, config, donor):
-                config = complete(objects(config), by_id[trial_id].suggested)
-                consulted.on_trial_change(trial_id, config, donor)
-                if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
-                    del owed[trial_id]
-            case Regranted(trial_id, request, before):
-                consulted.on_trial_request(trial_id, request, before)
-            case Began():
+            case ev.REARRANGED:
+                if data.get("before") is not None:
+                    owed.pop(trial_id, None)
+                    requests = (PlacementGroupFactory(*data[key]) for key in ("granted", "before"))
+                    consulted.on_trial_request(trial_id, *requests)
+                if data["config"] is not None:
+                    config = complete(objects(data["config"]), by_id[trial_id].suggested)
+                    consulted.on_trial_change(trial_id, config, data["donor"])
+                    if trial_id in owed and owed[trial_id].verdict is Verdict.PAUSE:
+                        del owed[trial_id]
+            case ev.BEGAN:
                 consulted.on_begin()
-            case NoMoreTrials():
+            case ev.NO_MORE_TRIALS:
                 consulted.on_no_more_trials()
-            case Ended(trial_id, error, final):
-                ended = final and trial_id not in going_on
+            case TrialStatus.TERMINATED | TrialStatus.ERROR:
+                ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
@@ -467,7 +445,7 @@ def replay(
                     continue
                 tell = consulted.on_trial_error if error else consulted.on_trial_complete
                 tell(trial_id)
-            case Again(trial_id):
+            case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
         # They were carried out then, unless by another scheduler: the log has what came of them, but for
@@ -558,9 +536,9 @@ def _set_status(restored: Restored, trial: Trial, status: TrialStatus, reason: s
     restored.records.append(ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures))
 
 
-def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) -> None:
+def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> None:
     """Forget checkpoints whose folder is gone."""
-    for checkpoint in [kept for kept in trial.checkpoints if not (folder / kept.dirname).is_dir()]:
+    for checkpoint in [kept for kept in trial.checkpoints if not Path(folder, kept.dirname).is_dir()]:
         trial.checkpoints.remove(checkpoint)
         restored.records.append(ev.CheckpointDropped(trial, checkpoint))
         restored.records.append(
@@ -571,5 +549,4 @@ def _forget_lost(restored: Restored, trial: Trial, folder: Path, time: float) ->
 def tidy(trials: Iterable[Trial], folder: Path) -> None:
     """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
     for trial in trials:
-        known = {checkpoint.dirname for checkpoint in trial.checkpoints}
-        remove_unknown(os.fspath(folder / trial.dirname), known)
+        remove_unknown(f"{folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})

@@ -88,12 +88,16 @@ CREATE TABLE events (
     trial_id TEXT,
     detail TEXT NOT NULL
 );
-
--- The history to look at: of each iteration, the attempt that reported it last.
-CREATE VIEW history AS -- beside max() SQLite takes the other columns from the row that holds the maximum
-    SELECT trial_id, max(attempt) AS attempt, iteration, seq, metrics FROM results
-    GROUP BY trial_id, iteration;
 """
+
+HISTORY = """CREATE VIEW history AS
+    SELECT trial_id, attempt, iteration, seq, metrics FROM results JOIN (
+        SELECT trial_id, attempt, min(min(iteration)) OVER (
+            PARTITION BY trial_id ORDER BY attempt DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS again_from FROM results GROUP BY trial_id, attempt
+    ) USING (trial_id, attempt) WHERE again_from IS NULL OR iteration < again_from"""
+"""The history to look at. A report stands until its trial reports that iteration or an earlier one again,
+as an attempt does that goes on from an earlier checkpoint, or from the beginning."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
@@ -107,7 +111,8 @@ def create_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode=WAL")
         _tune(connection)
         connection.executescript(
-            f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; {TABLES} COMMIT;"
+            f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; "
+            f"{TABLES} {HISTORY}; COMMIT;"
         )
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be written: {error}") from error
@@ -139,6 +144,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
                 raise StoreError(f"{path} is damaged: {problem}. {_ADVICE}")
             connection.execute("PRAGMA journal_mode=WAL")
             _tune(connection)
+            _renew_history(connection)
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
@@ -158,6 +164,13 @@ def _tune(connection: sqlite3.Connection) -> None:
     # included, since the log is in the kernel by then. Only a power cut can lose the last commits,
     # and never the file.
     connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _renew_history(connection: sqlite3.Connection) -> None:
+    """Put this view in place of that of an earlier version, which has reports that no longer stand."""
+    (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'history'").fetchone() or ("",)
+    if view != HISTORY:
+        connection.executescript(f"BEGIN; DROP VIEW IF EXISTS history; {HISTORY}; COMMIT;")
 
 
 def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:

@@ -16,8 +16,8 @@ from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
 from trainkit.tune.core.checks import already_there, how_to_resume, setting
-from trainkit.tune.core.values import encode, storable_text
-from trainkit.tune.space.encoding import encode_config
+from trainkit.tune.core.metrics import encode, storable_text
+from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.ownership import Ownership
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, create_database, open_database
@@ -187,94 +187,54 @@ class ExperimentStore:
         self._connection.execute(sql, tuple(map(_storable, values)))
 
     def _trial_added(self, record: ev.TrialAdded) -> None:
-        trial = record.trial
+        trial, names = record.trial, (record.trial.name, record.trial.dirname, record.trial.tag)
         self._run(
             "INSERT INTO trials (trial_id, trial_index, seq, config, name, dirname, tag, status) "
-            "VALUES (?,?,?,?,?,?,?,?)",
-            trial.trial_id,
-            trial.index,
-            self._next(),
-            encode_config(trial.config),
-            trial.name,
-            trial.dirname,
-            trial.tag,
-            "PENDING",
+            "VALUES (?,?,?,?,?,?,?,'PENDING')",
+            *(trial.trial_id, trial.index, self._next(), encode_config(trial.config), *names),
         )
 
     def _attempt_started(self, record: ev.AttemptStarted) -> None:
-        self._run(
-            "INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?)",
-            record.trial.trial_id,
-            record.attempt,
-            record.pid,
-            record.hostname,
-            record.node_ip,
-            record.time,
-            record.iteration,
-            encode_config(record.trial.config) if record.trial.tried else None,
-        )
-        self._run(
-            "UPDATE trials SET status = 'RUNNING', reason = '', attempt = ? WHERE trial_id = ?",
-            record.attempt,
-            record.trial.trial_id,
-        )
+        trial_id, process = record.trial.trial_id, (record.pid, record.hostname, record.node_ip)
+        config = encode_config(record.trial.config) if record.trial.tried else None
+        values = (trial_id, record.attempt, *process, record.time, record.iteration, config)
+        self._run("INSERT OR REPLACE INTO attempts VALUES (?,?,?,?,?,?,?,?)", *values)
+        sql = "UPDATE trials SET status = 'RUNNING', reason = '', attempt = ? WHERE trial_id = ?"
+        self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        self._run(
-            "INSERT INTO results VALUES (?,?,?,?,?)",
-            record.trial.trial_id,
-            record.attempt,
-            record.iteration,
-            self._next(),
-            encode(record.metrics),
-        )
+        # The most frequent record, and no text of it is other than ASCII.
+        place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
+        self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 
     def _decision_made(self, record: ev.DecisionMade) -> None:
-        self._run(
-            "INSERT INTO decisions VALUES (?,?,?,?,?,?)",
-            self._next(),
-            record.trial.trial_id,
-            record.attempt,
-            record.iteration,
-            str(record.decision.verdict),
-            encode(dict(record.decision.reason)),
-        )
+        place = (record.trial.trial_id, record.attempt, record.iteration)
+        verdict, reason = str(record.decision.verdict), encode(dict(record.decision.reason))
+        self._run("INSERT INTO decisions VALUES (?,?,?,?,?,?)", self._next(), *place, verdict, reason)
 
     def _checkpoint_added(self, record: ev.CheckpointAdded) -> None:
-        saved = record.checkpoint
+        saved, trial_id = record.checkpoint, record.trial.trial_id
+        values = (trial_id, saved.number, record.attempt, saved.iteration, saved.dirname, saved.score)
         self._run(
             "INSERT INTO checkpoints (trial_id, number, attempt, iteration, dirname, score) "
             "VALUES (?,?,?,?,?,?)",
-            record.trial.trial_id,
-            saved.number,
-            record.attempt,
-            saved.iteration,
-            saved.dirname,
-            saved.score,
+            *values,
         )
 
     def _checkpoint_dropped(self, record: ev.CheckpointDropped) -> None:
-        self._run(
-            "UPDATE checkpoints SET dropped = 1 WHERE trial_id = ? AND number = ?",
-            record.trial.trial_id,
-            record.checkpoint.number,
-        )
+        sql = "UPDATE checkpoints SET dropped = 1 WHERE trial_id = ? AND number = ?"
+        self._run(sql, record.trial.trial_id, record.checkpoint.number)
 
     def _status_changed(self, record: ev.StatusChanged) -> None:
+        status, reason, trial_id = str(record.status), record.reason, record.trial.trial_id
         failure = record.failure
+        error = (failure.kind, failure.message, failure.traceback) if failure else (None, None, None)
         self._run(
             "UPDATE trials SET status = ?, reason = ?, attempt = ?, failures = ?, "
             "error_kind = ?, error_message = ?, error_traceback = ? WHERE trial_id = ?",
-            str(record.status),
-            record.reason,
-            record.attempt,
-            record.failures,
-            failure and failure.kind,
-            failure and failure.message,
-            failure and failure.traceback,
-            record.trial.trial_id,
+            *(status, reason, record.attempt, record.failures, *error, trial_id),
         )
-        self._noted(ev.Noted(record.time, str(record.status), record.reason, record.trial.trial_id))
+        self._noted(ev.Noted(record.time, status, reason, trial_id))
 
     def _rearranged(self, record: ev.Rearranged) -> None:
         trial = record.trial
@@ -290,14 +250,8 @@ class ExperimentStore:
         self._noted(ev.Noted(record.time, ev.REARRANGED, encode_config(detail), trial.trial_id))
 
     def _noted(self, record: ev.Noted) -> None:
-        self._run(
-            "INSERT INTO events VALUES (?,?,?,?,?)",
-            self._next(),
-            record.time,
-            record.kind,
-            record.trial_id,
-            record.detail,
-        )
+        values = (record.time, record.kind, record.trial_id, record.detail)
+        self._run("INSERT INTO events VALUES (?,?,?,?,?)", self._next(), *values)
 
 
 def _storable(value: Any) -> Any:

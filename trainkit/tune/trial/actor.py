@@ -9,8 +9,8 @@ import socket
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,10 @@ from trainkit.errors import MetricError
 from trainkit.runtime import api, session
 from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
-from trainkit.tune.core.checkpoint import checkpoint_dirname
+from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname
+from trainkit.tune.core.metrics import is_scalar
 from trainkit.tune.core.trainables import take_environments
-from trainkit.tune.core.values import is_scalar
-from trainkit.tune.trial.context import TrialContext, TrialStopped
+from trainkit.tune.trial.context import TrialContext, TrialStopped, TuneContext
 from trainkit.tune.trial.environment import TrialEnvironment
 from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
 from trainkit.tune.trial.trainable import Trainable
@@ -42,7 +42,11 @@ def older_arguments(
         parameters: what is bound to it already.
         checkpoint: path of the one to go on from.
     """
-    if CHECKPOINT_DIR in parameters:
+    code = getattr(function, "__code__", None)
+    # A signature takes long, and pages of memory. It is not needed for a function without a variable of that
+    # name, unless an attribute, such as `__wrapped__` or `__signature__`, says that it has other parameters.
+    lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
+    if lacks_it or CHECKPOINT_DIR in parameters:
         return {}
     try:
         wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
@@ -70,7 +74,6 @@ class Runner(ABC):
 
     def take_over(self, spec: TrialSpec) -> bool:
         """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
-        del spec
         return False
 
     def close(self) -> str:
@@ -79,19 +82,36 @@ class Runner(ABC):
 
 
 class FunctionRunner(Runner):
-    """Runs `function(config, **parameters)`, which reports by `tune.report`, by yielding or by returning."""
+    """Runs `function(config, **parameters)`, which reports by `tune.report`, by yielding or by returning.
 
-    def __init__(self, spec: TrialSpec, function: Any, parameters: Mapping[str, Any]) -> None:
+    Args:
+        spec: the trial.
+        function: the user's.
+        parameters: bound to it.
+        context: what `get_context` returns in it; None: the trial's identity.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        function: Any,
+        parameters: Mapping[str, Any],
+        context: TuneContext | None = None,
+    ) -> None:
         self._spec = spec
         self._function = function
         self._parameters = parameters
-        self._session = TrialContext(spec, self._hand_over)
+        self._session = TrialContext(spec, self._hand_over, context)
         self._greenlet = greenlet(self._run)
 
     def advance(self) -> Reply:
         self._greenlet.parent = greenlet.getcurrent()
         progress: Reply = self._greenlet.switch()
         return progress
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Have `get_checkpoint` return `checkpoint` from now on."""
+        self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
         return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
@@ -149,21 +169,15 @@ class ClassRunner(Runner):
         # Iteration of the checkpoint that holds the present state; -1: none does.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
-            try:
+            with self._cleaned_up_after():
                 self._trainable.restore(spec.checkpoint)
-            except BaseException as error:
-                self._give_up(error)
-                raise
 
     def take_over(self, spec: TrialSpec) -> bool:
         if not self._kept:
             return False
         self._kept = False
-        try:
+        with self._cleaned_up_after():
             accepted = self._trainable.take_over(spec)
-        except BaseException as error:
-            self._give_up(error)
-            raise
         if not accepted:
             # The trial that it belonged to has long ended: nothing else could tell what this raises.
             sys.stderr.write(self._clean_up())
@@ -176,7 +190,7 @@ class ClassRunner(Runner):
         return self._clean_up() if kept else ""
 
     def advance(self) -> Reply:
-        try:
+        with self._cleaned_up_after():
             metrics = self._trainable.train()
             done = bool(metrics.pop("done", False))
             iteration, every = self._trainable.iteration, self._spec.checkpoint_frequency
@@ -184,17 +198,11 @@ class ClassRunner(Runner):
             dirname = self._save() if due or (done and self._spec.checkpoint_at_end) else None
             if dirname is not None:
                 metrics["checkpoint_dir_name"] = dirname
-        except BaseException as error:
-            self._give_up(error)
-            raise
         return reply(iteration, metrics, dirname, done, self._end() if done else "")
 
     def save(self) -> Reply:
-        try:
+        with self._cleaned_up_after():
             return reply(self._trainable.iteration, checkpoint=self._save_if_new())
-        except BaseException as error:
-            self._give_up(error)
-            raise
 
     def stop(self, save: bool) -> Reply:
         dirname, problem = None, ""
@@ -210,9 +218,15 @@ class ClassRunner(Runner):
             return ""
         return self._clean_up()
 
-    def _give_up(self, error: BaseException) -> None:
-        if problem := self._clean_up():
-            error.add_note(f"then cleanup() raised too:\n{problem}")
+    @contextmanager
+    def _cleaned_up_after(self) -> Iterator[None]:
+        """Let the user's clean-up run if the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            if problem := self._clean_up():
+                error.add_note(f"then cleanup() raised too:\n{problem}")
+            raise
 
     def _clean_up(self) -> str:
         """Let the user's clean-up run; return the traceback of what it raises, as all else is settled."""
@@ -359,7 +373,7 @@ class TrialActor:
             del before  # what the user's object holds is free before the next one is made
             self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
         # No name is looked up: a resolver that hangs would hang every trial.
-        return WorkerProcess(os.getpid(), socket.gethostname(), "127.0.0.1")
+        return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
 
     def advance(self) -> Reply:
         """Run to the next report."""
@@ -403,7 +417,8 @@ class SerializedTrainable(Trainable):
     """Extend this where a step needs of the one before only a value, which is pickled.
 
     Each step has an object of its own, in whichever process: `setup` is called before each, then `state` is
-    set, unless it is the trial's first.
+    set, unless it is the trial's first. Where steps are done in parts, the class method `joined` makes their
+    reports one: it returns the metrics, and the state after the step or None if the trial is done.
     """
 
     @property

@@ -12,8 +12,8 @@ from typing import Any
 
 from trainkit.errors import ConfigError, TuneError
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname, commit_directory, persist
+from trainkit.tune.core.metrics import is_scalar, plain_metrics
 from trainkit.tune.core.resources import TrialResources
-from trainkit.tune.core.values import is_scalar, plain_metrics
 from trainkit.tune.trial.messages import Reply, ReportMeter, TrialSpec, reply
 
 
@@ -29,6 +29,11 @@ class TuneContext:
 
     def __init__(self, spec: TrialSpec) -> None:
         self._spec = spec
+
+    @property
+    def spec(self) -> TrialSpec:
+        """All that the trial's process was told."""
+        return self._spec
 
     def get_trial_id(self) -> str:
         """Unique in the experiment, such as '5f3a_00007'."""
@@ -81,10 +86,13 @@ class TrialContext:
     Args:
         spec: the trial.
         hand_over: gives a Progress to the driver and returns when the trial may go on.
+        context: what `get_context` returns; None: the trial's identity.
     """
 
-    def __init__(self, spec: TrialSpec, hand_over: Callable[[Reply], None]) -> None:
-        self.context = TuneContext(spec)
+    def __init__(
+        self, spec: TrialSpec, hand_over: Callable[[Reply], None], context: TuneContext | None = None
+    ) -> None:
+        self.context = context or TuneContext(spec)
         self.stopping = False
         self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
         self.meter = ReportMeter(spec)
@@ -236,7 +244,6 @@ def checkpoint_dir(step: int) -> Iterator[str]:
     Args:
         step: Ray's; checkpoints are numbered by themselves.
     """
-    del step
     with current_session("checkpoint_dir").saving() as folder:
         yield folder
 

@@ -117,7 +117,8 @@ def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: boo
         os.makedirs(os.path.dirname(path), exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         kept = os.dup(descriptor)
-        undo.callback(_restore, kept, descriptor)
+        undo.callback(os.close, kept)
+        undo.callback(os.dup2, kept, descriptor)
         os.dup2(file, descriptor)
         os.close(file)
         if descriptor == 2 and own_process and faulthandler.is_enabled():
@@ -135,11 +136,6 @@ def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: boo
 def _streams_back(before: Sequence[Any], own: Sequence[Any]) -> None:
     _flush(*own)
     sys.stdout, sys.stderr = before
-
-
-def _restore(kept: int, descriptor: int) -> None:
-    os.dup2(kept, descriptor)
-    os.close(kept)
 
 
 def _flush(*streams: Any) -> None:

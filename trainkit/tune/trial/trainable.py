@@ -10,8 +10,8 @@ from typing import Any
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.tune.core.checkpoint import Checkpoint, commit_directory, given_back, keep_returned
+from trainkit.tune.core.metrics import plain_metrics
 from trainkit.tune.core.resources import TrialResources
-from trainkit.tune.core.values import plain_metrics
 from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
@@ -77,7 +77,6 @@ class Trainable:
         by then, `iteration` counts anew and `logdir` is the other trial's. After False, `cleanup` is
         called and a new object is made.
         """
-        del new_config
         return False
 
     def cleanup(self) -> None:
@@ -86,7 +85,6 @@ class Trainable:
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
         """Return the request of a trial, unless `with_resources` is used; None: 1 CPU."""
-        del config
         return None
 
     # --- to use -----------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ class Trainable:
             shutil.rmtree(partial, ignore_errors=True)
             os.makedirs(partial)
             keep_returned(partial, self.save_checkpoint(partial))
-            commit_directory(partial, target)
+            commit_directory(partial, target, durable=self._trial.durable)
         except OSError as error:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
         finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from trainkit.errors import ConfigError, ObjectLostError, TrainkitError
+from trainkit.errors import ConfigError, ObjectLostError, TrainkitError, did_you_mean
+from trainkit.runtime import specs
 from trainkit.runtime.local.client import reconnecting
 from trainkit.runtime.local.client.actors import (
     ActorConnection,
@@ -17,36 +19,17 @@ from trainkit.runtime.local.client.actors import (
     CallAwaitingArguments,
     ConnectionParts,
     HeldCalls,
+    known_endpoint,
     shared,
 )
 from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
-from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.batching import lasting
-from trainkit.runtime.local.wire.channel import INIT, Descriptor, explain
-from trainkit.runtime.local.wire.messages import (
-    ActorConduct,
-    ArgumentsThere,
-    FindActor,
-    Found,
-    Kill,
-    NotFound,
-    StartActor,
-    WorkerEnvironment,
-)
+from trainkit.runtime.local.wire.channel import INIT, Descriptor, descriptors_explained
 from trainkit.runtime.serialize import Handle
-from trainkit.runtime.specs import (
-    ActorSpec,
-    Interface,
-    MethodSpec,
-    ObjectRef,
-    Placement,
-    Registration,
-    nearest,
-    taken_message,
-)
 
 making = threading.RLock()
 """Held while an actor is made that may be there already.
@@ -59,21 +42,8 @@ _meeting = threading.RLock()
 
 _SEARCH_S = 2.0
 _ROOM_BYTES = 1 << 20
-_Answer = Found | NotFound
-
-
-class _Nobody(NamedTuple):
-    """Nobody has a name.
-
-    Attributes:
-        own: the answer of this process's session.
-        looked_at: the other sessions.
-        known: the names that they have.
-    """
-
-    own: NotFound
-    looked_at: Sequence[str]
-    known: Sequence[str]
+_Answer = messages.Found | messages.NotFound
+Met = tuple[ActorEndpoint, specs.Interface]
 
 
 class ActorLookup:
@@ -89,7 +59,6 @@ class ActorLookup:
         self._node = parts.node
         self._waiter = parts.waiter
         self._namespace = namespace
-        self._sessions = Path(parts.mark).parent
 
     def is_abroad(self, actor: ActorEndpoint) -> bool:
         """Return whether an actor belongs to another session than this process."""
@@ -98,31 +67,44 @@ class ActorLookup:
     def _answer(self, ref: LocalRef) -> Any:
         return self._waiter.get([ref], None)[0]
 
-    def find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
-        """The actor of that name; see `Engine.find_actor`."""
-        try:
-            found = self._find(name, namespace)
-        except OSError as error:
-            explain(error)
-            raise
-        if isinstance(found, _Nobody):
-            raise ConfigError(_not_found(name, found))
-        return found
+    def find(self, name: str, namespace: str | None) -> Met:
+        """Return the actor of that name; see `Engine.find_actor`."""
+        with descriptors_explained:
+            own = self._find_own(name, namespace)
+            if not isinstance(own, messages.NotFound):
+                return own
+            met, looked_at, known = self._find_abroad(name, own.namespace)
+        if met is None:
+            where = "; ".join(["this session", *looked_at])
+            hint = did_you_mean(name, sorted({*own.names, *known} - {name}))
+            raise ConfigError(
+                f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where})."
+                f"{hint} Names are given by .options(name=...), end with their actor, and reach other "
+                "programs with lifetime='detached'"
+            )
+        return met
 
-    def existing(self, wanted: Registration | None) -> ActorEndpoint | None:
+    def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
         """Return the actor that is good enough for who wants to register one; None if there is none."""
-        if wanted is None or wanted.name is None or not wanted.get_if_exists:
+        if wanted is None or not wanted.get_if_exists:
             return None
-        found = self._find(wanted.name, wanted.namespace)
-        return None if isinstance(found, _Nobody) else found[0]
+        found = self._holder(wanted)
+        return None if found is None else found[0]
+
+    def _holder(self, wanted: specs.Registration) -> Met | None:
+        """Return the actor that has the wanted name, in this session or as a detached one in another."""
+        own = self._find_own(wanted.name, wanted.namespace)
+        if isinstance(own, messages.NotFound):
+            return self._find_abroad(wanted.name, own.namespace)[0]
+        return own
 
     def register(
         self,
-        request: StartActor,
+        request: messages.StartActor,
         peer: CallConnection,
         handles: Sequence[Handle],
         buffers: Sequence[Any],
-    ) -> tuple[ActorEndpoint, Interface] | NotFound | None:
+    ) -> Met | messages.NotFound | None:
         """Ask for the actor of `request`, which has a registration.
 
         Args:
@@ -138,21 +120,23 @@ class ActorLookup:
             ConfigError: its name is taken.
         """
         wanted = request.registration
-        if wanted is None or wanted.name is None:
+        if wanted is None:
             raise ConfigError("only an actor with a name can be registered")
-        with sessions.in_turn(self._sessions) if wanted.detached else contextlib.nullcontext():
+        with sessions.in_turn(Path(self._parts.mark).parent) if wanted.detached else contextlib.nullcontext():
             if wanted.detached:
-                found = self._find(wanted.name, wanted.namespace)
-                if not isinstance(found, _Nobody) and wanted.get_if_exists:
+                found = self._holder(wanted)
+                if found is not None and wanted.get_if_exists:
                     return found
-                if not isinstance(found, _Nobody) and self.is_abroad(found[0]):
+                if found is not None and self.is_abroad(found[0]):
                     session = sessions.session_at(Path(found[0].peer.home or ""))
                     holder = f"a detached actor of {session or 'another session'}"
-                    raise ConfigError(taken_message(wanted.name, wanted.namespace or self._namespace, holder))
+                    raise ConfigError(
+                        specs.taken_message(wanted.name, wanted.namespace or self._namespace, holder)
+                    )
             try:
-                answer: Found | None = self._answer(self._node.ask(request, handles, buffers))
+                answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
             except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
-                self._node.tell(Kill(request.worker_id, "who asked for it was interrupted"))
+                self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
             if wanted.detached:
@@ -161,57 +145,42 @@ class ActorLookup:
             return None
         return self._find_own(wanted.name, wanted.namespace)
 
-    def _find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface] | _Nobody:
-        """The actor of that name in this process's session, or a detached one in another."""
-        own = self._find_own(name, namespace)
-        if not isinstance(own, NotFound):
-            return own
-        met, looked_at, known = self._find_abroad(name, own.namespace)
-        return _Nobody(own, looked_at, known) if met is None else met
-
-    def _find_own(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface] | NotFound:
+    def _find_own(self, name: str, namespace: str | None) -> Met | messages.NotFound:
         """The actor of that name in this process's session."""
-        message = FindActor(name, namespace, False)
+        message = messages.FindActor(name, namespace, False)
         return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
 
-    def _ask_for(
-        self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]
-    ) -> tuple[ActorEndpoint, Interface] | NotFound:
+    def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
         """Meet the actor that `ask` finds in the session with the mark `home`.
 
         It is handed a new connection only if this process has none: one that is busy takes none up, and
         those which wait for it take descriptors of the node.
         """
         answer = ask(())
-        if isinstance(answer, NotFound):
+        if isinstance(answer, messages.NotFound):
             return answer
         with _meeting:
-            known = reconnecting.known_endpoint(home, answer.worker_id)
+            known = known_endpoint(home, answer.worker_id)
             if known is not None:
                 return known, answer.interface
             ours, theirs = socket.socketpair()
             with ours:
                 answer = ask([Descriptor(theirs.detach())])
-                if isinstance(answer, NotFound):
+                if isinstance(answer, messages.NotFound):
                     return answer
                 sock = socket.socket(fileno=ours.detach())
             return self._met(home, answer, sock)
 
-    def _met(self, home: str, answer: Found, sock: socket.socket) -> tuple[ActorEndpoint, Interface]:
-        if answer.life is not None:
-            line = reconnecting.ReconnectingConnection(sock, answer.label, answer.worker_id)
-            line.home, line.in_order = home, answer.in_order
-            endpoint = shared(reconnecting.ReconnectingEndpoint(line))
-            if endpoint.peer is line:
-                line.follow(self._parts, home, answer.max_task_retries, answer.life)
-            return endpoint, answer.interface
-        peer = ActorConnection(sock, answer.label, answer.worker_id)
+    def _met(self, home: str, answer: messages.Found, sock: socket.socket) -> Met:
+        connection = ActorConnection if answer.life is None else reconnecting.ReconnectingConnection
+        peer = connection(sock, answer.label, answer.worker_id)
         peer.home, peer.in_order, peer.max_task_retries = home, answer.in_order, answer.max_task_retries
-        return shared(ActorEndpoint(peer)), answer.interface
+        endpoint = shared(ActorEndpoint(peer))
+        if endpoint.peer is peer:
+            peer.follow(self._parts, life=answer.life or 0)
+        return endpoint, answer.interface
 
-    def _find_abroad(
-        self, name: str, namespace: str
-    ) -> tuple[tuple[ActorEndpoint, Interface] | None, list[str], list[str]]:
+    def _find_abroad(self, name: str, namespace: str) -> tuple[Met | None, list[str], list[str]]:
         """A detached actor of that name in another of the user's sessions.
 
         Returns:
@@ -219,12 +188,12 @@ class ActorLookup:
         """
         looked_at: list[str] = []
         known: list[str] = []
-        for session in sessions.sessions(self._sessions):
+        for session in sessions.sessions(Path(self._parts.mark).parent):
             home = str(session.folder)
             if home == self._parts.mark:
                 continue
             looked_at.append(str(session))
-            message = FindActor(name, namespace, True)
+            message = messages.FindActor(name, namespace, True)
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
@@ -233,7 +202,7 @@ class ActorLookup:
             except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
                 looked_at[-1] += f", which could not be asked: {error}"
                 continue
-            if not isinstance(found, NotFound):
+            if not isinstance(found, messages.NotFound):
                 return found, looked_at, known
             if name in found.names:
                 looked_at[-1] += ", whose actor of that name is its own, not detached"
@@ -260,8 +229,8 @@ class ActorClient:
         codec: CallCodec,
         results: Results,
         *,
-        placed: Callable[[Placement, str], Placement],
-        environment: Callable[[], WorkerEnvironment],
+        placed: Callable[[specs.Placement, str], specs.Placement],
+        environment: Callable[[], messages.WorkerEnvironment],
     ) -> None:
         self._parts = parts
         self._node = parts.node
@@ -270,25 +239,18 @@ class ActorClient:
         self._results = results
         self._placed = placed
         self._environment = environment
-        self._held = HeldCalls(parts.background, parts.waiter)
+        self._held = HeldCalls(parts.background)
 
-    def find(self, name: str, namespace: str | None) -> tuple[ActorEndpoint, Interface]:
-        """Return the actor of that name; see `Engine.find_actor`."""
-        return self._lookup.find(name, namespace)
-
-    def start(self, spec: ActorSpec) -> ActorEndpoint:
+    def start(self, spec: specs.ActorSpec) -> ActorEndpoint:
         """Ask for an actor; see `Engine.start_actor`."""
         wanted = spec.registration
-        try:
+        with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
             with making:  # so that a crowd of threads makes one, and one connection to it
                 return self._lookup.existing(wanted) or self._start(spec)
-        except OSError as error:
-            explain(error)
-            raise
 
-    def _start(self, spec: ActorSpec) -> ActorEndpoint:
+    def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
         placement = self._placed(spec.placement, spec.name)
         definition = self._codec.definition(spec.cls, spec.name)
         waits_for = pending(spec.args, spec.kwargs)
@@ -296,19 +258,20 @@ class ActorClient:
         endpoint, first = reconnecting.endpoint_of(self._parts, spec)
         peer = endpoint.peer
         peer.tells_failures = not is_own(spec.cls)
-        memo, kept = reconnecting.memo_of(spec, body)
-        request = StartActor(
+        constructor_call, kept = reconnecting.constructor_call(spec, body)
+        request = messages.StartActor(
             peer.worker_id or 0,
             spec.name,
             placement,
             self._environment(),
-            conduct=ActorConduct(
+            conduct=messages.ActorConduct(
                 spec.concurrency,
                 spec.interface.is_async,
                 is_registered=spec.registration is not None,
                 max_task_retries=spec.max_task_retries,
+                is_restarted=spec.max_restarts != 0,
             ),
-            constructor_call=memo,
+            constructor_call=constructor_call,
             registration=spec.registration,
             class_name=spec.cls.__name__,
             interface=None if spec.registration is None else spec.interface,
@@ -317,7 +280,7 @@ class ActorClient:
         try:
             if spec.registration is not None:
                 existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
-                if isinstance(existing, NotFound):  # the actor of that name has ended meanwhile
+                if isinstance(existing, messages.NotFound):  # the actor of that name has ended meanwhile
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
@@ -328,8 +291,9 @@ class ActorClient:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
         finally:  # also if Ctrl-C came in between: it would keep its name, and never start
             if waits_for:
-                told = ArgumentsThere(request.worker_id)
-                self._held.when_there(waits_for, lambda: self._held.run_soon(lambda: self._node.tell(told)))
+                tell = functools.partial(self._node.tell, messages.ArgumentsThere(request.worker_id))
+                parts = self._parts
+                parts.waiter.when_all(waits_for, lambda: parts.background.run(tell))
         return endpoint
 
     def call(
@@ -338,8 +302,8 @@ class ActorClient:
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        spec: MethodSpec,
-    ) -> list[ObjectRef[Any]]:
+        spec: specs.MethodSpec,
+    ) -> list[specs.ObjectRef[Any]]:
         """Send one method call; see `Engine.call`."""
         peer = actor.peer
         if peer.takes_small_calls and spec.is_plain:
@@ -360,7 +324,7 @@ class ActorClient:
         if waits_for or peer.keeps_back:
             refs = self._results.new(spec.num_returns, None)
             held = CallAwaitingArguments(
-                self._held, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
+                self._held, self._parts, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
             )
             peer.hold(held, waits_for)
         else:
@@ -376,20 +340,8 @@ class ActorClient:
         if self._lookup.is_abroad(actor):
             sessions.kill(peer.home or "", peer.worker_id, reason, not no_restart)
         elif not self._node.closed:
-            self._node.demand(Kill(peer.worker_id, reason, not no_restart))
+            self._node.demand(messages.Kill(peer.worker_id, reason, not no_restart))
 
     def fail_held(self, why: Callable[[], Exception]) -> None:
         """Fail the calls that wait for their arguments."""
         self._held.fail(why)
-
-
-def _not_found(name: str, nobody: _Nobody) -> str:
-    own, looked_at, known = nobody
-    where = "; ".join(["this session", *looked_at])
-    near = nearest(name, sorted({*own.names, *known} - {name}))
-    hint = f": did you mean {near!r}?" if near else "."
-    return (
-        f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where}){hint} "
-        "Names are given by .options(name=...), end with their actor, and reach other programs with "
-        "lifetime='detached'"
-    )

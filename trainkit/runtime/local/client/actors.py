@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
@@ -16,12 +16,13 @@ from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END, BackgroundThread
 from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client
+from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
+from trainkit.runtime.restart_policy import RetriedKinds, retries_on
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import MethodSpec
+from trainkit.runtime.specs import MethodSpec, Uncopied
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,14 @@ class ConnectionParts:
 
 
 class HeldCalls:
-    """The connections of this process that hold calls back, and what those need.
+    """The connections of this process that hold calls back.
 
     Args:
-        background: runs what follows when arguments have arrived.
-        waiter: sees to it that they arrive.
+        background: looks for the ends of those connections.
     """
 
-    def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
+    def __init__(self, background: BackgroundThread) -> None:
         self._background = background
-        self._waiter = waiter
         self._connections: set[ActorConnection] = set()
 
     def begin(self, conn: ActorConnection) -> None:
@@ -63,18 +62,6 @@ class HeldCalls:
         if not conn.is_watched:
             self._background.unwatch(conn, END)
 
-    def when_there(self, arguments: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        """Run `then` when all of `arguments` are done, in the thread that finds the last."""
-        self._waiter.when_all(arguments, then)
-
-    def run_soon(self, job: Callable[[], None]) -> None:
-        """Run `job` in the background thread."""
-        self._background.run(job)
-
-    def watch(self, ref: LocalRef) -> None:
-        """Have the answer of `ref` read: a thread may wait for it that has no connection to read."""
-        self._waiter.watch(ref)
-
     def fail(self, why: Callable[[], Exception]) -> None:
         """Fail all held calls."""
         for conn in list(self._connections):
@@ -87,6 +74,7 @@ class CallAwaitingArguments:
 
     Attributes:
         held: of this process.
+        parts: of this process's engine.
         actor: the actor's endpoint, which keeps the actor alive.
         peer: the connection that the call will go over.
         name: of the method, for errors.
@@ -94,6 +82,7 @@ class CallAwaitingArguments:
     """
 
     held: HeldCalls
+    parts: ConnectionParts
     actor: Any
     peer: ActorConnection
     name: str
@@ -103,11 +92,17 @@ class CallAwaitingArguments:
     ready: bool
 
     @property
+    def what(self) -> str:
+        """Its name in messages."""
+        return f"{self.peer.name}.{self.name}"
+
+    @property
     def lane(self) -> Hashable:
         """Calls in one lane are sent in the order made."""
         return self.spec.concurrency_group if self.peer.in_order else self
 
 
+@dataclass(slots=True, eq=False)
 class SentCall:
     """A call of an actor's method that has not been answered.
 
@@ -123,40 +118,41 @@ class SentCall:
         cancelled: it is not made again, though it raised and that has not been decided yet.
     """
 
-    __slots__ = ("actor", "body", "cancelled", "kept", "kinds", "refs", "retries_left", "sent", "small")
-
-    def __init__(self, refs: list[int], retries_left: int) -> None:
-        self.refs = refs
-        self.retries_left = retries_left
-        self.sent = False
-        self.actor: Any = None
-        self.body: Packed | None = None
-        self.small: tuple[str | int, Any] | None = None
-        self.kept: list[LocalRef] = []
-        self.kinds: bool | tuple[type[BaseException], ...] = False
-        self.cancelled = False
+    refs: list[int]
+    retries_left: int
+    sent: bool = False
+    actor: Any = None
+    body: Packed | None = None
+    small: tuple[str | int, Any] | None = None
+    kept: list[LocalRef] = field(default_factory=list)
+    kinds: RetriedKinds = False
+    cancelled: bool = False
 
     @property
     def may_be_made_again(self) -> bool:
         """True if the error decides."""
-        return self.retries_left != 0 and not any(ref.begun or ref.done() for ref in self.kept)
+        return self.retries_left != 0 and not any(ref.done() for ref in self.kept)
 
     def is_to_be_made_again(self, error: TaskError) -> bool:
         """Return whether this call, which raised `error`, is made again."""
         if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
             return False
-        return isinstance(error.cause, Exception if isinstance(self.kinds, bool) else self.kinds)
+        return retries_on(error.cause, self.kinds)
 
 
 class ActorConnection(CallConnection):
     """A connection to an actor; all calls of this process to that actor go over it.
 
     Attributes:
+        kind: of the handles that lead over it.
+        life: how often the actor had been made anew when its process started; None if it never is.
         in_order: the actor runs the calls of each caller in the order made.
         max_task_retries: how often a call is made again, unless its method says otherwise.
         endpoints: how many `Endpoint` lead over it; without any, nothing more is sent.
     """
 
+    kind = ACTOR
+    life: int | None = None
     tells_failures = True
     is_watched = False
     """The background thread looks for the connection's end all the time."""
@@ -172,6 +168,15 @@ class ActorConnection(CallConnection):
         self._retriable: dict[int, SentCall] = {}
         self.max_task_retries = 0
 
+    def follow(self, parts: ConnectionParts, *, life: int = 0, owner: bool = False) -> None:
+        """Stay connected from here on, if the actor may be made anew; without effect twice.
+
+        Args:
+            parts: of this process's engine.
+            life: how often the actor has been made anew.
+            owner: this process asked for the actor.
+        """
+
     @property
     def keeps_back(self) -> bool:
         """True if a call made now has to wait for one made earlier."""
@@ -184,11 +189,17 @@ class ActorConnection(CallConnection):
         if spec.retry_exceptions and call.retries_left:
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
-            self._send_retriable(call, call.body)
             parts: ConnectionParts = current_client().parts
-            for ref in refs:  # maybe nobody waits for it, or somebody who has no connection to read
-                if not ref.done():
-                    parts.waiter.watch(ref)
+            # Maybe nobody waits for it, or somebody who has no connection to read. Before it is sent: once it
+            # has failed, no connection owes it until it is made again.
+            for ref in refs:
+                parts.waiter.watch(ref)
+            try:
+                self._send_retriable(call, call.body)
+            except BaseException:  # the caller is told
+                for ref in refs:
+                    parts.background.unwatch(self, ref)
+                raise
         else:
             self._send_call(call, refs, body)
 
@@ -239,8 +250,7 @@ class ActorConnection(CallConnection):
         if call.cancelled:  # looked at last: who cancels it from here on has its process do so
             self.forget(call.refs)
             reason = f"a call of {self.name} raised, and was cancelled before it was made again"
-            for ref in call.kept:
-                ref.complete(LOST, functools.partial(TaskCancelledError, reason))
+            fail(call.kept, TaskCancelledError, reason)
             return True
         if call.body is not None:
             self._send_retriable(call, call.body)
@@ -257,7 +267,7 @@ class ActorConnection(CallConnection):
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
         for ref in call.refs:
             ref.body = call
-        with InterruptGuard() as guard:  # Ctrl-C must not leave one behind that is never sent
+        with InterruptGuard():  # Ctrl-C must not leave one behind that is never sent
             with self._order:
                 if not self._lanes:
                     call.held.begin(self)
@@ -269,14 +279,12 @@ class ActorConnection(CallConnection):
             elif call.ready:
                 self._advance(call.lane)
             else:
-                call.held.when_there(waits_for, functools.partial(self._arguments_arrived, call))
-        if guard.noted:
-            guard.act()
+                call.parts.waiter.when_all(waits_for, functools.partial(self._arguments_arrived, call))
 
     def _arguments_arrived(self, call: CallAwaitingArguments) -> None:
         call.ready = True
         # In the background thread: whoever found the last of them may be in the middle of anything.
-        call.held.run_soon(functools.partial(self._advance, call.lane))
+        call.parts.background.run(functools.partial(self._advance, call.lane))
 
     def _advance(self, lane: Hashable) -> None:
         """Send the calls of a lane up to the first that is not ready."""
@@ -309,11 +317,10 @@ class ActorConnection(CallConnection):
             self.call(call.actor, call.body, call.refs, call.spec)
         except Exception as error:  # no descriptor left for what goes with it, or no memory
             reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
-            for ref in call.refs:
-                ref.complete(LOST, functools.partial(ObjectLostError, reason))
+            fail(call.refs, ObjectLostError, reason)
         for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
             if not ref.done():
-                call.held.watch(ref)
+                call.parts.waiter.watch(ref)
 
     def withdraw(self, call: CallAwaitingArguments) -> bool:
         """Cancel a held call; False if it has been sent."""
@@ -323,9 +330,7 @@ class ActorConnection(CallConnection):
                 return False
             self._drop(lane, call)
             self._advance(lane)
-        reason = f"{self.name}.{call.name} was cancelled before it began"
-        for ref in call.refs:
-            ref.complete(LOST, functools.partial(TaskCancelledError, reason))
+        fail(call.refs, TaskCancelledError, f"{call.what} was cancelled before it began")
         return True
 
     def fail_held(self, why: Callable[[], Exception]) -> None:
@@ -348,20 +353,23 @@ class ActorConnection(CallConnection):
         self.fail_held(self.lost)
 
 
-class ActorEndpoint:
+class ActorEndpoint(Uncopied):
     """Content of an actor's handle: as long as one of them is somewhere, the actor stays.
 
     Each is one connection of its own, so the actor's process sees the last of them close, also when
     it was lost on the way or its holder crashed. Those of one process lead over one connection, see `shared`.
     """
 
-    kind = ACTOR
     __slots__ = ("__weakref__", "peer")
 
     def __init__(self, peer: ActorConnection) -> None:
         self.peer = peer
         with sharing:
             peer.endpoints += 1
+
+    @property
+    def kind(self) -> int:
+        return self.peer.kind
 
     @property
     def actor_id(self) -> str:
@@ -377,12 +385,6 @@ class ActorEndpoint:
 
     def __hash__(self) -> int:
         return hash(self.peer.worker_id)
-
-    def __copy__(self) -> ActorEndpoint:
-        return self
-
-    def __deepcopy__(self, memo: object) -> ActorEndpoint:
-        return self
 
     def __reduce__(self) -> Any:
         raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
@@ -418,6 +420,18 @@ def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | No
     return None if peer is None or peer.closed or not peer.endpoints else peer
 
 
+def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
+    """Return one more endpoint for an actor that handles of this process lead to already; else None.
+
+    Args:
+        home: the mark of the actor's session.
+        worker_id: of the actor.
+    """
+    with sharing:
+        peer = living_peer(home, worker_id)
+        return None if peer is None else ActorEndpoint(peer)
+
+
 def shared(endpoint: ActorEndpoint) -> ActorEndpoint:
     """Return `endpoint`, which leads over the connection that this process has to the actor already, if any.
 
@@ -448,18 +462,26 @@ HANDLE_KINDS[ACTOR] = lambda fd: ActorEndpoint(ActorConnection(socket.socket(fil
 def _reduce_endpoint(pickler: Any, endpoint: ActorEndpoint) -> Any:
     peer = endpoint.peer
     home = peer.home or current_client().mark
-    details = (peer.name, peer.worker_id, home, peer.in_order, peer.max_task_retries)
+    details = (peer.name, peer.worker_id, home, peer.in_order, peer.max_task_retries, peer.life)
     return _load_endpoint, (pickler.attach(endpoint), *details)
 
 
 def _load_endpoint(
-    position: int, name: str, worker_id: int | None, home: str, in_order: bool, max_task_retries: int
+    position: int,
+    name: str,
+    worker_id: int | None,
+    home: str,
+    in_order: bool,
+    max_task_retries: int,
+    life: int | None,
 ) -> ActorEndpoint:
     endpoint: Any = serialize.claim(position)
-    peer = endpoint.peer
+    peer: ActorConnection = endpoint.peer
     peer.name, peer.worker_id, peer.home = name, worker_id, home
     peer.in_order, peer.max_task_retries = in_order, max_task_retries
-    return shared(endpoint)
+    if shared(endpoint).peer is peer and life is not None:
+        peer.follow(current_client().parts, life=life)
+    return endpoint  # type: ignore[no-any-return]
 
 
 serialize.register(ActorEndpoint, _reduce_endpoint)

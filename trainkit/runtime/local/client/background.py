@@ -12,7 +12,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.channel import Connection
@@ -29,6 +29,16 @@ END = "end"
 _END_ALONE: set[Hashable] = {END}
 
 
+class Watched(Protocol):
+    """A connection, or several that are polled as one."""
+
+    closed: bool
+    ended: bool
+
+    def fileno(self) -> int: ...
+    def try_read(self) -> bool: ...
+
+
 class BackgroundThread:
     """Reads and flushes connections in a thread of its own, which starts when first needed."""
 
@@ -36,7 +46,7 @@ class BackgroundThread:
         self._lock = threading.RLock()  # a collection under it may run code that comes here
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
-        self._watched: dict[Connection, set[Hashable]] = {}
+        self._watched: dict[Watched, set[Hashable]] = {}
         self._flushing: set[Connection] = set()
         self._jobs: list[Callable[[], None]] = []
         self._ticking: dict[BatchingConnection, int] = {}
@@ -47,7 +57,7 @@ class BackgroundThread:
         """True if the caller runs in the pump's thread."""
         return threading.current_thread() is self._thread
 
-    def watch(self, conn: Connection, why: Hashable) -> None:
+    def watch(self, conn: Watched, why: Hashable) -> None:
         """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
@@ -55,7 +65,7 @@ class BackgroundThread:
                 self._wake()
             reasons.add(why)
 
-    def unwatch(self, conn: Connection, why: Hashable) -> None:
+    def unwatch(self, conn: Watched, why: Hashable) -> None:
         """Undo `watch`; without effect if it isn't watched for that."""
         with self._lock:
             reasons = self._watched.get(conn)
@@ -117,7 +127,7 @@ class BackgroundThread:
             os.eventfd_write(self._wake_fd, 1)
 
     def _loop(self) -> None:
-        contested: set[Connection] = set()
+        contested: set[Watched] = set()
         while True:
             with self._lock:
                 if self._stopping:
@@ -139,10 +149,10 @@ class BackgroundThread:
     # What a job or a connection is called by in these is gone when they return: a thread that sleeps
     # must not be what keeps one.
 
-    def _registered(self, contested: set[Connection]) -> tuple[select.poll, dict[int, Connection]]:
+    def _registered(self, contested: set[Watched]) -> tuple[select.poll, dict[int, Watched]]:
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
-        by_fd: dict[int, Connection] = {}
+        by_fd: dict[int, Watched] = {}
         for conn in [*self._watched, *self._flushing]:
             fd = conn.fileno()
             if fd < 0:
@@ -159,14 +169,14 @@ class BackgroundThread:
                 by_fd[fd] = conn
         return poll, by_fd
 
-    def _serve(self, events: list[tuple[int, int]], by_fd: dict[int, Connection]) -> set[Connection]:
-        contested: set[Connection] = set()
+    def _serve(self, events: list[tuple[int, int]], by_fd: dict[int, Watched]) -> set[Watched]:
+        contested: set[Watched] = set()
         for fd, event in events:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
             conn = by_fd[fd]
-            if event & select.POLLOUT:
+            if event & select.POLLOUT and isinstance(conn, Connection):
                 conn.flush()
             if event & ~select.POLLOUT and not conn.closed and not _guarded(conn.try_read):
                 contested.add(conn)

@@ -14,7 +14,7 @@ from typing import Any
 from trainkit.errors import ObjectLostError, SerializationError, TaskError
 from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.client.node_client import Ids
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef, fail
 from trainkit.runtime.local.memory.segments import SegmentPool, opened
 from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Frame
 from trainkit.runtime.serialize import Packed, pack
@@ -28,10 +28,6 @@ class GivenName(str):
     """The name that a call of a method was given, which stands without the class's."""
 
     __slots__ = ()
-
-
-class ActorExit(BaseException):
-    """Ends the actor; no `except Exception` of the user's stops it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +132,8 @@ class CallCodec:
 
         How many results stands behind the pickle once more, for a process that can't unpack the rest.
         """
-        parts = (definition, method, count, args, dict(kwargs), *_said(group, name))
+        said = (group, name) if name is not None else () if group is None else (group,)
+        parts = (definition, method, count, args, dict(kwargs), *said)
         try:
             body = self._segments.write(pack(parts, method))
         except SerializationError:
@@ -147,13 +144,6 @@ class CallCodec:
             raise
         body.payload += count.to_bytes(COUNT_BYTES, "little", signed=True)
         return body
-
-
-def _said(group: str | None, name: str | None) -> tuple[str | None, ...]:
-    """Return what a call says beside its arguments; it ends with the last thing said."""
-    if name is not None:
-        return group, name
-    return () if group is None else (group,)
 
 
 Verdict = Callable[[TaskError], bool]
@@ -190,6 +180,4 @@ def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made
 def _fail(peer: CallConnection, refs: Sequence[LocalRef], error: BaseException) -> None:
     peer.forget([ref.id for ref in refs])
     reason = f"a call raised, and could not be made again as retry_exceptions asks: {error!r}"
-    for ref in refs:
-        if not ref.done():
-            ref.complete(LOST, functools.partial(ObjectLostError, reason))
+    fail([ref for ref in refs if not ref.done()], ObjectLostError, reason)

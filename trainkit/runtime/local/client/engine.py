@@ -3,63 +3,42 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError, TrainkitError
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import session
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
+from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_client import ActorClient, ActorLookup
 from trainkit.runtime.local.client.actors import ConnectionParts, actor_peers
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import ActorExit, CallCodec, ProcessContext
+from trainkit.runtime.local.client.calls import CallCodec, ProcessContext
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
 from trainkit.runtime.local.client.node_client import Ids, NodeClient, show_notice
 from trainkit.runtime.local.client.promises import OwedResults
-from trainkit.runtime.local.client.refs import LocalRef, UnreadFailures
+from trainkit.runtime.local.client.refs import UnreadFailures
 from trainkit.runtime.local.client.tasks import TaskPools
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.segments import SegmentPool
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.system.devices import gpu_ids, gpu_name, visible_gpus
-from trainkit.runtime.local.wire.messages import (
-    Available,
-    AwaitGroup,
-    CancelOwed,
-    FindGroup,
-    Reclaim,
-    Reclaimed,
-    Release,
-    Reserve,
-    Shutdown,
-    State,
-    WorkerEnvironment,
-)
+from trainkit.runtime.local.wire import messages
 from trainkit.runtime.placement import require_labels
 from trainkit.runtime.scheduling import captured, require_one_node
-from trainkit.runtime.serialize import Packed, pack
+from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard, wake_fd
-from trainkit.runtime.specs import (
-    Interface,
-    ObjectRef,
-    Placement,
-    PlacementGroupId,
-    SessionSpec,
-    WhereAmI,
-)
+from trainkit.runtime.specs import Interface, ObjectRef, Placement, PlacementGroupId, SessionSpec, WhereAmI
 from trainkit.settings import SESSION_MARK
-
-if TYPE_CHECKING:
-    pass
-
 
 _DRIVER_SERIAL = 1
 _FAREWELL_S = 5.0
@@ -114,12 +93,16 @@ class LocalEngine:
         self._node_process = node
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
+        self._inherited: tuple[Any, bytes] = None, b""
+        """The variables and the `sys.path` that workers inherit, and the same as JSON."""
         self._is_closed = False
         wake_fd()  # now, as there may be no descriptor left when it is needed
         self.background = BackgroundThread()
         self.unread = UnreadFailures(self.background.run)
         ids = Ids(serial)
-        self.node = NodeClient(control, ids, self._answer, self.background.run, node)
+        self.node = NodeClient(
+            control, ids, lambda ref: self.waiter.get([ref], None)[0], self.background.run, node
+        )
         self.node.home = self.mark
         self.node.on_notice = self.notified
         self.waiter = Waiter(
@@ -130,9 +113,9 @@ class LocalEngine:
             asks_for_processes=lambda: self._tasks.asks(),
         )
         self.parts = ConnectionParts(self.mark, self.node, self.background, self.waiter)
-        self.owed = OwedResults(self.node, self.waiter, self.background)
+        self.owed = OwedResults(self.waiter, self.background)
         self.futures = Futures(self.background, self.waiter)
-        self.control = CallControl(self.node, self.background, self.owed, ids, self.mark)
+        self.control = CallControl(self.node, self.background, ids)
         self._segments = SegmentPool(account)
         self.codec = CallCodec(self._segments, ids)
         self.results = Results(ids, self.waiter, self.futures, self.control)
@@ -146,19 +129,15 @@ class LocalEngine:
             placed=self._placed,
             environment=self._environment,
         )
+        lookup = ActorLookup(self.parts, self.context.namespace)
         self._actors = ActorClient(
-            self.parts,
-            ActorLookup(self.parts, self.context.namespace),
-            self.codec,
-            self.results,
-            placed=self._placed,
-            environment=self._environment,
+            self.parts, lookup, self.codec, self.results, placed=self._placed, environment=self._environment
         )
         # What the protocol asks for and a part does is that part's method, with no step in between.
         self.put = self.codec.put
         self.get, self.wait = self.waiter.get, self.waiter.wait
         self.submit, self.end_processes = self._tasks.submit, self._tasks.end_processes
-        self.start_actor, self.find_actor = self._actors.start, self._actors.find
+        self.start_actor, self.find_actor = self._actors.start, lookup.find
         self.call, self.kill = self._actors.call, self._actors.kill
         self.cancel = self.control.cancel
         self.future, self.awaited = self.futures.future, self.futures.awaited
@@ -199,17 +178,25 @@ class LocalEngine:
     def alive(self) -> bool:
         return not self.node.closed
 
-    def _environment(self) -> WorkerEnvironment:
+    def _environment(self) -> messages.WorkerEnvironment:
         """Return what a worker started now is to see of this process; not what was set for this one alone."""
-        own = self._own_variables
-        environ = {
-            name: value
-            for name, value in os.environ.items()
-            if own.get(name) != value and name != SESSION_MARK  # which every process of the session has
-        }
-        return WorkerEnvironment(
-            environ, process.working_folder(), list(sys.path), session.wanted() | self._asked_preload
+        # As the bytes that it holds: to read them one by one takes longer than all else of a request.
+        seen = (
+            dict(getattr(os.environ, "_data", os.environ)),
+            [entry for entry in sys.path if isinstance(entry, str)],
         )
+        known = self._inherited
+        if known[0] != seen:
+            environ = {os.fsdecode(name): os.fsdecode(value) for name, value in seen[0].items()}
+            given = {  # every process of the session has its mark
+                name: value
+                for name, value in environ.items()
+                if self._own_variables.get(name) != value and name != SESSION_MARK
+            }
+            # As JSON, which holds plain strings: a template loads nothing that a path is an object of.
+            known = self._inherited = seen, json.dumps([given, seen[1]]).encode()
+        preload = session.wanted() | self._asked_preload
+        return messages.WorkerEnvironment(known[1], process.working_folder(), preload)
 
     def _placed(self, placement: Placement, name: str) -> Placement:
         """Return `placement`, in this process's own group if that captures what is started here."""
@@ -220,26 +207,16 @@ class LocalEngine:
 
     def notified(self, message: Any, body: Packed) -> None:
         """Act on a notice from the node."""
-        if isinstance(message, Reclaim):
+        if isinstance(message, messages.Reclaim):
             # In the background thread: the notice may have been read while a task pool was locked.
             self.background.run(functools.partial(self._return_idle, message.number))
-        elif isinstance(message, CancelOwed):
-            self.background.run(lambda: self.control.cancel_owed(message))
         else:
             show_notice(message, body)
 
     def _return_idle(self, count: int) -> None:
         self._tasks.reclaim()
         if count:
-            self.node.tell(Reclaimed(count))
-
-    def _with_own_tasks(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the node's list of tasks with what this process knows better: what it has queued itself."""
-        pids = {row["worker_id"]: row["pid"] for row in rows}
-        return [*(row for row in rows if row["owner_pid"] != self.pid), *self._tasks.listed(pids)]
-
-    def _answer(self, ref: LocalRef) -> Any:
-        return self.waiter.get([ref], None)[0]
+            self.node.tell(messages.Reclaimed(count))
 
     def owes(self) -> bool:
         """Return whether others wait for a result of this process, or calls of its own need it."""
@@ -248,9 +225,6 @@ class LocalEngine:
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
         ]
         return self.owed.outstanding(unfinished)
-
-    def ensure_serializable(self, value: Any, what: str) -> None:
-        pack(value, what)
 
     # this process
 
@@ -276,7 +250,7 @@ class LocalEngine:
     # questions to the node
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
-        return self.node.ask(AwaitGroup(group))
+        return self.node.ask(messages.AwaitGroup(group))
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         try:
@@ -289,39 +263,42 @@ class LocalEngine:
         require_one_node(bundles, strategy)
         group = self.node.new_id()
         try:
-            self.node.demand(Reserve(group, list(bundles), strategy, name, detached))
+            self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
         except KeyboardInterrupt:  # nobody would have it
-            self.node.tell(Release(group))
+            self.node.tell(messages.Release(group))
             raise
         return group
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        found: tuple[int, list[Bundle]] = self.node.demand(FindGroup(name))
+        found: tuple[int, list[Bundle]] = self.node.demand(messages.FindGroup(name))
         return found
 
     def release(self, group: int) -> None:
         if not self.node.closed:
-            self.node.demand(Release(group))
+            self.node.demand(messages.Release(group))
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
         return self._group
 
     def require_node(self) -> None:
-        self.node.demand(Available())
+        self.node.demand(messages.Available())
 
     def cluster_resources(self) -> Bundle:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
         self._tasks.reclaim()  # what only waits for a further task is free
-        amounts: Bundle = self.node.demand(Available())
+        amounts: Bundle = self.node.demand(messages.Available())
         return amounts
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         if kind == "nodes":
             self._tasks.reclaim()  # what only waits for a further task is free
-        rows: list[dict[str, Any]] = self.node.demand(State(kind))
-        return self._with_own_tasks(rows) if kind == "tasks" else rows
+        rows: list[dict[str, Any]] = self.node.demand(messages.State(kind))
+        if kind == "tasks":  # this process knows its own better: what it has queued itself
+            pids = {row["worker_id"]: row["pid"] for row in rows}
+            rows = [*(row for row in rows if row["owner_pid"] != self.pid), *self._tasks.listed(pids)]
+        return rows
 
     def gpu_ids(self) -> list[int | str]:
         return gpu_ids(self._gpus)
@@ -339,15 +316,13 @@ class LocalEngine:
             else:
                 self._node_process.join()
         finally:  # also if Ctrl-C came, after which the node finds its driver gone
-            with InterruptGuard() as guard:
+            with InterruptGuard():
                 self._let_go()
-            if guard.noted:
-                guard.act()
 
     def _farewell(self) -> bool:
         """Tell the node that the program ends; return, when all is dead, whether detached actors stay."""
         try:
-            return bool(self.get([self.node.ask(Shutdown())], _FAREWELL_S)[0])
+            return bool(self.get([self.node.ask(messages.Shutdown())], _FAREWELL_S)[0])
         except TrainkitError:  # it has ended, or will be made to
             return False
 
@@ -355,10 +330,11 @@ class LocalEngine:
         """Drop what this process has of the session, which has ended."""
         self.node.try_read()  # what workers printed last
         self.background.stop()
+        self.owed.close()
         self.unread.finish()
-        self.futures.fail(self.node.gone())
+        self.futures.fail(self.node.lost())
         self._tasks.close()
-        self._actors.fail_held(self.node.gone)
+        self._actors.fail_held(self.node.lost)
         self._segments.close()
         self.node.close()
         self._is_closed = True

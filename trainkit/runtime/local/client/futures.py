@@ -9,27 +9,24 @@ Nothing slows the remote generator down when its reader is slower: what has come
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, NodeDiedError, ObjectLostError
+from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.runtime import serialize
 from trainkit.runtime.local.client.actors import CallAwaitingArguments, SentCall
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import Ids, NodeClient
-from trainkit.runtime.local.client.promises import OwedResults, PromiseReceiver, reduce_ref
+from trainkit.runtime.local.client.promises import PromiseReceiver, reduce_ref
 from trainkit.runtime.local.client.refs import PENDING, CallConnection, LocalRef
-from trainkit.runtime.local.client.waiting import Waiter, value_of
-from trainkit.runtime.local.wire import sessions
+from trainkit.runtime.local.client.waiting import Waiter, asked_for, value_of
 from trainkit.runtime.local.wire.channel import VALUE
-from trainkit.runtime.local.wire.messages import Cancel, CancelOwed
+from trainkit.runtime.local.wire.messages import Cancel
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
@@ -113,24 +110,30 @@ ENDED = -3
 class StreamRef(LocalRef):
     """Done when the remote generator has ended; until then, where its values arrive.
 
+    A call that is made again yields what has come once more, which is not taken a second time.
+
     Attributes:
         items: references to the values that nobody has taken, and behind them to the one to come.
     """
 
-    __slots__ = ("_new_id", "begun", "items")
+    __slots__ = ("_arrived", "_new_id", "_repeated", "items")
 
     def __init__(self, ref_id: int, new_id: Callable[[], int]) -> None:
         self._new_id = new_id
-        self.begun = False
+        self._arrived = self._repeated = 0
         self.items: deque[LocalRef] = deque([LocalRef(new_id(), None)])
         super().__init__(ref_id, None)
 
     def attach(self, peer: CallConnection | None) -> None:
         super().attach(peer)
         self.items[-1].peer = peer
+        self._repeated = self._arrived
 
     def item(self, body: Packed) -> None:
-        self.begun = True
+        if self._repeated:
+            self._repeated -= 1
+            return
+        self._arrived += 1
         arrived = self.items[-1]
         self.items.append(LocalRef(self._new_id(), self.peer))
         arrived.complete(VALUE, body)
@@ -223,31 +226,27 @@ class CallControl:
     Args:
         node: hands requests on to the processes that run the calls.
         background: runs what must not be done where it is asked for.
-        owed: the results that other processes were promised.
         ids: of this process.
-        mark: of its session.
     """
 
-    def __init__(
-        self, node: NodeClient, background: BackgroundThread, owed: OwedResults, ids: Ids, mark: str
-    ) -> None:
+    def __init__(self, node: NodeClient, background: BackgroundThread, ids: Ids) -> None:
         self._node = node
         self._background = background
-        self._owed = owed
         self._ids = ids
-        self._mark = mark
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref.call if isinstance(ref, LocalStream) else ref
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
+        self._stop(call, force, recursive)
+        asked_for([call])  # a failure that came before, or instead, is no news either
+
+    def _stop(self, call: LocalRef, force: bool, recursive: bool) -> None:
         held = call.body
         if isinstance(held, CallAwaitingArguments):
             self._refuse_force(force)
-            with InterruptGuard() as guard:
+            with InterruptGuard():
                 withdrawn = held.peer.withdraw(held)
-            if guard.noted:
-                guard.act()
             if withdrawn:
                 return
         peer, owed_by = call.peer, call.body
@@ -258,18 +257,17 @@ class CallControl:
         if call.done():
             return
         if isinstance(owed_by, Task):
-            with InterruptGuard() as guard:  # a task that is out of the queue has to be completed
+            with InterruptGuard():  # a task that is out of the queue has to be completed
                 owed_by.pool.cancel(owed_by, force, recursive)
-            if guard.noted:
-                guard.act()
         elif isinstance(peer, PromiseReceiver):
             self._refuse_force(force and not peer.owed_by_task)
-            self._cancel_abroad(peer.home, CancelOwed(self._ids.maker_of(call.id), call.id, force, recursive))
+            peer.cancel(force, recursive)
         elif peer is not None and peer.worker_id is not None:
             self._refuse_force(force)
+            peer.not_again(call)
             self._node.tell(Cancel(peer.worker_id, self._ids.call_of(call.id), recursive))
         elif not call.done() and not isinstance(owed_by, SentCall):
-            raise ConfigError(f"{ref!r} is not the result of a call, so there is nothing to cancel")
+            raise ConfigError(f"{call!r} is not the result of a call, so there is nothing to cancel")
 
     def _refuse_force(self, force: bool) -> None:
         if force:
@@ -278,27 +276,10 @@ class CallControl:
                 "trainkit.kill() to end it with all of them"
             )
 
-    def _cancel_abroad(self, home: str | None, message: CancelOwed) -> None:
-        """Have the process stop a call that made it, in this session or in the one with the mark `home`."""
-        if home in (None, self._mark):
-            self._node.tell(message)
-        else:
-            with (
-                contextlib.suppress(NodeDiedError),
-                sessions.connect(Path(home)) as node,
-            ):  # else it has ended
-                node.tell(message)
-
-    def cancel_owed(self, message: CancelOwed) -> None:
-        """Stop a call as another process asks, if its result is not there yet."""
-        ref = self._owed.promised(message.ref_id)
-        if ref is not None:
-            self.cancel(ref, message.force, message.recursive)
-
     def abandon(self, call: LocalRef) -> None:
         """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
         if not self._node.closing and not self._node.closed:
-            self._background.run(lambda: self.cancel(call, False, True))
+            self._background.run(lambda: self._stop(call, False, True))
 
 
 class Results:
@@ -330,12 +311,12 @@ class Results:
 
     def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
         """Return the references of a call with `num_returns=count`, sent over `conn` if that is known yet."""
+        if count == 1 or count in (0, DYNAMIC):
+            return [LocalRef(self.new_id(), conn)]
         if count == STREAMING:
-            stream: LocalRef = StreamRef(self._ids.next(), self._ids.next)
+            stream: LocalRef = StreamRef(self.new_id(), self.new_id)
             stream.attach(conn)
             return [stream]
-        if count in (0, 1, DYNAMIC):
-            return [LocalRef(self._ids.next(), conn)]
         return [LocalRef(number, conn) for number in self._ids.block(count)]
 
     def handed_out(self, refs: list[LocalRef], num_returns: int) -> list[Any]:

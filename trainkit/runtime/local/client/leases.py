@@ -14,17 +14,9 @@ from typing import Any, Protocol
 
 from trainkit.errors import TaskCancelledError, TaskError
 from trainkit.runtime.local.client.calls import decide
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef
-from trainkit.runtime.local.wire.channel import (
-    ANSWERS,
-    BLOCKED,
-    CALL,
-    FAILURE,
-    ITEM,
-    RETURNED,
-    UNKNOWN,
-    Frame,
-)
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef, fail
+from trainkit.runtime.local.wire import channel
+from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
@@ -91,7 +83,7 @@ class Task:
     body: Packed | None
     refs: list[LocalRef]
     retries_left: int
-    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    retry_exceptions: RetriedKinds = False
     max_calls: int = 0
     alone: bool = False
     waits: bool = False
@@ -106,8 +98,7 @@ class Task:
 
     def fail_cancelled(self, when: str) -> None:
         """Complete its references as those of a cancelled call."""
-        for ref in self.refs:
-            ref.complete(LOST, lambda: TaskCancelledError(f"{self.name} was cancelled {when}"))
+        fail(self.refs, TaskCancelledError, f"{self.name} was cancelled {when}")
 
 
 class WorkerLease(CallConnection):
@@ -170,7 +161,7 @@ class WorkerLease(CallConnection):
             self._run_known(tasks)
             return
         (task,) = tasks
-        self.request(CALL, self.pool.body_of(task), task.refs)
+        self.request(channel.CALL, self.pool.body_of(task), task.refs)
         if len(self._known) >= _KNOWN:
             self._known.clear()
         self._known.add(task.definition.id)
@@ -196,19 +187,19 @@ class WorkerLease(CallConnection):
             self.owing.clear()
         self.pool.lost(self, tasks)
 
-    def on_frame(self, frame: Frame) -> None:
-        if frame.kind == RETURNED:
+    def on_frame(self, frame: channel.Frame) -> None:
+        if frame.kind == channel.RETURNED:
             self._take_back(*pickle.loads(frame.body.payload))
             return
-        if frame.kind == FAILURE and self._is_dealt_with(frame):
+        if frame.kind == channel.FAILURE and self._is_dealt_with(frame):
             return
         super().on_frame(frame)
-        if frame.kind not in (ANSWERS, ITEM):
+        if frame.kind not in (channel.ANSWERS, channel.ITEM):
             self.blocked = False
             self.owing.pop(frame.call_id, None)
             self.pool.progressed(self)
 
-    def failure(self, frame: Frame) -> Packed:
+    def failure(self, frame: channel.Frame) -> Packed:
         task = self.owing.get(frame.call_id)
         is_news = task is not None and not task.cancelled and not task.asked_for
         return super().failure(frame) if is_news else frame.body
@@ -227,7 +218,7 @@ class WorkerLease(CallConnection):
             self.pool.learn(task.definition.id, each_s)
         self.pool.progressed(self)
 
-    def _is_dealt_with(self, frame: Frame) -> bool:
+    def _is_dealt_with(self, frame: channel.Frame) -> bool:
         """Return whether nothing is to be done about a failure yet: more is to come, or to be decided."""
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
@@ -235,7 +226,7 @@ class WorkerLease(CallConnection):
         *others, last = task.refs  # all results of a task fail alike, so the last of them decides
         if frame.call_id != last.id:
             return True
-        if task.retries_left and not task.cancelled and not any(ref.begun or ref.done() for ref in task.refs):
+        if task.retries_left and not task.cancelled and not any(ref.done() for ref in task.refs):
             for ref in task.refs:
                 self.owing.pop(ref.id, None)
             self.pool.expect(task)
@@ -245,26 +236,23 @@ class WorkerLease(CallConnection):
             return True
         for ref in others:
             self.owing.pop(ref.id, None)
-            super().on_frame(Frame(FAILURE, ref.id, frame.body))
+            super().on_frame(channel.Frame(channel.FAILURE, ref.id, frame.body))
         return False
 
     def _take_back(self, call_ids: Sequence[int], why: str) -> None:
         """The process has not begun these, and will not; see `channel.RETURNED`."""
         tasks = [task for task in map(self.owing.get, call_ids) if task is not None]
-        if why == UNKNOWN:
+        if why == channel.UNKNOWN:
             self._known.clear()
         elif tasks:
             self.pool.learn(tasks[0].definition.id, AHEAD_S, at_least=True)
-        self.blocked = why == BLOCKED
-        self._give_up(tasks)
-        self.pool.again(tasks)
-        self.pool.progressed(self)
-
-    def _give_up(self, tasks: Sequence[Task]) -> None:
+        self.blocked = why == channel.BLOCKED
         for task in tasks:
             self.forget([ref.id for ref in task.refs])
             for ref in task.refs:
                 ref.attach(None)
+        self.pool.again(tasks)
+        self.pool.progressed(self)
 
     def outstanding(self) -> list[Task]:
         """The tasks it was given and has not answered, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
+import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -30,17 +30,16 @@ class Ids:
 
     Args:
         serial: of this process in the session.
+
+    Attributes:
+        next: returns one number.
     """
 
     def __init__(self, serial: int) -> None:
-        first = (serial << _SERIAL_SHIFT) + secrets.randbelow(_BLOCK // 2)
-        self._single = itertools.count(first + 1)
+        first = (serial << _SERIAL_SHIFT) + int.from_bytes(os.urandom(8), "little") % (_BLOCK // 2)
+        self.next = itertools.count(first + 1).__next__
         self._first_block = first + _BLOCK
         self._blocks = itertools.count(self._first_block, _MOST_RETURNS)
-
-    def next(self) -> int:
-        """One number."""
-        return next(self._single)
 
     def block(self, count: int) -> range:
         """`count` numbers in a row."""
@@ -48,11 +47,6 @@ class Ids:
             raise ValueError(f"a call can return {_MOST_RETURNS} references at most, not {count}")
         first = next(self._blocks)
         return range(first, first + count)
-
-    @staticmethod
-    def maker_of(number: int) -> int:
-        """The process that made a number."""
-        return number >> _SERIAL_SHIFT
 
     def call_of(self, number: int) -> int:
         """The number of the call that reference `number` is a result of: that of its first result."""
@@ -111,10 +105,8 @@ class NodeClient(CallConnection):
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send something that is not answered."""
-        try:
+        with contextlib.suppress(OSError):  # it is gone: every connection of the session closes, and says so
             self.send(NOTICE, 0, packed(message, handles, buffers))
-        except OSError:
-            return  # the node is gone: every connection of the session closes, and says so
 
     # ends
 
@@ -129,11 +121,8 @@ class NodeClient(CallConnection):
         if self._node is not None and not self.closing:
             self._in_background(self._node.end_leftovers)
 
-    def lost(self) -> Exception:
-        return self.gone()
-
-    def gone(self) -> TrainkitError:
-        """The error for what can't be done any more."""
+    def lost(self) -> TrainkitError:
+        """Return the error for what can't be done any more."""
         if self.closing and not self._lost:
             return ObjectLostError("the session of this reference or actor has been shut down")
         how = "" if self._node is None else self._node.status()
@@ -144,8 +133,8 @@ class NodeClient(CallConnection):
         error.how, error.ended_by = how, self._ended_by
         return error
 
-    def inquest(self, peer: CallConnection) -> restart_policy.ExitRecord:
-        """How the process behind `peer` ended."""
+    def exit_of(self, peer: CallConnection) -> restart_policy.ExitRecord:
+        """Ask how the process behind `peer` ended."""
         if peer.worker_id is None:
             return restart_policy.ExitRecord(reason="its connection closed")
         exit_: restart_policy.ExitRecord = self._answer(self.ask(QueryExit(peer.worker_id)))
@@ -155,9 +144,9 @@ class NodeClient(CallConnection):
         """The error for calls to an actor whose connection closed."""
         is_abroad = peer.home not in (None, self.home)
         if not is_abroad and (self.closing or self.closed):
-            return self.gone()
+            return self.lost()
         try:
-            exit_ = sessions.query_exit(peer.home, peer.worker_id) if is_abroad else self.inquest(peer)
+            exit_ = sessions.query_exit(peer.home, peer.worker_id) if is_abroad else self.exit_of(peer)
         except (NodeDiedError, ObjectLostError) as error:  # it has ended, or that actor lives
             return error
         return death(ActorDiedError, exit_, peer.name)

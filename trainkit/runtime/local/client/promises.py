@@ -1,96 +1,100 @@
 """Promises: pending references that travel, and the results that this process owes for them.
 
 A reference to a result that is there travels with it. One that is still pending travels as a promise: a
-connection over which its owner sends the result once it has it.
+connection over which its owner sends the result once it has it. Who hands a promise on asks the owner for a
+further connection, and may end before the owner does.
+
+    owner ──────promise──────▶ process ──the reference──▶ another process
+      ▲ └──────────────────────────│────────promise───────────▲
+      └────────CONNECT─────────────┘
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import select
 import socket
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trainkit.errors import OwnerDiedError
 from trainkit.runtime import serialize
 from trainkit.runtime.failures import pack_failure
-from trainkit.runtime.local.client.background import END, BackgroundThread
+from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.leases import Task
-from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import (
-    ATOM,
-    LOST,
-    CallConnection,
-    LocalRef,
-    current_client,
-    mark_read,
-)
+from trainkit.runtime.local.client.refs import ATOM, LOST, CallConnection, LocalRef, current_client, mark_read
 from trainkit.runtime.local.client.waiting import Waiter
-from trainkit.runtime.local.wire.channel import (
-    FAILURE,
-    HANDLE_KINDS,
-    PROMISE,
-    VALUE,
-    Frame,
-    ended,
-    send_answer,
-)
+from trainkit.runtime.local.wire import channel
 from trainkit.runtime.serialize import Packed
-
-_FEW_DEBTS = 64
 
 
 class OwedResults:
     """The results that other processes wait for.
 
+    The background thread watches the connections of all of them as one, as it looks at each that it watches
+    whenever it wakes.
+
     Args:
-        node: over which others ask to stop a call.
         waiter: sees to it that the answers are read.
         background: sends the results.
 
     Attributes:
+        run_soon: runs a function in the background thread.
         on_settled: called when a result was sent, or nobody wants it any more, or all calls have ended that
             `owes` was asked about.
     """
 
-    def __init__(self, node: NodeClient, waiter: Waiter, background: BackgroundThread) -> None:
-        self._node = node
+    def __init__(self, waiter: Waiter, background: BackgroundThread) -> None:
         self._waiter = waiter
         self._background = background
-        self._owed: set[OwedResult] = set()
-        self._most = _FEW_DEBTS
-        self._promised: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
+        self._owed: dict[int, OwedResult] = {}
+        self._poll = select.epoll()
         self._awaits_calls = False
+        self.run_soon = background.run
         self.on_settled: Callable[[], None] = lambda: None
 
     def add(self, owed: OwedResult) -> None:
-        """Note a result that somebody waits for, and drop those that nobody waits for any more."""
-        self._owed.add(owed)
-        if len(self._owed) > self._most:  # seldom, as all of them are looked at
-            for given_up in ended(list(self._owed)):
-                given_up.try_read()
-            self._most = max(_FEW_DEBTS, 2 * len(self._owed))
+        """Note a result that somebody waits for."""
+        self._owed[owed.fileno()] = owed
+        self._poll.register(owed, select.EPOLLIN)
 
     def settled(self, owed: OwedResult) -> None:
-        """Note that a result was sent, or that nobody wants it any more."""
-        self._owed.discard(owed)
-        self.on_settled()
+        """Note that a result was sent, or that nobody wants it any more; its connection is open yet."""
+        self.stop_reading(owed)
+        if self._owed.pop(owed.fileno(), None) is not None:
+            self.on_settled()
+
+    def stop_reading(self, owed: OwedResult) -> None:
+        """Read no more what is asked for over a connection."""
+        with contextlib.suppress(OSError, ValueError):  # it is not read any more, or closed
+            self._poll.unregister(owed)
+
+    closed = ended = False
+
+    def fileno(self) -> int:
+        return self._poll.fileno()
+
+    def try_read(self) -> bool:
+        """Read what those ask for who wait for results, and which of them have gone."""
+        for fd, _ in self._poll.poll(0):
+            owed = self._owed.get(fd)
+            if owed is not None:
+                owed.try_read()
+        return True
+
+    def close(self) -> None:
+        """Read nothing more: the session has ended."""
+        self.closed = True
+        self._poll.close()
 
     def promise(self, ref: LocalRef, due: Callable[[], None]) -> None:
-        """Call `due` in the background thread once `ref` is done; let others cancel its call until then."""
-        self._promised[ref.id] = ref
-        self._background.watch(self._node, "promises")
+        """Call `due` once `ref` is done."""
+        self._background.watch(self, "promises")
         ref.when_done(due)
         self._waiter.watch(ref)
-
-    def run_soon(self, job: Callable[[], None]) -> None:
-        """Run `job` in the background thread."""
-        self._background.run(job)
-
-    def promised(self, ref_id: int) -> LocalRef | None:
-        """Return the reference with this number, if another process was promised its result."""
-        return self._promised.get(ref_id)
 
     def outstanding(self, unfinished: Sequence[LocalRef]) -> bool:
         """Return whether others wait for a result of this process, or calls of its own are `unfinished`.
@@ -100,20 +104,11 @@ class OwedResults:
         if unfinished and not self._awaits_calls:
             self._awaits_calls = True
             self._waiter.when_all(unfinished, self._calls_ended)
-        for owed in list(self._owed):
-            self._background.watch(owed, END)
         return bool(unfinished or self._owed)
 
     def _calls_ended(self) -> None:
         self._awaits_calls = False
         self.on_settled()
-
-
-class PromisingClient(Protocol):
-    """The parts of this process's engine that promises find by themselves."""
-
-    mark: str
-    owed: OwedResults
 
 
 class OwedResult(CallConnection):
@@ -129,6 +124,7 @@ class OwedResult(CallConnection):
         super().__init__(sock, "whoever waits for a result")
         self._ref = ref
         self._owed = owed
+        self._is_paid = False
         owed.add(self)
 
     def promise(self) -> None:
@@ -140,25 +136,43 @@ class OwedResult(CallConnection):
         # answer may be in the middle of reading the node's connection.
         self._owed.run_soon(self.pay)
 
+    def on_frame(self, frame: channel.Frame) -> None:
+        """Stop the call, or owe its result to one more process, which was handed the promise on."""
+        if frame.kind == channel.CANCEL:
+            self._owed.run_soon(lambda: current_client().cancel(self._ref, *frame.body.payload))
+        for handle in frame.body.handles:
+            if isinstance(handle, channel.Descriptor):
+                OwedResult(socket.socket(fileno=handle.take()), self._ref, self._owed).promise()
+
+    def on_end(self) -> None:
+        if not self._is_paid:
+            super().on_end()
+
     def pay(self) -> None:
         """Send the result."""
+        self._is_paid = True
         try:
-            send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
+            # Who asks for a further connection from here on is refused, and has the result to hand on.
+            self._owed.stop_reading(self)
+            self.sock.shutdown(socket.SHUT_RD)
+            self.read_all()
+            channel.send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
         except OSError:  # whoever wanted it is gone
             self.close()
         else:
             self.close_when_sent()
 
     def close(self) -> None:
+        if self._pid == os.getpid():  # a forked copy shares the poll object with its parent
+            self._owed.settled(self)
         super().close()
         self._ref.forget(self._is_due)
-        self._owed.settled(self)
 
 
 class Promise:
     """A pending reference as a handle: opens a connection that its answer will be sent over."""
 
-    kind = PROMISE
+    kind = channel.PROMISE
 
     def __init__(self, ref: LocalRef) -> None:
         self._ref = ref
@@ -170,21 +184,16 @@ class Promise:
 
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
-        client: PromisingClient = current_client()
-        owed = OwedResult(ours, self._ref, client.owed)
-        if self._ref.done() and self._ref.kind != LOST:
-            owed.pay()
-        else:
-            owed.promise()
+        OwedResult(ours, self._ref, current_client().owed).promise()
         return theirs.detach()
 
 
 def outcome(ref: LocalRef) -> tuple[int, Packed]:
     """The answer of a done reference in a form that can be sent."""
     if ref.kind == LOST:
-        return FAILURE, pack_failure(ref.body(), "trainkit")
+        return channel.FAILURE, pack_failure(ref.body(), "trainkit")
     if ref.kind == ATOM:
-        return VALUE, serialize.pack(ref.body)
+        return channel.VALUE, serialize.pack(ref.body)
     mark_read(ref.body)  # whoever receives it has it now
     return ref.kind, ref.body
 
@@ -196,7 +205,7 @@ class PromiseReceiver(CallConnection):
         owed_by_task: a task owes the answer, not an actor's call.
     """
 
-    kind = PROMISE
+    kind = channel.PROMISE
     owed_by_task = False
 
     def __init__(self, sock: socket.socket) -> None:
@@ -215,7 +224,7 @@ class PromiseReceiver(CallConnection):
                 self._pending = weakref.ref(ref)
             return ref
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: channel.Frame) -> None:
         self._done = self.answer
         self._done.complete(frame.kind, frame.body)
 
@@ -230,11 +239,17 @@ class PromiseReceiver(CallConnection):
             "process that made the calls, or return the values"
         )
 
+    def cancel(self, force: bool, recursive: bool) -> None:
+        """Have the owner stop the call."""
+        with contextlib.suppress(OSError):  # the answer is there, or will never be
+            self.send(channel.CANCEL, 0, Packed(bytes((force, recursive))))
+
     def open_fd(self) -> int:
-        return Promise(self.answer).open_fd()
+        further = None if self._done is not None else self.open_further()
+        return Promise(self.answer).open_fd() if further is None else further
 
 
-HANDLE_KINDS[PROMISE] = lambda fd: PromiseReceiver(socket.socket(fileno=fd))
+channel.HANDLE_KINDS[channel.PROMISE] = lambda fd: PromiseReceiver(socket.socket(fileno=fd))
 
 
 def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
@@ -242,11 +257,8 @@ def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
     if not ref.done():
         peer = ref.peer
         if isinstance(peer, PromiseReceiver):
-            home, by_task = peer.home, peer.owed_by_task
-        else:
-            client: PromisingClient = current_client()
-            home, by_task = client.mark, isinstance(ref.body, Task)
-        return _load_promise, (ref.id, pickler.attach(Promise(ref)), home, by_task)
+            return _load_promise, (ref.id, pickler.attach(peer), peer.owed_by_task)
+        return _load_promise, (ref.id, pickler.attach(Promise(ref)), isinstance(ref.body, Task))
     kind, body = outcome(ref)
     positions = [pickler.attach(handle) for handle in body.handles]
     buffers = [pickle.PickleBuffer(buffer) for buffer in body.buffers]
@@ -262,9 +274,9 @@ def _load_ref(
     return ref
 
 
-def _load_promise(ref_id: int, position: int, home: str | None, owed_by_task: bool) -> LocalRef:
+def _load_promise(ref_id: int, position: int, owed_by_task: bool) -> LocalRef:
     peer: Any = serialize.claim(position)
-    peer.home, peer.owed_by_task = home, owed_by_task
+    peer.owed_by_task = owed_by_task
     ref: LocalRef = peer.answer
     if ref.id == 0:
         ref.id = ref_id

@@ -20,32 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ActorDiedError, ActorUnavailableError, ObjectLostError, TrainkitError
-from trainkit.runtime import restart_policy, serialize
+from trainkit.runtime import restart_policy
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.local.client import refs as references
 from trainkit.runtime.local.client.actors import (
     ActorConnection,
     ActorEndpoint,
     ConnectionParts,
     SentCall,
-    living_peer,
     shared,
-    sharing,
 )
 from trainkit.runtime.local.client.background import END
 from trainkit.runtime.local.client.node_client import death
 from trainkit.runtime.local.client.refs import LOST, LocalRef
 from trainkit.runtime.local.memory.segments import opened
-from trainkit.runtime.local.wire import sessions
-from trainkit.runtime.local.wire.channel import (
-    CALL,
-    HANDLE_KINDS,
-    RECONNECTING_ACTOR,
-    VALUE,
-    Connection,
-    Descriptor,
-    Frame,
-)
+from trainkit.runtime.local.wire import channel, sessions
 from trainkit.runtime.local.wire.messages import ConstructorCall, Reconnect, Reconnected, ReleaseActor
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec
@@ -56,6 +44,8 @@ _AGAIN_S = 0.5
 
 class ReconnectingConnection(ActorConnection):
     """A connection to an actor that is made anew when its process dies."""
+
+    kind = channel.RECONNECTING_ACTOR
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
@@ -72,26 +62,12 @@ class ReconnectingConnection(ActorConnection):
         return self._parts is not None
 
     @property
-    def life(self) -> int:
-        """How often the actor had been made anew when its process at the other end started."""
+    def life(self) -> int:  # type: ignore[override]
         return self._life + (self._other_end is not None)
 
-    def follow(
-        self, parts: ConnectionParts, home: str, max_task_retries: int, life: int = 0, *, owner: bool = False
-    ) -> None:
-        """Stay connected from here on, whichever process the actor lives in; without effect twice.
-
-        Args:
-            parts: of this process's engine.
-            home: the mark of the session that the actor is in.
-            max_task_retries: see `Options`.
-            life: how often the actor has been made anew.
-            owner: this process asked for the actor.
-        """
+    def follow(self, parts: ConnectionParts, *, life: int = 0, owner: bool = False) -> None:
         if self._parts is None:
-            self._life, self._owner, self.home = life, owner, home
-            self.max_task_retries = max_task_retries
-            self._parts = parts
+            self._life, self._owner, self._parts = life, owner, parts
             parts.background.watch(self, END)
 
     # calls
@@ -137,11 +113,17 @@ class ReconnectingConnection(ActorConnection):
         if self.closed:
             self._fail_pending()
 
+    def not_again(self, ref: LocalRef) -> None:
+        # They are there by the last reference; whoever cancels may give any of them.
+        for call in [found] if (found := self._calls.get(ref.id)) else list(self._calls.values()):
+            if ref.id in call.refs:
+                call.retries_left = 0
+
     def _send(self, call: SentCall, body: Packed) -> None:
         call.sent = True
         call.body = body.owned() if call.retries_left else None
         try:
-            self.send(CALL, call.refs[0], body)
+            self.send(channel.CALL, call.refs[0], body)
         except (BrokenPipeError, ConnectionResetError):
             # The process is gone, which is found out where this connection is read.
             call.sent, call.body = False, body.owned()
@@ -168,8 +150,9 @@ class ReconnectingConnection(ActorConnection):
             if call is not None:
                 call.sent = False
 
-    def on_frame(self, frame: Frame) -> None:
-        self._calls.pop(frame.call_id, None)
+    def on_frame(self, frame: channel.Frame) -> None:
+        if frame.kind != channel.ITEM:
+            self._calls.pop(frame.call_id, None)
         super().on_frame(frame)
 
     def on_answers(
@@ -192,7 +175,7 @@ class ReconnectingConnection(ActorConnection):
         else:
             try:
                 ours, theirs = socket.socketpair()
-                end = Descriptor(os.dup(theirs.fileno()))
+                end = channel.Descriptor(os.dup(theirs.fileno()))
             except OSError as error:
                 reason = f"the connection to {self.name} closed, and no other can be made: {error}"
                 self._gone = lambda: ObjectLostError(reason)
@@ -201,7 +184,7 @@ class ReconnectingConnection(ActorConnection):
             self._sever(parts, ours, theirs, end)
 
     def _sever(
-        self, parts: ConnectionParts, ours: socket.socket, theirs: socket.socket, end: Descriptor
+        self, parts: ConnectionParts, ours: socket.socket, theirs: socket.socket, end: channel.Descriptor
     ) -> None:
         with self._order, self._send_lock:
             self._other_end = theirs
@@ -214,7 +197,7 @@ class ReconnectingConnection(ActorConnection):
             self.forget_received()
         self._reconnect(parts, end)
 
-    def _reconnect(self, parts: ConnectionParts, end: Descriptor) -> None:
+    def _reconnect(self, parts: ConnectionParts, end: channel.Descriptor) -> None:
         message = Reconnect(self.worker_id or 0, self._life)
         if self.home != parts.mark:
             ask = functools.partial(self._ask_abroad, message, end)
@@ -224,7 +207,7 @@ class ReconnectingConnection(ActorConnection):
         answer.when_done(functools.partial(self._answered, answer))
         parts.waiter.watch(answer)
 
-    def _ask_abroad(self, message: Reconnect, end: Descriptor) -> None:
+    def _ask_abroad(self, message: Reconnect, end: channel.Descriptor) -> None:
         """Ask the node of another session, which answers when it has made the actor anew."""
         try:
             with sessions.connect(Path(self.home or "")) as node:
@@ -238,7 +221,7 @@ class ReconnectingConnection(ActorConnection):
         self._heard(reply)
 
     def _answered(self, answer: LocalRef) -> None:
-        if answer.kind == VALUE:
+        if answer.kind == channel.VALUE:
             self._heard(unpack(opened(answer.body)))
         elif answer.kind == LOST:
             self._end(answer.body)
@@ -260,7 +243,7 @@ class ReconnectingConnection(ActorConnection):
         if parts is None or other_end is None:
             return
         try:
-            self._reconnect(parts, Descriptor(os.dup(other_end.fileno())))
+            self._reconnect(parts, channel.Descriptor(os.dup(other_end.fileno())))
         except OSError as error:
             reason = f"the connection to {self.name} closed, and no other can be made: {error}"
             self._end(lambda: ObjectLostError(reason))
@@ -277,16 +260,17 @@ class ReconnectingConnection(ActorConnection):
         """Go on with the actor's new process."""
         with self._order:
             self._life = reply.life
-            by_id = {call.refs[0]: call for call in self._calls.values()}
-            again, lost = restart_policy.after_restart(
-                [restart_policy.Unanswered(key, call.sent, call.retries_left) for key, call in by_id.items()]
-            )
-            for item in again:
-                call = by_id[item.call_id]
-                call.sent, call.retries_left = item.sent, item.retries_left
-            for key in lost:
-                self._calls.pop(by_id[key].refs[-1], None)
-            kept = {ref_id for item in again for ref_id in by_id[item.call_id].refs}
+            kept: set[int] = set()
+            for call in list(self._calls.values()):
+                left = restart_policy.retries_after_restart(call.sent, call.retries_left)
+                if left is None:
+                    self._calls.pop(call.refs[-1], None)
+                else:
+                    call.sent, call.retries_left = False, left
+                    kept.update(call.refs)
+                    for ref in call.kept:
+                        if not ref.done():
+                            ref.attach(self)
             failed = [ref_id for ref_id in list(self.pending) if ref_id not in kept]
         self._fail(failed, functools.partial(_interrupted, reply, self.name))
         with self._order:
@@ -295,8 +279,8 @@ class ReconnectingConnection(ActorConnection):
             other_end, self._other_end = self._other_end, None
             # Whoever reads this connection may be waiting for what has failed, so something has to
             # arrive; and before anything is sent that the process could answer.
-            waker = Connection(other_end)
-            waker.send(VALUE, 0, Packed(b""))
+            waker = channel.Connection(other_end)
+            waker.send(channel.VALUE, 0, Packed(b""))
             waker.close()
             try:
                 for call in list(self._calls.values()):
@@ -324,9 +308,7 @@ class ReconnectingConnection(ActorConnection):
         self._calls.clear()
 
     def lost(self) -> Exception:
-        if self._gone is not None:
-            return self._gone()
-        return super().lost()
+        return super().lost() if self._gone is None else self._gone()
 
     def finish_sending(self) -> None:
         """Let go of the actor: the last handle is gone."""
@@ -345,7 +327,7 @@ class ReconnectingConnection(ActorConnection):
             return
         again = [call for call in list(self._calls.values()) if call.retries_left]
         if again:  # the actor stays for these, and so does this connection
-            actor = ReconnectingEndpoint(self)
+            actor = ActorEndpoint(self)
             for call in again:
                 call.actor = actor
             parts.background.watch(self, ReconnectingConnection)  # maybe nobody else reads the answers
@@ -372,45 +354,18 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
     return death(ActorUnavailableError, reply.exit_, name, consequence)
 
 
-class ReconnectingEndpoint(ActorEndpoint):
-    """Content of a handle to an actor that is restarted when its process dies."""
-
-    kind = RECONNECTING_ACTOR
-    __slots__ = ()
-
-    peer: ReconnectingConnection
-
-
-def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
-    """Return one more endpoint for an actor that handles of this process lead to already; else None.
-
-    Args:
-        home: the mark of the actor's session.
-        worker_id: of the actor.
-    """
-    with sharing:
-        peer = living_peer(home, worker_id)
-        if peer is None:
-            return None
-        return ReconnectingEndpoint(peer) if isinstance(peer, ReconnectingConnection) else ActorEndpoint(peer)
-
-
-def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, Descriptor]:
+def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, channel.Descriptor]:
     """Return the content of the first handle of the actor of `spec`, and the other end of its connection."""
     ours, theirs = socket.socketpair()
-    worker_id = parts.node.new_id()
-    if spec.max_restarts:
-        line = ReconnectingConnection(ours, spec.name, worker_id)
-        line.follow(parts, parts.mark, spec.max_task_retries, owner=True)
-        endpoint: ActorEndpoint = ReconnectingEndpoint(line)
-    else:
-        endpoint = ActorEndpoint(ActorConnection(ours, spec.name, worker_id))
-        endpoint.peer.home, endpoint.peer.max_task_retries = parts.mark, spec.max_task_retries
-    endpoint.peer.in_order = spec.concurrency.in_order and not spec.interface.is_async
-    return shared(endpoint), Descriptor(theirs.detach())
+    connection = ReconnectingConnection if spec.max_restarts else ActorConnection
+    peer = connection(ours, spec.name, parts.node.new_id())
+    peer.home, peer.max_task_retries = parts.mark, spec.max_task_retries
+    peer.in_order = spec.concurrency.in_order and not spec.interface.is_async
+    peer.follow(parts, owner=True)
+    return shared(ActorEndpoint(peer)), channel.Descriptor(theirs.detach())
 
 
-def memo_of(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
+def constructor_call(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
     """Return the part of the actor's first frame that the node keeps, and its buffers and handles."""
     if not spec.max_restarts:
         return None, Packed(b"")
@@ -418,33 +373,6 @@ def memo_of(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Pack
     return ConstructorCall(spec.max_restarts, body.payload, body.stored, actors), body
 
 
-HANDLE_KINDS[RECONNECTING_ACTOR] = lambda fd: ReconnectingEndpoint(
+channel.HANDLE_KINDS[channel.RECONNECTING_ACTOR] = lambda fd: ActorEndpoint(
     ReconnectingConnection(socket.socket(fileno=fd))
 )
-
-
-def _reduce_enduring(pickler: Any, endpoint: ReconnectingEndpoint) -> Any:
-    line = endpoint.peer
-    home = line.home or references.current_client().mark
-    details = (line.name, line.worker_id, home, line.in_order, line.max_task_retries, line.life)
-    return _load_enduring, (pickler.attach(endpoint), *details)
-
-
-def _load_enduring(
-    position: int,
-    name: str,
-    worker_id: int | None,
-    home: str,
-    in_order: bool,
-    max_task_retries: int,
-    life: int,
-) -> ActorEndpoint:
-    endpoint: Any = serialize.claim(position)
-    line: ReconnectingConnection = endpoint.peer
-    line.name, line.worker_id, line.home, line.in_order = name, worker_id, home, in_order
-    if shared(endpoint).peer is line:
-        line.follow(references.current_client().parts, home, max_task_retries, life)
-    return endpoint  # type: ignore[no-any-return]
-
-
-serialize.register(ReconnectingEndpoint, _reduce_enduring)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import pickle
@@ -11,26 +12,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainkit import settings
 from trainkit.clock import SYSTEM
 from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError
 from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import unpack_failure
-from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import (
-    ANSWERS,
-    CALLS,
-    CONNECT,
-    FAILURE,
-    ITEM,
-    VALUE,
-    Descriptor,
-    Frame,
-)
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
@@ -163,23 +154,6 @@ _MOST_CHUNKS = 64
 """The most chunks that are read from a connection at the end of the session."""
 
 
-class Client(Protocol):
-    """The parts of this process's engine that references and connections find by themselves."""
-
-    mark: str
-    background: BackgroundThread
-    unread: UnreadFailures
-
-    def death_of(self, conn: CallConnection) -> Exception:
-        """Return the error for calls to an actor whose connection closed."""
-
-    def future(self, ref: LocalRef) -> Future[Any]:
-        """Return a future of the value."""
-
-    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
-        """Return an awaitable of the value."""
-
-
 def current_client() -> Any:
     """Return the local engine that the handles which arrive in this process belong to.
 
@@ -193,11 +167,6 @@ def current_client() -> Any:
     return engine
 
 
-def _client() -> Client:
-    client: Client = current_client()
-    return client
-
-
 class LocalRef(ObjectRef[Any]):
     """Where one answer arrives.
 
@@ -205,11 +174,9 @@ class LocalRef(ObjectRef[Any]):
         peer: over which it will arrive; None while its task waits for a worker, or once it is there.
         kind: PENDING, VALUE, ATOM, FAILURE or LOST.
         body: the answer, see `kind`; while a task owes it, that task.
-        begun: part of what is to come has come.
     """
 
     __slots__ = ("_callbacks", "body", "kind", "peer")
-    begun = False
 
     def __init__(self, ref_id: int, peer: CallConnection | None) -> None:
         self.id = ref_id
@@ -222,7 +189,7 @@ class LocalRef(ObjectRef[Any]):
         raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
 
     def attach(self, peer: CallConnection | None) -> None:
-        """Say over which connection the answer will come."""
+        """Say over which connection the answer will come: a call is about to be made, or made again."""
         self.peer = peer
 
     def done(self) -> bool:
@@ -242,10 +209,12 @@ class LocalRef(ObjectRef[Any]):
         raise TypeError(f"{self!r} stands for one value, but several were sent")
 
     def future(self) -> Future[Any]:
-        return _client().future(self)
+        future: Future[Any] = current_client().future(self)
+        return future
 
     def as_future(self) -> asyncio.Future[Any]:
-        return _client().awaited(self)
+        future: asyncio.Future[Any] = current_client().awaited(self)
+        return future
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
@@ -271,10 +240,10 @@ class LocalRef(ObjectRef[Any]):
             callback()
 
 
-class _AskedFor(weakref.ref[LocalRef]):
-    """In place of the weak reference to a pending one that somebody has waited for in vain."""
-
-    __slots__ = ()
+def fail(refs: Iterable[LocalRef], kind: type[Exception], reason: str) -> None:
+    """Complete references whose answers will never come."""
+    for ref in refs:
+        ref.complete(LOST, functools.partial(kind, reason))
 
 
 class CallConnection(BatchingConnection):
@@ -301,6 +270,7 @@ class CallConnection(BatchingConnection):
         """The mark of the session that it is in; None for this process's own."""
         # Weak, as a pending reference holds its peer: what nobody waits for any more may go.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
+        self._asked_for: set[int] = set()
 
     def request(self, kind: int, body: Packed, refs: list[LocalRef]) -> None:
         """Send a frame whose answers are `refs`; the first one's id is the call's."""
@@ -337,16 +307,16 @@ class CallConnection(BatchingConnection):
             self.pending.pop(ref_id, None)
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
-        return CALLS, pickle.dumps(entries, serialize.PROTOCOL)
+        return channel.CALLS, pickle.dumps(entries, serialize.PROTOCOL)
 
     def tick(self) -> None:
-        _client().background.tick(self)
+        current_client().background.tick(self)
 
-    def on_frame(self, frame: Frame) -> None:
-        if frame.kind == ANSWERS:
+    def on_frame(self, frame: channel.Frame) -> None:
+        if frame.kind == channel.ANSWERS:
             self.on_answers(*pickle.loads(frame.body.payload))
             return
-        if frame.kind == ITEM:
+        if frame.kind == channel.ITEM:
             stream = self.pending.get(frame.call_id)
             target = None if stream is None else stream()
             if target is not None:
@@ -355,21 +325,24 @@ class CallConnection(BatchingConnection):
         waiting = self.pending.pop(frame.call_id, None)
         ref = None if waiting is None else waiting()
         body = frame.body
-        if frame.kind == FAILURE and waiting is not None and type(waiting) is not _AskedFor:
+        if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
             body = self.failure(frame)  # nobody may be left to read it, and then it is dropped here
+        self._asked_for.discard(frame.call_id)
         if ref is not None and ref.kind == PENDING:  # of a call that is run again, some may have come before
             ref.complete(frame.kind, body)
 
-    def failure(self, frame: Frame) -> Packed:
+    def failure(self, frame: channel.Frame) -> Packed:
         """Return the failure in `frame`, so that it is told of if nobody asks for it."""
         if not self.tells_failures or session.current() is None:
             return frame.body
-        return Unread(frame.body, _client().unread.dropped)
+        return Unread(frame.body, current_client().unread.dropped)
 
     def asked_for(self, ref: LocalRef) -> None:
         """Note that a failure of `ref`, which is pending, is no news to anybody."""
-        if ref.id in self.pending:
-            self.pending[ref.id] = _AskedFor(ref)
+        self._asked_for.add(ref.id)  # not in `pending`, where another thread may just have taken its answer
+
+    def not_again(self, ref: LocalRef) -> None:
+        """Note that a call is cancelled: it is not made again if the process at the other end dies."""
 
     def read_out(self) -> None:
         """Hand on what has arrived, if anything is waited for: nothing is read any more after that."""
@@ -387,6 +360,8 @@ class CallConnection(BatchingConnection):
     ) -> None:
         """Several answers have arrived: atoms, and pickles of other small values."""
         take = self.pending.pop
+        if self._asked_for:
+            self._asked_for.difference_update(ids, (call_id for call_id, _ in pickled))
         for call_id, value in zip(ids, values, strict=True):
             waiting = take(call_id, None)
             ref = None if waiting is None else waiting()
@@ -396,14 +371,14 @@ class CallConnection(BatchingConnection):
             waiting = take(call_id, None)
             ref = None if waiting is None else waiting()
             if ref is not None:
-                ref.complete(VALUE, Packed(payload))
+                ref.complete(channel.VALUE, Packed(payload))
 
     def on_close(self) -> None:
         self.close()
         self._fail_pending()
 
     def on_backlog(self) -> None:
-        _client().background.flush(self)
+        current_client().background.flush(self)
 
     def _fail_pending(self) -> None:
         while self.pending:
@@ -415,16 +390,15 @@ class CallConnection(BatchingConnection):
                 ref.complete(LOST, self.lost)
 
     def lost(self) -> Exception:
-        """The error for an answer that will never come."""
-        return _client().death_of(self)
+        """Return the error for an answer that will never come."""
+        error: Exception = current_client().death_of(self)
+        return error
 
     def open_fd(self) -> int:
         """A further connection to the same process, for somebody else."""
         ours, theirs = socket.socketpair()
-        try:
-            self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
-        except OSError:  # it is dead: the receiver finds a closed connection, and asks why
-            ours.close()
+        with contextlib.suppress(OSError):  # it is dead: the receiver finds a closed connection, and asks why
+            self.send(channel.CONNECT, 0, Packed(b"", (), [channel.Descriptor(ours.detach())]))
         return theirs.detach()
 
     def __del__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import operator
 import os
 import pickle
 import socket
@@ -19,11 +20,12 @@ from typing import Any
 
 from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import restart_policy
+from trainkit.runtime.engine import Row, task_row
 from trainkit.runtime.local.client.background import END, BackgroundThread
 from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.leases import AHEAD_S, Task, WorkerLease
 from trainkit.runtime.local.client.node_client import NodeClient, death
-from trainkit.runtime.local.client.refs import LOST, LocalRef
+from trainkit.runtime.local.client.refs import LOST, LocalRef, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.batching import MOST
 from trainkit.runtime.local.wire.channel import VALUE, Descriptor, explain, no_descriptor_left
@@ -32,6 +34,7 @@ from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import Placement
 
+_is_blocked = operator.attrgetter("blocked")
 _FUNCTIONS = 256
 """Functions whose duration is remembered."""
 
@@ -91,8 +94,7 @@ class TaskPool:
 
     def made_again(self, task: Task, error: TaskError) -> bool:
         """Run a task that raised `error` again if that is asked for; return whether it was."""
-        kinds = task.retry_exceptions
-        if not isinstance(error.cause, Exception if isinstance(kinds, bool) else kinds):
+        if not restart_policy.retries_on(error.cause, task.retry_exceptions):
             with self._lock:
                 self._no_longer_expect(task)
             return False
@@ -114,28 +116,28 @@ class TaskPool:
             watch: somebody may be waiting for it already, without a connection to read.
         """
         if self._idle:
-            with InterruptGuard() as guard:  # Ctrl-C must not lose a process that was just chosen
+            with InterruptGuard():  # Ctrl-C must not lose a process that was just chosen
                 self._submit(task, watch)
-            if guard.noted:
-                guard.act()
         else:
             self._submit(task, watch)
 
     def _submit(self, task: Task, watch: bool) -> None:
         with self._lock:
-            self._no_longer_expect(task)
+            if task.waits:
+                self._no_longer_expect(task)
             if task.cancelled:
                 return
             lease = self._idle_for(task)
-            if lease is None:
-                self._queue.append(task)
-                self._watch_busy()
-            else:
+            if lease is not None:
                 self._busy.add(lease)
-        if lease is None and watch:
+            else:
+                if not self._queue:  # they are watched as long as there is one, see `progressed`
+                    self._watch_busy()
+                self._queue.append(task)
+            lacks = lease is None and self._lacks_leases()
+        if lacks and watch:
             self._ask_or_fail()
-            return
-        if lease is None:
+        elif lacks:
             try:
                 self._ask()
             except Exception as error:
@@ -145,10 +147,12 @@ class TaskPool:
                 if isinstance(error, OSError):
                     explain(error)
                 raise
+        if lease is None:
             return
         # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
         # given until it is read.
-        if watch or task.retry_exceptions or (task.body is not None and task.body.handles):
+        given = task.body is not None and task.body.handles
+        if watch or self._queue or task.retry_exceptions or given:
             self._background.watch(lease, self)
         try:
             lease.run([task])
@@ -205,11 +209,24 @@ class TaskPool:
 
     def _ask(self) -> None:
         """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
-        if self._lacks_leases():
-            with InterruptGuard() as guard:  # Ctrl-C must not lose one that was just asked for
-                self._ask_for()
-            if guard.noted:
-                guard.act()
+        asked: list[tuple[WorkerLease, LocalRef]] = []
+        with InterruptGuard():  # Ctrl-C must not lose one that was just asked for
+            try:
+                with self._lock:
+                    reclaims = self._reclaims
+                    while self._lacks_leases():
+                        environment = self._environment()
+                        ours, theirs = socket.socketpair()
+                        lease = WorkerLease(ours, self, self._node.new_id())
+                        request = RequestLease(
+                            lease.worker_id or 0, self._queue[0].name, self._placement, environment
+                        )
+                        answer = self._node.ask(request, [Descriptor(theirs.detach())])
+                        self._asked.add(answer)
+                        asked.append((lease, answer))
+            finally:  # those that were asked for come, also if there is no descriptor left for the next
+                for lease, answer in asked:
+                    answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
 
     def _ask_or_fail(self) -> None:
         """Ask where no caller can be told that it takes a descriptor: else who waits for the tasks is."""
@@ -229,29 +246,9 @@ class TaskPool:
             self.fail(kind, body)
 
     def _lacks_leases(self) -> bool:
-        with self._lock:
-            running = sum(not lease.blocked for lease in self._busy)
-            return len(self._asked) < len(self._queue) and len(self._asked) + running < self._most
-
-    def _ask_for(self) -> None:
-        asked: list[tuple[WorkerLease, LocalRef]] = []
-        reclaims = self._reclaims
-        try:
-            with self._lock:
-                reclaims = self._reclaims
-                while self._lacks_leases():
-                    surroundings = self._environment()
-                    ours, theirs = socket.socketpair()
-                    lease = WorkerLease(ours, self, self._node.new_id())
-                    request = RequestLease(
-                        lease.worker_id or 0, self._queue[0].name, self._placement, surroundings
-                    )
-                    answer = self._node.ask(request, [Descriptor(theirs.detach())])
-                    self._asked.add(answer)
-                    asked.append((lease, answer))
-        finally:  # those that were asked for come, also if there is no descriptor left for the next
-            for lease, answer in asked:
-                answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
+        asked = len(self._asked)
+        running = len(self._busy) - sum(map(_is_blocked, self._busy))
+        return asked < len(self._queue) and asked + running < self._most
 
     def _granted(self, lease: WorkerLease, answer: LocalRef, reclaims: int) -> None:
         with self._lock:
@@ -383,10 +380,8 @@ class TaskPool:
 
     def reclaim(self) -> None:
         """Return what is idle now, and the rest as it becomes idle."""
-        with InterruptGuard() as guard:  # Ctrl-C must not lose one
+        with InterruptGuard():  # Ctrl-C must not lose one
             self._reclaim_all()
-        if guard.noted:
-            guard.act()
 
     def _reclaim_all(self) -> None:
         with self._lock:
@@ -403,34 +398,34 @@ class TaskPool:
 
     def retire(self) -> None:
         """Have the processes end as soon as what is there is done; no further task comes."""
-        with InterruptGuard() as guard:  # Ctrl-C must not leave one behind
+        with InterruptGuard():  # Ctrl-C must not leave one behind
             self._retired = True
             self._reclaim_all()
-        if guard.noted:
-            guard.act()
 
-    def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
+    def listed(self, pids: Mapping[str, int | None]) -> list[Row]:
         """The tasks of this pool as `list_tasks` shows them.
 
         Args:
             pids: of the leased processes, by their ids as the node lists them.
         """
         with self._lock:
-            given = [(lease.worker_id or 0, lease.outstanding()) for lease in self._busy]
+            given = [(f"{lease.worker_id or 0:016x}", lease.outstanding()) for lease in self._busy]
             queued = list(self._queue)
-        common = {"resources": dict(self._placement.resources), "owner_pid": os.getpid()}
-        rows: list[dict[str, Any]] = []
-        for worker_id, tasks in given:
-            key = f"{worker_id:016x}"
-            pid = pids.get(key)
-            for place, task in enumerate(tasks):
-                # Its process may not be there yet; and those behind the first wait in it.
-                state = "PENDING" if pid is None or place else "RUNNING"
-                rows.append({"worker_id": key, "state": state, "pid": pid, **_names(task), **common})
-        rows += [
-            {"worker_id": None, "state": "PENDING", "pid": None, **_names(task), **common} for task in queued
+        # The tasks behind the first of a process wait in it; and the process may not be there yet.
+        where = [(task, key, not place) for key, tasks in given for place, task in enumerate(tasks)]
+        where += [(task, "", False) for task in queued]
+        return [
+            task_row(
+                task.name,
+                self._placement.resources,
+                is_running=is_first and pids.get(key) is not None,
+                worker_id=key or None,
+                pid=pids.get(key),
+                owner_pid=os.getpid(),
+                task_id=task.refs[0].hex(),
+            )
+            for task, key, is_first in where
         ]
-        return rows
 
     def read_out(self) -> None:
         """Read the answers that nobody has."""
@@ -452,7 +447,7 @@ class TaskPool:
             owed += self._expected  # such as those whose process died just now
             self._queue.extend(task for task in owed if not task.refs[-1].done())
             self._expected.clear()
-        self.fail(LOST, self._node.gone)
+        self.fail(LOST, self._node.lost)
 
     # deaths
 
@@ -473,7 +468,7 @@ class TaskPool:
 
     def _retry_or_fail(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
         try:
-            exit_ = self._node.inquest(lease)
+            exit_ = self._node.exit_of(lease)
         except TrainkitError as error:
             if isinstance(error, ObjectLostError) and not self._node.closing:
                 # Its process lives, and had no descriptor left: nothing has begun, and nothing ever would.
@@ -495,10 +490,9 @@ class TaskPool:
         first = tasks[0]
         again = []
         for task in tasks:
-            begun = any(ref.begun for ref in task.refs)
             if task.cancelled:
                 task.fail_cancelled("while it ran, and its process ended")
-            elif not begun and (lease.condemned or restart_policy.should_retry(exit_, task.retries_left)):
+            elif lease.condemned or restart_policy.should_retry(exit_, task.retries_left):
                 if task is first and not lease.condemned:  # another task's end is not this one's failure
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
@@ -516,9 +510,4 @@ def _not_sent(tasks: Sequence[Task], error: Exception) -> None:
     """Fail tasks that there is no descriptor left for, or no memory."""
     for task in tasks:
         reason = f"{task.name} could not be sent to its process: {error!r}"
-        for ref in task.refs:
-            ref.complete(LOST, functools.partial(ObjectLostError, reason))
-
-
-def _names(task: Task) -> dict[str, Any]:
-    return {"task_id": task.refs[0].hex(), "name": task.name}
+        fail(task.refs, ObjectLostError, reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import select
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, LocalRef, mark_read
 from trainkit.runtime.local.memory.segments import opened
-from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Connection, explain
+from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Connection, descriptors_explained
 from trainkit.runtime.local.wire.messages import Blocked
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.signals import InterruptGuard
@@ -33,11 +34,8 @@ class _Waker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        try:
+        with descriptors_explained:
             self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError as error:
-            explain(error)
-            raise
 
     def set(self) -> None:
         with self._lock:
@@ -180,12 +178,12 @@ class Waiter:
             if not isinstance(ref, LocalRef):
                 raise ObjectLostError(f"{ref!r} belongs to another engine or session")
             if ref.kind == PENDING and not self._await([ref], 1, deadline):
-                raise GetTimeoutError(f"get(timeout={timeout_s}): the result is not there yet")
+                raise GetTimeoutError(f"get(timeout={timeout_s}): {_lateness(ref)}")
             try:
                 values.append(value_of(ref))
             except BaseException:
                 if len(refs) > 1:
-                    _asked_for(refs)
+                    asked_for(refs)
                 raise
         return values
 
@@ -203,7 +201,10 @@ class Waiter:
         local = [ref for ref in refs if isinstance(ref, LocalRef)]
         if len(local) < len(refs):
             raise ObjectLostError("wait() was given a reference of another engine or session")
-        self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
+        if timeout_s == 0:
+            _look(local)
+        else:
+            self._await(local, num_returns, None if timeout_s is None else SYSTEM.monotonic() + timeout_s)
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
         for ref in local:
@@ -225,7 +226,6 @@ class Waiter:
                     done = done or self._await_guarded(refs, count, deadline, guard)
                 if not guard.noted:
                     return done
-                guard.act()
         finally:
             if blocked:
                 self.on_blocked(False)
@@ -308,8 +308,7 @@ class Waiter:
 
 def pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
     """Return the arguments of a call that are references not done; those inside of values don't count."""
-    given = (*args, *kwargs.values())
-    return [value for value in given if isinstance(value, LocalRef) and not value.done()]
+    return [each for each in (*args, *kwargs.values()) if isinstance(each, LocalRef) and not each.done()]
 
 
 def value_of(ref: LocalRef) -> Any:
@@ -324,13 +323,37 @@ def value_of(ref: LocalRef) -> Any:
     raise ref.body()
 
 
-def _asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
-    """Note that failures of `refs` are no news: who asked for all of them was told of the first one."""
+def _look(refs: Sequence[LocalRef]) -> None:
+    """Take in what has arrived, for references that are not waited for."""
+    with InterruptGuard():  # Ctrl-C between two frames would lose the second
+        # Another thread may complete a reference meanwhile, which then has no peer any more.
+        owing = {peer for ref in refs if (peer := ref.peer) is not None}
+        poll, peers = select.poll(), {peer.fileno(): peer for peer in owing}
+        peers.pop(-1, None)  # closed
+        for fd, peer in peers.items():
+            peer.flush_if_open()
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(0):  # one question for all of them
+            peers[fd].try_read()
+
+
+def _lateness(ref: LocalRef) -> str:
+    """Say that a reference is pending, with the name of the call that owes it if that is known here."""
+    body, peer = ref.body, ref.peer
+    if isinstance(body, Task):
+        return f"{body.name} has not ended yet"
+    if peer is not None and peer.worker_id is not None:
+        return f"a call of {peer.name} has not ended yet"
+    held = getattr(body, "what", None)  # of a call of an actor, which waits for its arguments
+    return "the result is not there yet" if held is None else f"{held} has not ended yet"
+
+
+def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
+    """Note that failures of `refs` are no news: who asks was told of another, or has cancelled them."""
     for ref in refs:
         if isinstance(ref, LocalRef):
-            peer, owed = ref.peer, ref.body
-            mark_read(owed)
-            if peer is not None:
+            mark_read(owed := ref.body)
+            if (peer := ref.peer) is not None:
                 peer.asked_for(ref)
             if isinstance(owed, Task):
                 owed.asked_for = True

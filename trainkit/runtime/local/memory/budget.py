@@ -75,7 +75,7 @@ class StoreBudget:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other process from counting and from making segments."""
-        with InterruptGuard() as guard:  # Ctrl-C must not leave it locked: all others would wait for ever
+        with InterruptGuard():  # Ctrl-C must not leave it locked: all others would wait for ever
             # A collection in the middle may free a segment, which comes here again.
             if self._depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_EX)
@@ -86,8 +86,6 @@ class StoreBudget:
                 self._depth -= 1
                 if self._depth == 0:
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
-        if guard.noted:
-            guard.act()
 
     @property
     def used_bytes(self) -> int:

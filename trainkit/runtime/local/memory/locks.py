@@ -68,11 +68,22 @@ def span_of(fd: int) -> Span:
 
 def locked_span(line: str) -> Span | None:
     """Return the span in a line of /proc/locks, or of a descriptor's fdinfo; None if there is none."""
+    found = _parsed(line)
+    return None if found is None else Span(*found[1:])
+
+
+def _parsed(line: str) -> tuple[int, int, int, bool] | None:
+    """Return the inode, the session and the size of a segment by a lock on it, and whether it is on disk.
+
+    Args:
+        line: such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
+    """
     fields = line.removeprefix("lock:").split()
     if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
         return None
     start, last = int(fields[6]), int(fields[7])
-    return Span(start >> _SHIFT, last - start + 1, start & _ON_DISK != 0)
+    inode = int(fields[5].rpartition(":")[2])
+    return inode, start >> _SHIFT, last - start + 1, start & _ON_DISK != 0
 
 
 def share(fd: int, span: Span) -> None:
@@ -99,15 +110,9 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
 
     What is on its way between two processes is among them. Files on disk are counted for themselves.
     """
-    sizes: dict[int, int] = {}
     with open("/proc/locks") as file:
-        for line in file:  # "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455"
-            fields = line.split()
-            if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
-                continue
-            start, last = int(fields[6]), int(fields[7])
-            if start & _ON_DISK != on_disk * _ON_DISK:
-                continue
-            if session is None or start >> _SHIFT == session:
-                sizes[int(fields[5].rpartition(":")[2])] = last - start + 1
-    return sizes
+        return {
+            inode: size
+            for inode, owner, size, is_on_disk in filter(None, map(_parsed, file))
+            if is_on_disk == on_disk and session in (None, owner)
+        }

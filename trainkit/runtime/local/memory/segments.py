@@ -26,6 +26,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
@@ -34,9 +35,10 @@ from trainkit.resources import describe_bytes
 from trainkit.runtime.local.memory import locks, spilling, usage
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.locks import Span
-from trainkit.runtime.local.wire.channel import HANDLE_KINDS
+from trainkit.runtime.local.wire.channel import HANDLE_KINDS, Explained
 from trainkit.runtime.serialize import Handle, Packed, present
 from trainkit.runtime.signals import InterruptGuard
+from trainkit.runtime.specs import Uncopied
 
 LARGE_BYTES = 256 * 1024
 """Values of this size and more go to shared memory."""
@@ -70,7 +72,8 @@ _moving = threading.RLock()
 """Held while a segment is opened, mapped, or moved to disk, for a moment each."""
 
 
-class Segment:
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Segment(Uncopied):
     """Memory file with one value in it; a handle that can be sent any number of times.
 
     Args:
@@ -81,21 +84,12 @@ class Segment:
     """
 
     kind = SEGMENT
-    __slots__ = ("__weakref__", "_fd", "_mapping", "_memory", "_pool", "_span", "_views")
-
-    def __init__(
-        self,
-        fd: int,
-        pool: SegmentPool | None = None,
-        span: Span | None = None,
-        memory: mmap.mmap | None = None,
-    ) -> None:
-        self._fd = fd
-        self._pool = pool
-        self._span = span
-        self._memory = memory
-        self._mapping: mmap.mmap | None = None
-        self._views = 0
+    _fd: int
+    _pool: SegmentPool | None = None
+    _span: Span | None = None
+    _memory: mmap.mmap | None = None
+    _mapping: mmap.mmap | None = None
+    _views: int = 0
 
     @classmethod
     def received(cls, fd: int) -> Segment:
@@ -117,11 +111,8 @@ class Segment:
 
     def open_fd(self) -> int:
         with _moving:
-            try:
+            with _explained:
                 fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError as error:
-                _explain(error)
-                raise
             locks.share(fd, self.span)
         return fd
 
@@ -213,22 +204,14 @@ class Segment:
         # as any array still lies in it. The writer maps another file than the one it keeps.
         fd = self.open_fd() if self._pool is not None else self._fd
         try:
-            mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        except OSError as error:
-            _explain(error)
-            raise
+            with _explained:
+                mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             if fd != self._fd:
                 os.close(fd)
         if not private:
             self._mapping = mapping
         return memoryview(mapping)
-
-    def __copy__(self) -> Segment:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Segment:
-        return self
 
     def __del__(self) -> None:
         self._mapping = None
@@ -303,10 +286,8 @@ class SegmentPool:
             )
         deadline: float | None = None
         while size <= limit:
-            with InterruptGuard() as guard, self._lock:  # Ctrl-C must not leave one that nobody has
+            with InterruptGuard(), self._lock:  # Ctrl-C must not leave one that nobody has
                 segment = self._warm(size) or self._new(size)
-            if guard.noted:
-                guard.act()
             if segment is not None:
                 return segment
             if spills:
@@ -350,13 +331,10 @@ class SegmentPool:
         if fd is None:
             while self._kept:
                 self._drop(self._kept.pop())
-            try:
+            with _explained:
                 fd = self._account.make(size)
                 if fd is None:
                     fd = self._account.make_after_counting(size)
-            except OSError as error:
-                _explain(error)
-                raise
         return None if fd is None else Segment(fd, self, self._account.span(size))
 
     def _spill(self, size: int) -> bool:
@@ -403,11 +381,8 @@ class SegmentPool:
     def _on_disk(self, size: int) -> Segment:
         """Return a new segment on disk."""
         span = self._account.span(size, on_disk=True)
-        try:
-            segment = Segment(spilling.make_file(self._account.folder, span), span=span)
-        except OSError as error:
-            _explain(error)
-            raise
+        with _explained:
+            segment = Segment(spilling.make_file(self._account.folder, span), None, span)
         with self._lock:
             self._account.note_spilled(size, freed=False)
         self._tell()
@@ -492,6 +467,9 @@ def _explain(error: OSError) -> None:
             f"the kernel has no memory left for one more object ({error.strerror}): release references, "
             "or lower object_store_memory in init() so that objects leave room for the rest"
         ) from error
+
+
+_explained = Explained(_explain)
 
 
 def opened(packed: Packed) -> Packed:

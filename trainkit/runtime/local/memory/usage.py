@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -37,54 +38,46 @@ def all_pids() -> list[int]:
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
     """Return the descriptors of segments in memory in these processes; None means of any session."""
     link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
-    for pid in pids:
-        try:
-            numbers = os.listdir(f"/proc/{pid}/fd")
-        except OSError:  # it ended, or is another user's
-            continue
-        for number in numbers:
+    for pid, number, target in _descriptors(pids):
+        if target.startswith(link):
             path = f"/proc/{pid}/fd/{number}"
-            try:
-                if not os.readlink(path).startswith(link):
-                    continue
+            with contextlib.suppress(OSError):  # closed meanwhile
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
                     locked = b"\nlock:" in file.read()
                 yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
-            except OSError:  # closed meanwhile
-                continue
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
     """Yield pid and inode of each descriptor that these processes have of files without names on disk."""
+    for pid, number, target in _descriptors(pids):
+        if target.endswith(_DELETED) and not target.startswith("/memfd:"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                inode = os.stat(f"/proc/{pid}/fd/{number}").st_ino
+                if inode in inodes:
+                    yield pid, inode
+
+
+def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
+    """Yield pid, number and target of each descriptor of these processes."""
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
         except OSError:  # it ended, or is another user's
             continue
         for number in numbers:
-            path = f"/proc/{pid}/fd/{number}"
-            try:
-                link = os.readlink(path)
-                if link.endswith(_DELETED) and not link.startswith("/memfd:"):
-                    inode = os.stat(path).st_ino
-                    if inode in inodes:
-                        yield pid, inode
-            except OSError:  # closed meanwhile
-                continue
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield pid, number, os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
     """Return those of these segments that a process maps to read from; a writer's mapping is shared."""
     mapped = set()
-    try:
-        with open(f"/proc/{pid}/maps", errors="replace") as file:
-            for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
-                if line.rstrip().endswith(_DELETED):
-                    fields = line.split(maxsplit=5)
-                    if fields[1].endswith("p") and int(fields[4]) in inodes:
-                        mapped.add(int(fields[4]))
-    except OSError:
-        return mapped
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
+            if line.rstrip().endswith(_DELETED):
+                fields = line.split(maxsplit=5)
+                if fields[1].endswith("p") and int(fields[4]) in inodes:
+                    mapped.add(int(fields[4]))
     return mapped
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -152,7 +153,7 @@ class SessionLogs:
         self._most_bytes = most_bytes
         self._folder: Path | None = None
         self._early: dict[tuple[int, str], bytes] = {}
-        self._written: dict[int, list[str]] = {}
+        self._written: dict[int, dict[str, None]] = {}
 
     def write(self, worker: Printer, kind: str, data: bytes) -> None:
         """Add `data` to a worker's file.
@@ -172,9 +173,7 @@ class SessionLogs:
         data = self._early.pop(key, b"") + data
         if not data:
             return
-        kinds = self._written.setdefault(worker.serial, [])
-        if kind not in kinds:
-            kinds.append(kind)
+        self._written.setdefault(worker.serial, {})[kind] = None
         path = self._path(worker, kind)
         # Opened for each piece: a session of a thousand workers would keep two thousand files open.
         with open(path, "ab", opener=_private) as file:
@@ -194,9 +193,7 @@ class SessionLogs:
 
     def paths(self) -> list[str]:
         """Return the files of all workers of the session, those that have ended too."""
-        if self._folder is None:
-            return []
-        return [str(path) for path in sorted(self._folder.iterdir())]
+        return [] if self._folder is None else [str(path) for path in sorted(self._folder.iterdir())]
 
     def forget(self, worker: Printer) -> None:
         """Note that a worker has ended, and prints no more."""
@@ -286,13 +283,9 @@ class OutputPipe:
 
     def drain(self) -> None:
         """Take all that is there, when nothing more of interest can come."""
-        while True:
-            try:
-                more = self.read()
-                if not more or not _readable(self.fd):
-                    break
-            except OSError:
-                break
+        with contextlib.suppress(OSError):
+            while self.read() and _readable(self.fd):
+                pass
         if self._partial:
             text = _shown(self._partial)
             self._partial = b""
@@ -332,6 +325,7 @@ class WorkerOutput:
         self._notify = notify
         self._repeated = LineDeduplicator() if dedup_logs() else None
         self._logs_fail = False
+        self.files_of, self.forget = logs.files_of, logs.forget
 
     def show(self, worker: WorkerRecord, kind: str, lines: list[str]) -> None:
         """Show lines of a worker in the driver."""
@@ -339,9 +333,8 @@ class WorkerOutput:
             return
         name, pid, is_error = worker.shown_as or worker.name, worker.pid or 0, kind == "err"
         if self._repeated is not None:
-            waiting = bool(self._repeated)
             lines = self._repeated.fresh(worker.serial, name, pid, is_error, lines, SYSTEM.monotonic())
-            if not waiting and self._repeated:
+            if self._repeated:
                 self._after(TICK_S, self._show_repeated)
         if lines:
             self._notify(DRIVER, Output(name, pid, is_error, lines))
@@ -377,11 +370,3 @@ class WorkerOutput:
         except OSError as error:
             self._logs_fail = True
             self._notify(DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
-
-    def files_of(self, worker: WorkerRecord) -> str:
-        """Return where a worker's output is, for messages; "" if there is none."""
-        return self._logs.files_of(worker)
-
-    def forget(self, worker: WorkerRecord) -> None:
-        """Note that a worker has ended, and prints no more."""
-        self._logs.forget(worker)

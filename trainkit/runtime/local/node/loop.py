@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import select
 import socket
@@ -11,8 +12,8 @@ from trainkit.clock import SYSTEM
 from trainkit.runtime.local.wire.channel import Connection, Frame
 from trainkit.runtime.serialize import Packed
 
-After = Callable[[float, Callable[[], None]], None]
-"""`Loop.after`: calls a function once, so many seconds from now."""
+After = Callable[[float, Callable[[], None]], bool]
+"""`Loop.after`: calls a function once, so many seconds from now, unless it is about to be called."""
 
 
 class Loop:
@@ -55,9 +56,12 @@ class Loop:
         if self._readers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` once, `seconds` from now."""
+    def after(self, seconds: float, action: Callable[[], None]) -> bool:
+        """Call `action` once, `seconds` from now; False if it waits for its time already."""
+        if any(action == other for _, other in self._timers):
+            return False
         self._timers.append((SYSTEM.monotonic() + seconds, action))
+        return True
 
     def connection(
         self, sock: socket.socket, on_frame: Callable[[Frame], None], on_close: Callable[[], None]
@@ -132,10 +136,8 @@ class LoopConnection(Connection):
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
     """Send to a process that may have ended. Its end is noticed elsewhere."""
-    try:
+    with contextlib.suppress(OSError):
         conn.send(kind, call_id, body)
-    except OSError:
-        return
 
 
 def _read(conn: Connection) -> None:

@@ -75,12 +75,10 @@ class MemoryMonitor:
         self._after = after
         self._kill = kill
         self._samples: dict[int, MemorySample] = {}
-        self._watching = False
 
     def worker_started(self, event: WorkerStarted) -> None:
         """Begin to watch, if the worker has a limit."""
-        if _limit(event.worker) is not None and not self._watching:
-            self._watching = True
+        if _limit(event.worker) is not None:
             self._after(_EVERY_S, self._check_all)
 
     def _check_all(self) -> None:
@@ -90,7 +88,6 @@ class MemoryMonitor:
             for worker in limited
             if worker.serial in self._samples
         }
-        self._watching = bool(limited)
         if not limited:
             return
         self._after(_EVERY_S, self._check_all)
@@ -124,4 +121,4 @@ def _net_bytes(family: Sequence[int]) -> int:
 
 
 def _limit(worker: WorkerRecord) -> float | None:
-    return worker.placement.resources.get("memory")
+    return worker.spec.placement.resources.get("memory")

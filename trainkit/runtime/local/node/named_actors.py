@@ -11,14 +11,7 @@ import socket
 from collections.abc import Sequence
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.local.node.records import (
-    Answer,
-    DetachedActorsEnded,
-    Publish,
-    WorkerEnded,
-    WorkerStarted,
-    WorkerTable,
-)
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.workers import introduce
 from trainkit.runtime.local.wire.channel import Descriptor
@@ -68,7 +61,7 @@ class NamedActor:
         hold: keeps a detached actor alive.
     """
 
-    def __init__(self, found: Found, namespace: str, name: str | None, detached: bool) -> None:
+    def __init__(self, found: Found, namespace: str, name: str, detached: bool) -> None:
         self.found = found
         self.namespace = namespace
         self.name = name
@@ -87,7 +80,9 @@ class NamedActors:
         publish: delivers an event.
     """
 
-    def __init__(self, table: WorkerTable, restarts: Restarts, namespace: str, publish: Publish) -> None:
+    def __init__(
+        self, table: records.WorkerTable, restarts: Restarts, namespace: str, publish: records.Publish
+    ) -> None:
         self._table = table
         self._restarts = restarts
         self._namespace = namespace
@@ -95,13 +90,13 @@ class NamedActors:
         self._names = NameTable()
         self._actors: dict[int, NamedActor] = {}
 
-    def register(self, message: StartActor, answer: Answer) -> bool:
+    def register(self, message: StartActor, answer: records.Answer) -> bool:
         """Register an actor, or answer with the one that has its name; returns whether to start a process."""
         wanted = message.registration
         if wanted is None or message.interface is None:
             return True
         namespace = wanted.namespace or self._namespace
-        holder = None if wanted.name is None else self._called(namespace, wanted.name)
+        holder = self._called(namespace, wanted.name)
         if holder is not None:
             answer(self._found(holder) if wanted.get_if_exists else ConfigError(self._taken(holder)))
             return False
@@ -109,12 +104,11 @@ class NamedActors:
         retries, in_order = conduct.max_task_retries, conduct.in_order
         found = Found(message.worker_id, message.name, message.interface, None, retries, in_order)
         self._actors[message.worker_id] = NamedActor(found, namespace, wanted.name, wanted.detached)
-        if wanted.name is not None:
-            self._names.give(namespace, wanted.name, message.worker_id)
+        self._names.give(namespace, wanted.name, message.worker_id)
         answer(None)
         return True
 
-    def find(self, message: FindActor, conns: Sequence[Descriptor], answer: Answer) -> None:
+    def find(self, message: FindActor, conns: Sequence[Descriptor], answer: records.Answer) -> None:
         """Answer with the actor of that name, if there is one, and connect it to `conns`."""
         namespace = message.namespace or self._namespace
         actor = self._called(namespace, message.name)
@@ -125,7 +119,7 @@ class NamedActors:
             self._connect(actor, conn)
         answer(self._found(actor))
 
-    def worker_started(self, event: WorkerStarted) -> None:
+    def worker_started(self, event: records.WorkerStarted) -> None:
         """Hand the connections that wait for an actor's process to it."""
         actor = self._actors.get(event.worker.worker_id)
         if actor is None:
@@ -139,7 +133,7 @@ class NamedActors:
         for conn in waiting:
             introduce(event.worker, conn)
 
-    def worker_ended(self, event: WorkerEnded) -> None:
+    def worker_ended(self, event: records.WorkerEnded) -> None:
         """Free the name of an actor that has ended for good."""
         actor = self._actors.pop(event.worker_id, None)
         if actor is None:
@@ -148,7 +142,7 @@ class NamedActors:
         if actor.hold is not None:
             actor.hold.close()
         if actor.detached and not self.has_detached():
-            self._publish(DetachedActorsEnded())
+            self._publish(records.DetachedActorsEnded())
 
     def has_detached(self) -> bool:
         """Return whether there is an actor that outlives its program."""
@@ -178,4 +172,4 @@ class NamedActors:
     def _taken(self, holder: NamedActor) -> str:
         worker = self._table.get(holder.found.worker_id)
         where = f"pid {worker.pid}" if worker is not None and worker.pid else "which waits to be started"
-        return taken_message(holder.name or "", holder.namespace, f"{holder.found.label} ({where})")
+        return taken_message(holder.name, holder.namespace, f"{holder.found.label} ({where})")

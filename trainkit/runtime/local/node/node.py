@@ -19,33 +19,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectLostError
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import SessionLogs, WorkerOutput
 from trainkit.runtime.local.node.loop import Loop
 from trainkit.runtime.local.node.memory_monitor import MemoryMonitor
 from trainkit.runtime.local.node.named_actors import NamedActors
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.node.reclaim import LeaseReclaimer, WaitExplainer
-from trainkit.runtime.local.node.records import (
-    DRIVER,
-    NOBODY,
-    Answer,
-    DetachedActorsEnded,
-    Events,
-    Notify,
-    Publish,
-    RequestGranted,
-    RequestQueue,
-    RequestRefused,
-    RequestsWaiting,
-    SessionRecord,
-    StartFailed,
-    WorkerEnded,
-    WorkerExited,
-    WorkerStarted,
-    WorkerTable,
-)
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.scheduler import IdleWorkers, ResourceScheduler
 from trainkit.runtime.local.node.server import Clients, SessionServer
@@ -83,17 +64,17 @@ class Parts:
 
     def __init__(
         self,
-        session: SessionRecord,
+        session: records.SessionRecord,
         loop: Loop,
-        notify: Notify,
-        make_processes: Callable[[WorkerTable, Publish], WorkerProcesses],
-        unneeded: Callable[[DetachedActorsEnded], None],
+        notify: records.Notify,
+        make_processes: Callable[[records.WorkerTable, records.Publish], WorkerProcesses],
+        unneeded: Callable[[records.DetachedActorsEnded], None],
     ) -> None:
         spec, after = session.spec, loop.after
-        self.events = Events()
+        self.events = records.Events()
         publish = self.events.publish
-        self.table = table = WorkerTable()
-        self.queue = queue = RequestQueue(publish)
+        self.table = table = records.WorkerTable()
+        self.queue = queue = records.RequestQueue(publish)
         self.machine = machine = Ledger.of_machine(spec.totals)
         self.processes = make_processes(table, publish)
         self.restarts = Restarts(loop, table, self.processes.start, notify)
@@ -107,22 +88,22 @@ class Parts:
         monitor = MemoryMonitor(table, after, self.supervisor.kill)
         self.events.connect(
             {
-                RequestGranted: [self.processes.grant],
-                RequestRefused: [self.supervisor.request_refused],
-                RequestsWaiting: [self.reclaimer.reclaim, self.explainer.explain_later],
-                StartFailed: [self.scheduler.start_failed],
-                WorkerStarted: [
+                records.RequestGranted: [self.processes.grant],
+                records.RequestRefused: [self.supervisor.request_refused],
+                records.RequestsWaiting: [self.reclaimer.reclaim, self.explainer.explain_later],
+                records.StartFailed: [self.scheduler.start_failed],
+                records.WorkerStarted: [
                     self.restarts.worker_started,
                     self.named_actors.worker_started,
                     monitor.worker_started,
                 ],
-                WorkerExited: [self.scheduler.worker_exited, self.supervisor.worker_exited],
-                WorkerEnded: [
+                records.WorkerExited: [self.scheduler.worker_exited, self.supervisor.worker_exited],
+                records.WorkerEnded: [
                     self.scheduler.worker_ended,
                     self.named_actors.worker_ended,
                     self.restarts.worker_ended,
                 ],
-                DetachedActorsEnded: [unneeded],
+                records.DetachedActorsEnded: [unneeded],
             }
         )
 
@@ -135,7 +116,7 @@ class Node:
         driver: connection of the driver.
     """
 
-    def __init__(self, session: SessionRecord, driver: socket.socket) -> None:
+    def __init__(self, session: records.SessionRecord, driver: socket.socket) -> None:
         self._session = session
         self._loop = loop = Loop()
         self._clients = clients = Clients(loop, self._dispatch)
@@ -156,27 +137,13 @@ class Node:
         self._server = SessionServer(
             loop, clients, parts.table, session.folder, session.driver_pid, self._dispatch
         )
-        clients.add(DRIVER, driver, self._driver_left)
+        clients.add(records.DRIVER, driver, self._driver_left)
         # Also when a child of the driver still holds its socket open, the driver's end ends the node.
         self._driver_pidfd = _pidfd(session.driver_pid)
         loop.watch(self._driver_pidfd, self._driver_left)
-        self._watch_children()
-
-    def _watch_children(self) -> None:
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        children = process.ChildWatch()
+        loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self._loop.watch(self._wake_read.fileno(), self._child_ended)
-
-    def _child_ended(self) -> None:
-        try:
-            self._wake_read.recv(4096)
-        except BlockingIOError:
-            return
-        self._processes.reap()
 
     def warm(self, imports: frozenset[str]) -> None:
         """Have a template with these imports as soon as it can be."""
@@ -242,29 +209,26 @@ class Node:
                 self._restarts.let_go(worker_id)
             case messages.Cancel():
                 self._supervisor.cancel(message)
-            case messages.CancelOwed(maker):
-                self._clients.notify(maker, message)
             case messages.Abandoned(introduced):
                 answer(self._supervisor.may_leave(serial, introduced))
-            case messages.Leaving(reason):
-                self._supervisor.leaves(serial, reason)
-                answer(None)
             case messages.Imports(package):
                 self._processes.learn_import(serial, package)
-            case messages.Departing(stays):
-                self._supervisor.departs(serial, stays)
+            case messages.Departing(stays, reason):
+                self._supervisor.departs(serial, stays, reason)
+                if stays:
+                    answer(None)
             case messages.QueryExit():
                 self._supervisor.query_exit(message, answer)
             case messages.ShownAs(name):
                 self._table.show_as(serial, name)
-            case messages.Shutdown() if serial == DRIVER:
+            case messages.Shutdown() if serial == records.DRIVER:
                 self._driver_left(lambda: answer(True))
             case messages.Shutdown():
                 self._stop()
             case _:
                 raise TypeError(f"the node cannot handle {message!r}")
 
-    def _refuse(self, message: Any, why: str, answer: Answer) -> None:
+    def _refuse(self, message: Any, why: str, answer: records.Answer) -> None:
         """Do not do what is asked, as what came with it is lost."""
         if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
@@ -291,7 +255,7 @@ class Node:
 
         def done() -> None:
             then()
-            self._clients.drop(DRIVER)
+            self._clients.drop(records.DRIVER)
 
         self._end_program(done)
 
@@ -327,9 +291,9 @@ class Node:
         Args:
             then: called once, when that is dead, or after a grace if the kernel can't end some of it yet.
         """
-        staying = self._table.belonging_to(NOBODY)
+        staying = self._table.belonging_to(records.NOBODY)
         doomed = {worker.worker_id for worker in self._table.all() if worker.serial not in staying}
-        self._scheduler.give_up(DRIVER, "the program that asked for it has ended")
+        self._scheduler.give_up(records.DRIVER, "the program that asked for it has ended")
         waiting = [then]
 
         def done() -> None:
@@ -349,23 +313,17 @@ class Node:
             self._supervisor.kill(worker_id, "its program has ended", then_ended)
 
     def end_everything(self) -> None:
-        """Kill all descendants; returns when none is left, or after a grace."""
+        """Kill all descendants; returns when none is left, or when none has ended for a while."""
         signal.set_wakeup_fd(-1)
-        deadline = SYSTEM.monotonic() + _END_S
-        own = os.getpid()
-        while left := process.descendants(own):
-            if SYSTEM.monotonic() >= deadline:
-                sys.stderr.write(f"trainkit: these processes could not be ended: {left}\n")
-                return
-            for pid in left:
-                process.kill(pid)
-            while True:
-                try:
-                    if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                        break
-                except ChildProcessError:
-                    break
-            SYSTEM.sleep(0.002)
+
+        def left() -> list[int]:
+            for _ in process.ended_children():
+                pass
+            return process.descendants(os.getpid())
+
+        if stuck := process.end(left, _END_S):
+            sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
+            return
         self._processes.drain()
         # Else the driver does it, once it has read who has ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):

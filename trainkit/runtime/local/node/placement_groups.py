@@ -11,11 +11,12 @@ from trainkit.runtime.local.node.records import (
     Answer,
     Kill,
     PlacementGroupRecord,
+    Request,
     RequestQueue,
     WorkerTable,
 )
 from trainkit.runtime.local.wire.messages import Reserve
-from trainkit.runtime.placement import Allocation, Demand, Ledger
+from trainkit.runtime.placement import Allocation, Ledger
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.specs import Placement
 
@@ -59,7 +60,9 @@ class PlacementGroups:
         owner = NOBODY if message.detached else client
         group = PlacementGroupRecord(message.bundles, owner, None, [], [], message.strategy, message.name)
         self._living[message.group_id] = group
-        self._queue.add(Demand(message.group_id, message.bundles, None, client != DRIVER), owner, group.what)
+        self._queue.add(
+            Request(message.group_id, message.bundles, nested=client != DRIVER, what=group.what, client=owner)
+        )
         answer(None)
 
     def find(self, name: str, answer: Answer) -> None:

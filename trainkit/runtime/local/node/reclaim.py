@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from trainkit.clock import SYSTEM
 from trainkit.resources import Bundle, describe, total
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
-from trainkit.runtime.local.node.records import (
-    Notify,
-    PlacementGroupRecord,
-    Request,
-    RequestQueue,
-    WorkerRecord,
-    WorkerTable,
-)
 from trainkit.runtime.local.wire.messages import Reclaim, RequestLease, Waits
-from trainkit.runtime.placement import Allocation, Ask, Holder, Ledger, Room, Wait, explain_wait, order
+from trainkit.runtime.placement import Allocation, Holder, Ledger, Room, Wait, explain_wait, order
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
@@ -39,6 +33,7 @@ _MOST_EXPLAINED = 3
 """So many of one process's requests are explained at a time; the rest are counted."""
 
 
+@dataclass(eq=False)
 class LeaseReclaimer:
     """Asks for leases that processes keep without need, while others wait.
 
@@ -50,64 +45,48 @@ class LeaseReclaimer:
         notify: `Clients.notify`.
     """
 
-    def __init__(
-        self, queue: RequestQueue, machine: Ledger, table: WorkerTable, after: After, notify: Notify
-    ) -> None:
-        self._queue = queue
-        self._machine = machine
-        self._table = table
-        self._after = after
-        self._notify = notify
-        self._kept: dict[int, WorkerRecord] = {}  # leased, and not wanted back, by their numbers
-        self._will_insist = False
-        self._will_relieve = False
-        self._counts: dict[int, tuple[set[int], Callable[[], None]]] = {}
-        self._last_count = 0
+    _queue: records.RequestQueue
+    _machine: Ledger
+    _table: records.WorkerTable
+    _after: After
+    _notify: records.Notify
+    _kept: dict[int, records.WorkerRecord] = field(default_factory=dict)
+    _counts: dict[int, tuple[set[int], Callable[[], None]]] = field(default_factory=dict)
+    _last_count: int = 0
 
-    def granted(self, worker: WorkerRecord) -> bool:
+    def granted(self, worker: records.WorkerRecord) -> bool:
         """Note a lease; returns whether it is to be returned as soon as it is idle."""
         worker.wanted_back = self._is_wanted(worker)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
         return worker.wanted_back
 
-    def returned(self, worker: WorkerRecord) -> None:
+    def returned(self, worker: records.WorkerRecord) -> None:
         """Forget a lease."""
         self._kept.pop(worker.serial, None)
 
     def reclaim(self, _: object = None) -> None:
         """Ask for the leases that others keep without need; for more of them, if that does not help."""
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker)])
-        if self._kept and not self._will_insist:
-            self._will_insist = True
+        if self._kept:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
         """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
-        self._will_insist = False
         line = self._queue.line()
         if not line:
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)
-        self._ask_back(
-            [
-                worker
-                for worker in self._kept.values()
-                if waited >= _INSIST_S or self._table.by_serial(worker.owner) is None
-            ]
-        )
+        kept, is_long = self._kept.values(), waited >= _INSIST_S
+        self._ask_back([worker for worker in kept if is_long or self._table.by_serial(worker.owner) is None])
         if self._kept:
-            self._will_insist = True
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
         """Make sure that no more is held than exists, once workers that went on had time to need it again."""
-        if not self._will_relieve:
-            self._will_relieve = True
-            self._after(_RELIEVE_S, self._relieve)
+        self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
-        self._will_relieve = False
         if self._kept and self._machine.is_overdrawn("CPU"):
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
@@ -141,7 +120,7 @@ class LeaseReclaimer:
             _, then = self._counts.pop(count)
             then()
 
-    def _ask_back(self, workers: Sequence[WorkerRecord], count: int = 0) -> set[int]:
+    def _ask_back(self, workers: Sequence[records.WorkerRecord], count: int = 0) -> set[int]:
         for worker in workers:
             worker.wanted_back = True
             del self._kept[worker.serial]
@@ -150,7 +129,7 @@ class LeaseReclaimer:
             self._notify(owner, Reclaim(count))
         return owners
 
-    def _is_wanted(self, worker: WorkerRecord) -> bool:
+    def _is_wanted(self, worker: records.WorkerRecord) -> bool:
         """Return whether a request waits that this lease would help at once, as far as is known here.
 
         What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
@@ -164,7 +143,7 @@ class LeaseReclaimer:
             and not (
                 request.client == worker.owner
                 and isinstance(request.start, RequestLease)
-                and request.start.placement == worker.placement
+                and request.start.placement == worker.spec.placement
             )
             for request in self._queue.line()
         )
@@ -174,6 +153,7 @@ class LeaseReclaimer:
         return asking is not None and asking.lends_cpus
 
 
+@dataclass(eq=False)
 class WaitExplainer:
     """Explains waits: for the state listing, and to processes whose requests wait for long.
 
@@ -186,34 +166,22 @@ class WaitExplainer:
         notify: `Clients.notify`.
     """
 
-    def __init__(
-        self,
-        queue: RequestQueue,
-        groups: PlacementGroups,
-        table: WorkerTable,
-        totals: Bundle,
-        after: After,
-        notify: Notify,
-    ) -> None:
-        self._queue = queue
-        self._groups = groups
-        self._table = table
-        self._totals = totals
-        self._after = after
-        self._notify = notify
-        self._will_explain = False
+    _queue: records.RequestQueue
+    _groups: PlacementGroups
+    _table: records.WorkerTable
+    _totals: Bundle
+    _after: After
+    _notify: records.Notify
 
     def explain_later(self, _: object = None) -> None:
         """Have what waits now explained when it has waited for long."""
         waiting = [request.since for request in self._queue.line() if not request.explained]
-        if waiting and not self._will_explain:
-            self._will_explain = True
+        if waiting:
             self._after(max(0.0, min(waiting) + _LONG_S - SYSTEM.monotonic()), self._explain)
 
     def _explain(self) -> None:
-        self._will_explain = False
         now = SYSTEM.monotonic()
-        due: dict[int, list[Request]] = {}
+        due: dict[int, list[records.Request]] = {}
         for request in self._queue.line():
             if not request.explained and now - request.since >= _LONG_S - _TOGETHER_S:
                 request.explained = True
@@ -221,7 +189,7 @@ class WaitExplainer:
         for client, requests in due.items():
             told, rest = requests[:_MOST_EXPLAINED], requests[_MOST_EXPLAINED:]
             for request, wait in zip(told, self.waits(told), strict=True):
-                asked = describe(total(request.waiting.bundles))
+                asked = describe(total(request.bundles))
                 reasons = "; ".join(wait.reasons)
                 text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
                 self._notify(client, Waits(text))
@@ -230,24 +198,22 @@ class WaitExplainer:
                 self._notify(client, Waits(text))
         self.explain_later()
 
-    def waits(self, requests: Sequence[Request]) -> list[Wait]:
+    def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
         """Return why each of `requests`, which are in the queue, is not granted."""
-        by_key = {request.waiting.key: request for request in self._queue}
+        by_key = {request.key: request for request in self._queue}
         machine = Room(
             existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()
         )
-        line = [demand.key for demand in order([request.waiting for request in self._queue.line()])]
-        line = [key for key in line if by_key[key].waiting.group is None]
-        asks = [_ask(by_key[key]) for key in line]
-        place = {key: index for index, key in enumerate(line)}
+        line = [request for request in order(self._queue.line()) if request.group is None]
+        place = {request.key: index for index, request in enumerate(line)}
 
-        def of(request: Request) -> Wait:
+        def of(request: records.Request) -> Wait:
             if not request.ready:
                 return Wait(reasons=["an argument of its constructor is still to come"])
-            group_id = request.waiting.group
+            group_id = request.group
             if group_id is None:
-                return explain_wait(_ask(request), [machine], asks[: place[request.waiting.key]])
-            wait = explain_wait(_ask(request), self._rooms(request, self._groups[group_id]))
+                return explain_wait(request, [machine], line[: place[request.key]])
+            wait = explain_wait(request, self._rooms(request, self._groups[group_id]))
             if group_id not in by_key:
                 return wait
             of_group = of(by_key[group_id])
@@ -256,7 +222,7 @@ class WaitExplainer:
 
         return [of(request) for request in requests]
 
-    def _rooms(self, request: Request, group: PlacementGroupRecord) -> list[Room]:
+    def _rooms(self, request: records.Request, group: records.PlacementGroupRecord) -> list[Room]:
         wanted = None if request.start is None else request.start.placement.group
         return [
             Room(
@@ -266,7 +232,7 @@ class WaitExplainer:
                 holders=[
                     _holder(worker, worker.allocation)
                     for worker in self._table.all()
-                    if worker.allocation is not None and worker.ledger_group == (request.waiting.group, index)
+                    if worker.allocation is not None and worker.ledger_group == (request.group, index)
                 ],
             )
             for index, ledger in enumerate(group.ledgers)
@@ -287,9 +253,5 @@ class WaitExplainer:
         return workers + groups
 
 
-def _ask(request: Request) -> Ask:
-    return Ask(what=request.what, bundles=request.waiting.bundles)
-
-
-def _holder(worker: WorkerRecord, allocation: Allocation) -> Holder:
+def _holder(worker: records.WorkerRecord, allocation: Allocation) -> Holder:
     return Holder(who=f"{worker.name} (pid {worker.pid})", amounts=allocation.as_bundle())

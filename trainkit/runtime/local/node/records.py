@@ -16,10 +16,10 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime.local.wire.channel import Connection, Descriptor
-from trainkit.runtime.local.wire.messages import RequestLease, StartActor, WorkerEnvironment, WorkerSpec
+from trainkit.runtime.local.wire.messages import RequestLease, StartActor, WorkerSpec
 from trainkit.runtime.placement import Allocation, Demand, Ledger
 from trainkit.runtime.restart_policy import ExitRecord, describe
-from trainkit.runtime.specs import Placement, Registration, SessionSpec
+from trainkit.runtime.specs import Registration, SessionSpec
 
 DRIVER = 1
 """Number of the driver in the session."""
@@ -78,18 +78,17 @@ class SessionRecord:
 # requests
 
 
-@dataclass(slots=True)
-class Request:
+@dataclass(eq=False, kw_only=True)
+class Request(Demand):
     """Entry of the queue: a worker to start or lend, or a placement group to reserve.
 
     Attributes:
+        since: when it took its turn, which the queue notes.
         ready: False for an actor while an argument of its constructor is still to come; others go first.
     """
 
-    waiting: Demand
     client: int
-    since: float
-    what: str
+    since: float = 0.0
     start: StartActor | RequestLease | None = None
     first: Descriptor | None = None
     answer: Answer | None = None
@@ -131,6 +130,7 @@ class WorkerRecord:
 
     Attributes:
         owner: number of the process that asked for it; NOBODY if it outlives that.
+        spec: what its process was started with; an idle one that is used again has another `worker_id`.
         allocation: what it holds and doesn't lend; None while it is idle in the pool.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
@@ -143,8 +143,6 @@ class WorkerRecord:
         restarts: how often this actor has been restarted; one without a pid yet then is about to be.
         inquiries: functions to call with how it ended.
         is_actor: else it is leased for tasks.
-        class_name: of an actor.
-        registration: of an actor that more than its handles reach.
         shown_as: the name that its output is shown under; "" for its own.
         introduced: how many connections have been sent to it.
     """
@@ -153,8 +151,7 @@ class WorkerRecord:
     serial: int
     name: str
     owner: int
-    placement: Placement
-    environment: WorkerEnvironment
+    spec: WorkerSpec
     allocation: Allocation | None
     ledger_group: tuple[int, int] | None
     control: Connection
@@ -172,8 +169,6 @@ class WorkerRecord:
     oom_kills_before: int = 0
     inquiries: list[Callable[[ExitRecord], None]] = field(default_factory=list)
     is_actor: bool = False
-    class_name: str = ""
-    registration: Registration | None = None
     shown_as: str = ""
     introduced: int = 0
 
@@ -186,7 +181,7 @@ class WorkerRecord:
     @property
     def kind(self) -> str:
         """Name that it has in common with others that run the same code."""
-        return self.class_name or self.name
+        return self.spec.class_name or self.name
 
     @property
     def is_reusable(self) -> bool:
@@ -208,7 +203,7 @@ class WorkerTable:
         self._by_serial: dict[int, WorkerRecord] = {}
         self._last_serial = DRIVER
         self.exits = ExitRecords()
-        self.ended_actors = EndedActors()
+        self._ended_actors: deque[Row] = deque(maxlen=_MOST_ACTORS)
 
     def next_serial(self) -> int:
         """Return a number for the next process."""
@@ -265,11 +260,12 @@ class WorkerTable:
 
     def add_ended(self, row: Row, exit_: ExitRecord) -> None:
         """List an actor that has ended, by its last row."""
-        self.ended_actors.add(row, exit_)
+        cause = describe(exit_, row["class_name"]).partition("\n")[0]
+        self._ended_actors.append({**row, "state": "DEAD", "death_cause": cause})
 
     def ended_rows(self) -> list[Row]:
-        """Return the rows of the last actors that ended."""
-        return self.ended_actors.rows()
+        """Return the rows of the last actors that ended, in the order of their ends."""
+        return [dict(row) for row in self._ended_actors]
 
     def heir(self, worker: WorkerRecord) -> int:
         """Return the owner of what a worker leaves: the driver; NOBODY if a detached actor began it all."""
@@ -318,30 +314,14 @@ class ExitRecords(dict[int, ExitRecord]):
         )
 
 
-class EndedActors:
-    """Rows of the last actors that ended, for the state listing."""
-
-    def __init__(self) -> None:
-        self._rows: deque[Row] = deque(maxlen=_MOST_ACTORS)
-
-    def add(self, row: Row, exit_: ExitRecord) -> None:
-        """Add an actor by its last row."""
-        cause = describe(exit_, row["class_name"]).partition("\n")[0]
-        self._rows.append({**row, "state": "DEAD", "death_cause": cause})
-
-    def rows(self) -> list[Row]:
-        """Return the rows in the order of the ends."""
-        return [dict(row) for row in self._rows]
-
-
 def actor_row(worker: WorkerRecord) -> Row:
     """Return the row of an actor that has a process, or is about to have one."""
     state = "ALIVE" if worker.pid is not None else "RESTARTING" if worker.restarts else "PENDING"
     return {
-        **_row(worker.worker_id, worker.kind, worker.registration),
+        **_row(worker.worker_id, worker.kind, worker.spec.registration),
         "state": state,
         "pid": worker.pid,
-        "resources": dict(worker.placement.resources),
+        "resources": dict(worker.spec.placement.resources),
         "restarts": worker.restarts,
     }
 
@@ -361,7 +341,7 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
     return {
         "actor_id": f"{worker_id:016x}",
         "class_name": class_name,
-        "name": (registration.name if registration else None) or "",
+        "name": registration.name if registration else None,
         "namespace": (registration.namespace if registration else None) or "",
         "detached": registration is not None and registration.detached,
         "death_cause": None,
@@ -403,7 +383,6 @@ class WorkerStarted(NamedTuple):
     """A template is asked to fork a worker."""
 
     worker: WorkerRecord
-    spec: WorkerSpec
 
 
 class WorkerExited(NamedTuple):
@@ -513,7 +492,7 @@ class RequestQueue:
         return iter(self._requests)
 
     def __contains__(self, key: object) -> bool:
-        return any(request.waiting.key == key for request in self._requests)
+        return any(request.key == key for request in self._requests)
 
     def all(self) -> list[Request]:
         """Return all requests."""
@@ -523,21 +502,20 @@ class RequestQueue:
         """Return the requests that wait for resources alone."""
         return [request for request in self._requests if request.ready]
 
-    def add(self, waiting: Demand, client: int, what: str, **more: Any) -> Request:
-        """Add a request; see `Request` for what else there is to say of it."""
-        request = Request(waiting, client, self._now(), what, **more)
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        request.since = self._now()
         self._requests.append(request)
         self.changed = True
-        return request
 
     def remove(self, keys: set[int]) -> None:
         """Remove requests that were granted."""
-        self._requests = [request for request in self._requests if request.waiting.key not in keys]
+        self._requests = [request for request in self._requests if request.key not in keys]
 
     def arguments_there(self, worker_id: int) -> None:
         """Have an actor take its turn, now that the arguments of its constructor have come."""
         for request in self._requests:
-            if request.waiting.key == worker_id and not request.ready:
+            if request.key == worker_id and not request.ready:
                 self._make_ready(request)
                 return
 
@@ -550,7 +528,7 @@ class RequestQueue:
     def inquire(self, worker_id: int, answer: Callable[[ExitRecord], None]) -> bool:
         """Call `answer` once the request for that worker is refused; False if there is none."""
         for request in self._requests:
-            if request.waiting.key == worker_id and request.start is not None:
+            if request.key == worker_id and request.start is not None:
                 request.inquiries.append(answer)
                 return True
         return False
@@ -558,7 +536,7 @@ class RequestQueue:
     def withdraw(self, worker_id: int) -> None:
         """Take back the request for a worker that was killed before it was started."""
         for request in self._requests:
-            if request.waiting.key == worker_id and request.start is not None:
+            if request.key == worker_id and request.start is not None:
                 self._requests.remove(request)
                 self.refuse(request, "it was killed before it was started", requested=True)
                 return
@@ -566,9 +544,9 @@ class RequestQueue:
     def dismiss(self, group_id: int) -> None:
         """Take back what waits for a group that was removed, and the request for the group itself."""
         for request in self.all():
-            if request.waiting.key == group_id:
+            if request.key == group_id:
                 self._requests.remove(request)
-            elif request.waiting.group == group_id:
+            elif request.group == group_id:
                 self._requests.remove(request)
                 self.refuse(request, "its placement group was removed", requested=True)
 

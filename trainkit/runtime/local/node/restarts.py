@@ -8,8 +8,8 @@ had time to connect again, and the owner of the actor has, or needs it no more.
 
 The node never looks into the values of a constructor call. Memory segments can be sent any number of times
 as they are. A handle of another actor is an open connection, over which a further one is asked for each
-time. A pending reference is a connection too, over which its value comes once: the node takes it when it
-comes, and sends it to each process that waits for it.
+time. So is a pending reference, as long as its value has not come: the node takes that when it comes, and
+sends it to each process that asks from then on.
 """
 
 from __future__ import annotations
@@ -25,16 +25,8 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectLostError
 from trainkit.runtime import restart_policy
 from trainkit.runtime.failures import pack_failure
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import Loop, try_send
-from trainkit.runtime.local.node.records import (
-    DRIVER,
-    Answer,
-    Notify,
-    WorkerEnded,
-    WorkerRecord,
-    WorkerStarted,
-    WorkerTable,
-)
 from trainkit.runtime.local.node.workers import introduce, is_alive, lost_connection
 from trainkit.runtime.local.wire.channel import (
     ACTOR,
@@ -88,7 +80,7 @@ class RestartRecord:
     last_exit: ExitRecord = field(default_factory=ExitRecord)
     started_s: float = 0.0
     early_deaths: int = 0
-    waiting: list[tuple[int, Descriptor, Answer]] = field(default_factory=list)
+    waiting: list[tuple[int, Descriptor, records.Answer]] = field(default_factory=list)
 
 
 class Restarts:
@@ -101,7 +93,9 @@ class Restarts:
         notify: sends a message to the process of a number.
     """
 
-    def __init__(self, loop: Loop, table: WorkerTable, start: Callable[..., None], notify: Notify) -> None:
+    def __init__(
+        self, loop: Loop, table: records.WorkerTable, start: Callable[..., None], notify: records.Notify
+    ) -> None:
         self._loop = loop
         self._table = table
         self._start = start
@@ -120,13 +114,13 @@ class Restarts:
             kept = self._kept(call, made.actors)
             self._records[message.worker_id] = RestartRecord(client, kept, made.max_restarts)
 
-    def worker_started(self, event: WorkerStarted) -> None:
+    def worker_started(self, event: records.WorkerStarted) -> None:
         """Note when the first process of an actor starts."""
         record = self._records.get(event.worker.worker_id)
         if record is not None and record.spec is None:
-            record.spec, record.started_s = event.spec, SYSTEM.monotonic()
+            record.spec, record.started_s = event.worker.spec, SYSTEM.monotonic()
 
-    def restart(self, worker: WorkerRecord, exit_: ExitRecord) -> ExitRecord | None:
+    def restart(self, worker: records.WorkerRecord, exit_: ExitRecord) -> ExitRecord | None:
         """Restart the actor whose process has ended, with all that it holds.
 
         Returns:
@@ -149,7 +143,7 @@ class Restarts:
         self,
         record: RestartRecord,
         spec: WorkerSpec,
-        worker: WorkerRecord,
+        worker: records.WorkerRecord,
         exit_: ExitRecord,
         ours: socket.socket,
         theirs: Descriptor,
@@ -168,10 +162,8 @@ class Restarts:
             spec,
             theirs,
             owner=worker.owner,
-            placement=worker.placement,
             allocation=allocation,
             ledger_group=worker.ledger_group,
-            registration=worker.registration,
             delay_s=delay_s,
         )
         worker.allocation = None
@@ -184,13 +176,13 @@ class Restarts:
             self._join(spec.worker_id, record, client, end, answer)
         self._loop.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
 
-    def postponed(self, worker: WorkerRecord, why: str) -> None:
+    def postponed(self, worker: records.WorkerRecord, why: str) -> None:
         """Say that an actor can't be restarted yet, if that is not said already."""
         if worker.pid is not None:
             text = f"{worker.name} (pid {worker.pid}) can't be restarted yet, and waits: {why}"
-            self._notify(DRIVER, Waits(text))
+            self._notify(records.DRIVER, Waits(text))
 
-    def worker_ended(self, event: WorkerEnded) -> None:
+    def worker_ended(self, event: records.WorkerEnded) -> None:
         """Forget an actor that has ended for good, or never started."""
         record = self._records.pop(event.worker_id, None)
         if record is not None:
@@ -200,7 +192,7 @@ class Restarts:
             for _, _, answer in waiting:
                 answer(event.exit_)
 
-    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> bool:
+    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> bool:
         """Connect a client whose connection closed to the next process; False if there will be none."""
         worker = self._table.settled(message.worker_id)  # its process may have said that it ends
         record = self._records.get(message.worker_id)
@@ -215,7 +207,7 @@ class Restarts:
         return True
 
     def _join(
-        self, worker_id: int, record: RestartRecord, client: int, end: Descriptor, answer: Answer
+        self, worker_id: int, record: RestartRecord, client: int, end: Descriptor, answer: records.Answer
     ) -> None:
         worker = self._table.get(worker_id)
         if record.keeper is not None and not record.keeper.closed:
@@ -384,15 +376,26 @@ class _KeptPromise:
         self._waiting.clear()
 
     def open_fd(self) -> int:
+        further = None if self._answer is not None else self._conn.open_further()
+        if further is not None:
+            return further
         ours, theirs = socket.socketpair()
-        conn = self._loop.connection(ours, lambda _: None, lambda: None)
+        self._serve(ours)
+        return theirs.detach()
+
+    def _serve(self, sock: socket.socket) -> None:
+        conn = self._loop.connection(sock, self._asked, lambda: None)
         if self._answer is not None:
             self._tell(conn, self._answer)
         elif self._conn.closed:
             self._loop.end(conn)
         else:
             self._waiting.append(conn)
-        return theirs.detach()
+
+    def _asked(self, frame: Frame) -> None:
+        for handle in frame.body.handles:
+            if isinstance(handle, Descriptor):
+                self._serve(socket.socket(fileno=handle.take()))
 
     def drop(self) -> None:
         self._loop.end(self._conn)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.node.reclaim import LeaseReclaimer
-from trainkit.runtime.local.node.records import (
-    DRIVER,
-    Answer,
-    Publish,
-    Request,
-    RequestGranted,
-    RequestQueue,
-    RequestsWaiting,
-    StartFailed,
-    WorkerEnded,
-    WorkerExited,
-    WorkerRecord,
-    WorkerTable,
-)
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import RequestLease, StartActor
-from trainkit.runtime.placement import Allocation, Demand, serve, units
+from trainkit.runtime.placement import Allocation, serve, units
 
 _SURPLUS_S = 2.0
 """Idle workers beyond one for each CPU end if they were not needed for so long."""
@@ -38,25 +26,24 @@ class IdleWorkers:
         end: ends a worker.
     """
 
-    def __init__(self, most: int, after: After, end: Callable[[WorkerRecord], None]) -> None:
+    def __init__(self, most: int, after: After, end: Callable[[records.WorkerRecord], None]) -> None:
         self._most = max(1, most)
         self._after = after
         self.end = end
-        self._workers: list[WorkerRecord] = []
+        self._workers: list[records.WorkerRecord] = []
         self._unused = 0
-        self._will_look = False
 
-    def add(self, worker: WorkerRecord) -> None:
+    def add(self, worker: records.WorkerRecord) -> None:
         """Keep a worker until it is needed, or surplus."""
         self._workers.append(worker)
         self._look_later()
 
-    def discard(self, worker: WorkerRecord) -> None:
+    def discard(self, worker: records.WorkerRecord) -> None:
         """Remove a worker that has ended."""
         if worker in self._workers:
             self._workers.remove(worker)
 
-    def take(self, asked: RequestLease) -> WorkerRecord | None:
+    def take(self, asked: RequestLease) -> records.WorkerRecord | None:
         """Return a worker that is as if it had been started for `asked`; it is idle no more."""
         for worker in reversed(self._workers):  # the last one used is still in the CPU's caches
             if _suits(worker, asked) and not worker.control.closed:
@@ -66,13 +53,10 @@ class IdleWorkers:
         return None
 
     def _look_later(self) -> None:
-        if len(self._workers) > self._most and not self._will_look:
-            self._will_look = True
+        if len(self._workers) > self._most and self._after(_SURPLUS_S, self._end_surplus):
             self._unused = len(self._workers)
-            self._after(_SURPLUS_S, self._end_surplus)
 
     def _end_surplus(self) -> None:
-        self._will_look = False
         # The first ones were not needed since the last look, as the last are taken first.
         for worker in self._workers[: max(0, min(self._unused, len(self._workers) - self._most))]:
             self._workers.remove(worker)
@@ -80,15 +64,16 @@ class IdleWorkers:
         self._look_later()
 
 
-def _suits(worker: WorkerRecord, asked: RequestLease) -> bool:
-    ours, wanted = worker.environment, asked.environment
+def _suits(worker: records.WorkerRecord, asked: RequestLease) -> bool:
+    ours, wanted = worker.spec.environment, asked.environment
     return (
-        worker.placement == asked.placement
+        worker.spec.placement == asked.placement
         and ours._replace(preload=wanted.preload) == wanted
         and ours.preload >= wanted.preload
     )
 
 
+@dataclass(eq=False)
 class ResourceScheduler:
     """Grants requests in turn, as far as there are free resources.
 
@@ -101,42 +86,48 @@ class ResourceScheduler:
         publish: delivers an event.
     """
 
-    def __init__(
-        self,
-        queue: RequestQueue,
-        groups: PlacementGroups,
-        table: WorkerTable,
-        idle: IdleWorkers,
-        reclaimer: LeaseReclaimer,
-        publish: Publish,
-    ) -> None:
-        self._queue = queue
-        self._groups = groups
-        self._ledger = groups.machine
-        self._table = table
-        self._idle = idle
-        self._reclaimer = reclaimer
-        self._publish = publish
+    _queue: records.RequestQueue
+    _groups: PlacementGroups
+    _table: records.WorkerTable
+    _idle: IdleWorkers
+    _reclaimer: LeaseReclaimer
+    _publish: records.Publish
+
+    def __post_init__(self) -> None:
+        self._ledger = self._groups.machine
 
     def start_actor(self, client: int, message: StartActor, first: Descriptor) -> None:
         """Queue a request for an actor's process; `first` is its first connection."""
         self._enqueue(client, message, first, None)
 
-    def lease(self, client: int, message: RequestLease, first: Descriptor, answer: Answer) -> None:
+    def lease(self, client: int, message: RequestLease, first: Descriptor, answer: records.Answer) -> None:
         """Queue a request for a process for tasks; `first` is its first connection."""
         self._enqueue(client, message, first, answer)
 
     def _enqueue(
-        self, client: int, message: StartActor | RequestLease, first: Descriptor, answer: Answer | None
+        self,
+        client: int,
+        message: StartActor | RequestLease,
+        first: Descriptor,
+        answer: records.Answer | None,
     ) -> None:
         placement = message.placement
         group = None if placement.group is None else placement.group.group
         bundle = None if placement.group is None else placement.group.bundle
-        demand = Demand(message.worker_id, [placement.resources], group, client != DRIVER, bundle)
-        ready = isinstance(message, RequestLease) or message.ready
-        request = self._queue.add(
-            demand, client, message.name, start=message, first=first, answer=answer, ready=ready
+        request = records.Request(
+            message.worker_id,
+            [placement.resources],
+            group,
+            client != records.DRIVER,
+            bundle,
+            message.name,
+            client=client,
+            start=message,
+            first=first,
+            answer=answer,
+            ready=isinstance(message, RequestLease) or message.ready,
         )
+        self._queue.add(request)
         if group is not None and group not in self._groups:
             self._queue.remove({message.worker_id})
             self._queue.refuse(request, "its placement group was removed")
@@ -148,22 +139,21 @@ class ResourceScheduler:
         if not self._queue.changed:
             return
         self._queue.changed = False
-        by_key = {request.waiting.key: request for request in self._queue.line()}
-        if not by_key:
+        line = self._queue.line()
+        if not line:
             return
-        demands = [request.waiting for request in by_key.values()]
-        granted = serve(demands, self._ledger, lambda demand: self._grant(by_key[demand.key]))
-        done = {demand.key for demand in granted}
-        done.update(key for key, request in by_key.items() if key not in done and self._pass_on(request))
-        self._queue.remove(done)
-        for request in (by_key[key] for key in done):
+        granted = serve(line, self._ledger, self._grant)
+        done = {request.key for request in granted}
+        granted += [request for request in line if request.key not in done and self._pass_on(request)]
+        self._queue.remove({request.key for request in granted})
+        for request in granted:
             if request.answer is not None:
-                worker = self._table.get(request.waiting.key)
+                worker = self._table.get(request.key)
                 request.answer(worker is not None and self._reclaimer.granted(worker))
-        if len(done) < len(by_key):
-            self._publish(RequestsWaiting())
+        if len(granted) < len(line):
+            self._publish(records.RequestsWaiting())
 
-    def _pass_on(self, request: Request) -> bool:
+    def _pass_on(self, request: records.Request) -> bool:
         """Grant a waiting worker one process for what it lends itself, though nothing is free.
 
         Others may hold it without need, and to ask for that back takes time. So what waits for a task
@@ -172,7 +162,7 @@ class ResourceScheduler:
         lender = self._table.by_serial(request.client)
         if lender is None or lender.lent is None or lender.passed_on:
             return False
-        if lender.ledger_group is not None or request.waiting.group is not None:
+        if lender.ledger_group is not None or request.group is not None:
             return False
         if not isinstance(request.start, RequestLease):
             return False
@@ -184,10 +174,10 @@ class ResourceScheduler:
         self._start_or_reuse(request, wanted, None)
         return True
 
-    def _grant(self, request: Request) -> list[str] | None:
+    def _grant(self, request: records.Request) -> list[str] | None:
         """Carry `request` out; returns the names of what it lacks, or None if it was granted."""
         if request.start is None:
-            lacking = self._groups.grant(request.waiting.key)
+            lacking = self._groups.grant(request.key)
             if lacking is None:
                 self._queue.changed = True  # what waits for this group comes next
             return lacking
@@ -199,18 +189,18 @@ class ResourceScheduler:
         return None
 
     def _start_or_reuse(
-        self, request: Request, allocation: Allocation, where: tuple[int, int] | None
+        self, request: records.Request, allocation: Allocation, where: tuple[int, int] | None
     ) -> None:
         idle = None
         if isinstance(request.start, RequestLease) and not allocation.gpus:
             idle = self._idle.take(request.start)
         if idle is not None:
             idle.allocation, idle.ledger_group, idle.owner = allocation, where, request.client
-            self._table.rename(idle, request.waiting.key)
+            self._table.rename(idle, request.key)
         bundles = () if where is None else self._groups[where[0]].bundles
-        self._publish(RequestGranted(request, allocation, where, bundles, idle))
+        self._publish(records.RequestGranted(request, allocation, where, bundles, idle))
 
-    def start_failed(self, event: StartFailed) -> None:
+    def start_failed(self, event: records.StartFailed) -> None:
         """Take back what a worker was given that could not be started."""
         ledger = self._groups.ledger_of(event.granted.where)
         if ledger is not None:
@@ -238,7 +228,7 @@ class ResourceScheduler:
         else:
             self._idle.end(worker)
 
-    def worker_exited(self, event: WorkerExited) -> None:
+    def worker_exited(self, event: records.WorkerExited) -> None:
         """Hand on, or give up, what a process had asked for."""
         worker = event.worker
         self._take_back(worker)
@@ -257,14 +247,14 @@ class ResourceScheduler:
         self._queue.give_up(owner, reason)
         self._groups.owner_ended(owner)
 
-    def worker_ended(self, event: WorkerEnded) -> None:
+    def worker_ended(self, event: records.WorkerEnded) -> None:
         """Free what a worker held, and the groups that it had reserved."""
         if event.worker is not None:
             self._idle.discard(event.worker)
             self._release(event.worker)
             self._groups.owner_ended(event.worker.serial)
 
-    def _release(self, worker: WorkerRecord) -> None:
+    def _release(self, worker: records.WorkerRecord) -> None:
         self._reclaimer.returned(worker)
         held = worker.allocation
         worker.allocation = worker.lent = None
@@ -285,7 +275,7 @@ class ResourceScheduler:
         else:
             self._take_back(worker)
 
-    def _lend(self, worker: WorkerRecord) -> None:
+    def _lend(self, worker: records.WorkerRecord) -> None:
         ledger = self._groups.ledger_of(worker.ledger_group)
         if worker.allocation is None or worker.lent is not None or ledger is None:
             return
@@ -296,7 +286,7 @@ class ResourceScheduler:
         ledger.give_back(worker.lent)
         self._queue.changed = True
 
-    def _take_back(self, worker: WorkerRecord) -> None:
+    def _take_back(self, worker: records.WorkerRecord) -> None:
         ledger = self._groups.ledger_of(worker.ledger_group)
         if worker.allocation is None or worker.lent is None or ledger is None:
             return

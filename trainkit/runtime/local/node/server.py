@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from trainkit.runtime.local.node.records import WorkerTable
 from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Frame
 from trainkit.runtime.local.wire.messages import (
     Available,
-    CancelOwed,
     FindActor,
     Kill,
     QueryExit,
@@ -36,7 +36,7 @@ from trainkit.runtime.local.wire.messages import (
 from trainkit.runtime.local.wire.sessions import CARD, is_own, socket_path
 from trainkit.runtime.serialize import pack
 
-MAY_ASK = (Available, CancelOwed, FindActor, QueryExit, Kill, Reconnect, Shutdown, State)
+MAY_ASK = (Available, FindActor, QueryExit, Kill, Reconnect, Shutdown, State)
 
 _BACKLOG = 64
 _WAIT_S = 0.1
@@ -99,6 +99,7 @@ class Clients:
                 self.answer(serial, frame.call_id, TrainkitError(reason))
 
 
+@dataclass(eq=False)
 class SessionServer:
     """Server for other programs of the user.
 
@@ -111,32 +112,26 @@ class SessionServer:
         dispatch: carries out what a program asks, of the messages that it may send.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        clients: Clients,
-        table: WorkerTable,
-        folder: Path,
-        driver: int,
-        dispatch: Callable[[int, Frame, tuple[type, ...]], None],
-    ) -> None:
-        self._loop = loop
-        self._clients = clients
-        self._table = table
-        self._folder = folder
-        self._driver = driver
-        self._dispatch = dispatch
+    _loop: Loop
+    _clients: Clients
+    _table: WorkerTable
+    _folder: Path
+    _driver: int
+    _dispatch: Callable[[int, Frame, tuple[type, ...]], None]
+
+    def __post_init__(self) -> None:
         self._started = SYSTEM.now()
-        folder.mkdir(mode=0o700, exist_ok=True)  # the driver may have asked for its scratch folder already
+        # The driver may have asked for its scratch folder already.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         try:
             self._listener.bind(socket_path(fd))
         finally:
             os.close(fd)
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
-        loop.watch(self._listener.fileno(), self._admit)
+        self._loop.watch(self._listener.fileno(), self._admit)
         self._write_card(driver_gone=False)
 
     def driver_left(self) -> None:

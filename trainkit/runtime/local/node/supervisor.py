@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import Loop
-from trainkit.runtime.local.node.records import (
-    Answer,
-    Publish,
-    RequestQueue,
-    RequestRefused,
-    WorkerEnded,
-    WorkerExited,
-    WorkerRecord,
-    WorkerTable,
-    actor_row,
-    pending_row,
-)
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.workers import WorkerProcesses, is_alive, lost_connection
 from trainkit.runtime.local.wire.channel import Descriptor
@@ -29,6 +19,7 @@ _RETRY_S = 0.2
 """Interval of the attempts to restart an actor that there was no descriptor for."""
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Supervisor of the workers.
 
@@ -41,21 +32,12 @@ class Supervisor:
         publish: delivers an event.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        table: WorkerTable,
-        queue: RequestQueue,
-        processes: WorkerProcesses,
-        restarts: Restarts,
-        publish: Publish,
-    ) -> None:
-        self._loop = loop
-        self._table = table
-        self._queue = queue
-        self._processes = processes
-        self._restarts = restarts
-        self._publish = publish
+    _loop: Loop
+    _table: records.WorkerTable
+    _queue: records.RequestQueue
+    _processes: WorkerProcesses
+    _restarts: Restarts
+    _publish: records.Publish
 
     # orders
 
@@ -83,44 +65,39 @@ class Supervisor:
         elif message.worker_id in self._queue:
             self._processes.cancel_early(message)
 
-    def leaves(self, serial: int, reason: str) -> None:
-        """Note that a worker ends of its own will."""
-        worker = self._table.by_serial(serial)
-        if worker is not None:
-            worker.ending = worker.ending or reason
-
     def may_leave(self, serial: int, introduced: int) -> bool:
         """Return whether an actor without holders is to end; not if a connection is on its way to it."""
         worker = self._table.by_serial(serial)
-        if worker is None or worker.introduced == introduced:
-            self.leaves(serial, "its last handle is gone")
+        if worker is None:
+            return True
+        if worker.introduced == introduced:
+            worker.ending = worker.ending or "its last handle is gone"
             return True
         return False
 
-    def departs(self, serial: int, stays: bool) -> None:
+    def departs(self, serial: int, stays: bool, reason: str) -> None:
         """Note that a worker ends in order. An actor is over, even if its process stays for its debts."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return
         worker.departs = True
+        if worker.is_actor:
+            worker.ending = worker.ending or reason
         if stays and worker.is_actor:
             self._end(worker, self._processes.exit_record(worker, 0))
-            worker.is_actor, worker.registration = False, None
+            worker.is_actor = False
             self._table.rename(worker, -worker.serial)
 
     # questions
 
-    def query_exit(self, message: QueryExit, answer: Answer) -> None:
-        """Say how a worker ended, once it has; of an actor that is restarted, how that `life` of it did.
+    def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
+        """Say how a worker ended, once it has.
 
         The client has found its connection closed. If the worker lives, it had no descriptor left for that.
         """
         worker = self._table.settled(message.worker_id)
-        record = self._restarts.record(message.worker_id)
         exits = self._table.exits
-        if record is not None and message.life is not None and message.life < record.restarts:
-            answer(record.last_exit)
-        elif worker is not None and is_alive(worker):
+        if worker is not None and is_alive(worker):
             answer(lost_connection(worker))
         elif worker is not None:
             worker.inquiries.append(answer)
@@ -129,14 +106,14 @@ class Supervisor:
         elif not self._queue.inquire(message.worker_id, answer):
             answer(exits.unknown())
 
-    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: Answer) -> None:
+    def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> None:
         """Connect a client whose connection closed to the actor's next process, or say how it ended."""
         if not self._restarts.reconnect(client, message, end, answer):
             self.query_exit(QueryExit(message.worker_id), answer)
 
     # consequences
 
-    def worker_exited(self, event: WorkerExited) -> None:
+    def worker_exited(self, event: records.WorkerExited) -> None:
         """End what a process had started, or hand it on, and restart it if it is to be."""
         worker = event.worker
         for orphan in self._table.all():
@@ -150,7 +127,7 @@ class Supervisor:
                 self._restarts.let_go(orphan.worker_id)
         self._restart_or_end(worker, event.exit_)
 
-    def _restart_or_end(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+    def _restart_or_end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         try:
             end = self._restarts.restart(worker, exit_)
         except (OSError, TrainkitError) as error:  # no descriptor left: once there are some again
@@ -164,34 +141,34 @@ class Supervisor:
         else:
             _answer_inquiries(worker, exit_)
 
-    def _try_again(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+    def _try_again(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         self._restart_or_end(worker, worker.exit_as_ordered() if worker.ending else exit_)
 
-    def _end(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+    def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:
-            self._table.add_ended(actor_row(worker), exit_)
+            self._table.add_ended(records.actor_row(worker), exit_)
         self._table.remove(worker.worker_id)  # gone already if its next process could not be made
-        self._end_id(WorkerEnded(worker.worker_id, exit_, worker))
+        self._end_id(records.WorkerEnded(worker.worker_id, exit_, worker))
         _answer_inquiries(worker, exit_)
 
-    def request_refused(self, event: RequestRefused) -> None:
+    def request_refused(self, event: records.RequestRefused) -> None:
         """Remember how a worker ended that was never started."""
         request = event.request
         if isinstance(request.start, StartActor):
-            self._table.add_ended(pending_row(request.start), event.exit_)
-        self.never_started(request.waiting.key, event.exit_)
+            self._table.add_ended(records.pending_row(request.start), event.exit_)
+        self.never_started(request.key, event.exit_)
 
     def never_started(self, worker_id: int, exit_: ExitRecord) -> None:
         """Remember how a worker ended that was never started."""
         self._processes.forget_early(worker_id)
-        self._end_id(WorkerEnded(worker_id, exit_))
+        self._end_id(records.WorkerEnded(worker_id, exit_))
 
-    def _end_id(self, event: WorkerEnded) -> None:
+    def _end_id(self, event: records.WorkerEnded) -> None:
         self._table.exits[event.worker_id] = event.exit_
         self._publish(event)
 
 
-def _answer_inquiries(worker: WorkerRecord, exit_: ExitRecord) -> None:
+def _answer_inquiries(worker: records.WorkerRecord, exit_: ExitRecord) -> None:
     inquiries, worker.inquiries = worker.inquiries, []
     for answer in inquiries:
         answer(exit_)

@@ -10,57 +10,28 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 from trainkit.errors import ObjectLostError
 from trainkit.resources import QUANTUM
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import OutputPipe, WorkerOutput
 from trainkit.runtime.local.node.loop import Loop, try_send
-from trainkit.runtime.local.node.records import (
-    DRIVER,
-    Publish,
-    RequestGranted,
-    SessionRecord,
-    StartFailed,
-    WorkerExited,
-    WorkerRecord,
-    WorkerStarted,
-    WorkerTable,
-)
 from trainkit.runtime.local.node.server import Clients
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.system.devices import gpu_name
+from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
-from trainkit.runtime.local.wire.messages import (
-    Cancel,
-    Connect,
-    EndWorker,
-    Exited,
-    Forked,
-    ForkFailed,
-    ForkTemplate,
-    ForkWorker,
-    Ready,
-    Redirect,
-    RequestLease,
-    StartActor,
-    Unusable,
-    Waits,
-    WorkerSpec,
-    packed,
-    unpacked,
-)
 from trainkit.runtime.placement import Allocation
 from trainkit.runtime.restart_policy import ExitRecord
-from trainkit.runtime.specs import Placement, PlacementGroupId, Registration
+from trainkit.runtime.session import HEAVY, SLOW
+from trainkit.runtime.specs import PlacementGroupId
 
 _SWEEP_S = 0.05
 
 Imports = frozenset[str]
-
-_SLOW = "torch"
-"""Package that takes seconds to import, where the rest takes tenths."""
 
 _KINDS = 256
 """Kinds of workers of which it is remembered what they import."""
@@ -80,12 +51,14 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
         existing: the templates there are, those that are still importing among them.
         ready: those that could fork now.
     """
-    if wanted in ready or _SLOW not in wanted:
+    slow = wanted & SLOW
+    if wanted in ready or not slow:
         return wanted
-    near = [have for have in existing if _SLOW in have and have <= wanted]
-    return max(near, key=lambda have: (have in ready, len(have)), default=frozenset({_SLOW}))
+    near = [have for have in existing if slow <= have <= wanted]
+    return max(near, key=lambda have: (have in ready, len(have)), default=slow)
 
 
+@dataclass(eq=False)
 class Templates:
     """The connections to the template processes, by what they have imported.
 
@@ -96,22 +69,18 @@ class Templates:
         plain: the socket to the template that imports nothing.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[socket.socket, Callable[[Frame], None], Callable[[], None]], Connection],
-        on_frame: Callable[[Imports, Frame], None],
-        on_gone: Callable[[Imports], None],
-        plain: socket.socket,
-    ) -> None:
-        self._connect = connect
-        self._on_frame = on_frame
-        self._on_gone = on_gone
-        self._learned: dict[str, Imports] = {}
-        self._asked: Counter[Imports] = Counter()
-        self._ready: set[Imports] = {frozenset()}
-        self._conns: dict[Imports, Connection] = {}
-        self._unusable: dict[Imports, str] = {}
-        """Why a template with these imports can't be had."""
+    _connect: Callable[[socket.socket, Callable[[Frame], None], Callable[[], None]], Connection]
+    _on_frame: Callable[[Imports, Frame], None]
+    _on_gone: Callable[[Imports], None]
+    plain: InitVar[socket.socket]
+    _learned: dict[str, Imports] = field(default_factory=dict)
+    _asked: Counter[Imports] = field(default_factory=Counter)
+    _conns: dict[Imports, Connection] = field(default_factory=dict)
+    _unusable: dict[Imports, str] = field(default_factory=dict)
+    """Why a template with these imports can't be had."""
+    _ready: set[Imports] = field(default_factory=lambda: {frozenset()})
+
+    def __post_init__(self, plain: socket.socket) -> None:
         self._add(frozenset(), plain)
 
     def _add(self, imports: Imports, sock: socket.socket) -> None:
@@ -147,7 +116,8 @@ class Templates:
         base = max((have for have in self._conns if have <= imports), key=len)
         ours, theirs = socket.socketpair()
         self._add(imports, ours)
-        try_send(self._conns[base], NOTICE, 0, packed(ForkTemplate(imports), [Descriptor(theirs.detach())]))
+        order = messages.packed(messages.ForkTemplate(imports), [Descriptor(theirs.detach())])
+        try_send(self._conns[base], NOTICE, 0, order)
 
     def connections(self) -> list[Connection]:
         """Return the connections to all templates."""
@@ -163,10 +133,11 @@ class Templates:
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
         """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`."""
-        wanted |= self._learned.get(kind, frozenset())
+        wanted |= (known := self._learned.get(kind, frozenset()))
         self._asked[wanted] += 1
-        if self._asked[wanted] >= _WORTH_IT:
-            self.warm(wanted)
+        if wanted & SLOW and self._asked[wanted] >= _WORTH_IT:
+            # Not with a heavy package that no worker of the kind has been seen to import.
+            self.warm(wanted - (HEAVY - SLOW - known))
         chosen = choose(wanted, self._conns, self._ready)
         self.warm(chosen)
         if chosen in self._unusable:
@@ -182,12 +153,12 @@ class StartingWorker(NamedTuple):
         spare: copies of what was sent with the request, if the template may yet prove unusable.
     """
 
-    worker: WorkerRecord
+    worker: records.WorkerRecord
     imports: Imports
-    spec: WorkerSpec
     spare: list[Descriptor]
 
 
+@dataclass(eq=False)
 class WorkerProcesses:
     """The processes of the workers.
 
@@ -200,27 +171,19 @@ class WorkerProcesses:
         publish: delivers an event.
     """
 
-    def __init__(
-        self,
-        session: SessionRecord,
-        loop: Loop,
-        table: WorkerTable,
-        clients: Clients,
-        output: WorkerOutput,
-        publish: Publish,
-    ) -> None:
-        self._session = session
-        self._loop = loop
-        self._table = table
-        self._clients = clients
-        self._output = output
-        self._publish = publish
-        self._by_pid: dict[int, WorkerRecord] = {}
-        self._starting: dict[int, StartingWorker] = {}
-        self._early: dict[int, list[Cancel]] = {}
-        self._sweeping = False
+    _session: records.SessionRecord
+    _loop: Loop
+    _table: records.WorkerTable
+    _clients: Clients
+    _output: WorkerOutput
+    _publish: records.Publish
+    _by_pid: dict[int, records.WorkerRecord] = field(default_factory=dict)
+    _starting: dict[int, StartingWorker] = field(default_factory=dict)
+    _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._templates = Templates(
-            loop.connection, self._from_template, self._template_gone, session.template
+            self._loop.connection, self._from_template, self._template_gone, self._session.template
         )
 
     # starting
@@ -229,7 +192,7 @@ class WorkerProcesses:
         """Have a template with these imports as soon as it can be."""
         self._templates.warm(imports)
 
-    def grant(self, event: RequestGranted) -> None:
+    def grant(self, event: records.RequestGranted) -> None:
         """Start the worker of a granted request, or connect the client to an idle one."""
         request = event.request
         message, first = request.start, request.first
@@ -237,22 +200,22 @@ class WorkerProcesses:
             raise TypeError(f"a request without a process cannot be started: {request.what}")
         if event.idle is not None:
             # If it dies just now, its caller finds the connection closed, and is told by the new id.
-            try_send(event.idle.control, NOTICE, 0, packed(Connect(), [first]))
+            try_send(event.idle.control, NOTICE, 0, messages.packed(messages.Connect(), [first]))
             return
         try:
             self.start(
                 self._spec_of(event, message),
                 first,
                 owner=request.owner,
-                placement=message.placement,
                 allocation=event.allocation,
                 ledger_group=event.where,
-                registration=message.registration if isinstance(message, StartActor) else None,
             )
         except OSError as error:  # no descriptor left
-            self._publish(StartFailed(event, str(error)))
+            self._publish(records.StartFailed(event, str(error)))
 
-    def _spec_of(self, event: RequestGranted, message: StartActor | RequestLease) -> WorkerSpec:
+    def _spec_of(
+        self, event: records.RequestGranted, message: messages.StartActor | messages.RequestLease
+    ) -> messages.WorkerSpec:
         placement, session = message.placement, self._session.spec
         group = None
         if event.where is not None:
@@ -260,12 +223,12 @@ class WorkerProcesses:
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
         # Another worker's environment holds the session's already, unless it was started with others.
-        of_session = session if event.request.client == DRIVER else None
-        spec = WorkerSpec(
+        of_session = session if event.request.client == records.DRIVER else None
+        spec = messages.WorkerSpec(
             worker_id=message.worker_id,
             serial=self._table.next_serial(),
             name=message.name,
-            is_actor=isinstance(message, StartActor),
+            is_actor=isinstance(message, messages.StartActor),
             cpus=event.allocation.amounts.get("CPU", 0) / QUANTUM,
             gpus=gpus,
             visible_gpus=[gpu_name(index, self._session.gpus) for index in gpus],
@@ -275,28 +238,23 @@ class WorkerProcesses:
             env={**of_session.environment, **placement.env} if of_session else placement.env,
             cwd=placement.cwd or (of_session and of_session.working_dir) or message.environment.cwd,
             environment=message.environment,
-            resources=placement.resources,
+            placement=placement,
             namespace=session.namespace,
         )
-        if not isinstance(message, StartActor):
+        if not isinstance(message, messages.StartActor):
             return spec
-        registration = message.registration
         return spec._replace(
-            conduct=message.conduct,
-            class_name=message.class_name,
-            actor_name=(registration.name if registration else None) or "",
+            conduct=message.conduct, class_name=message.class_name, registration=message.registration
         )
 
     def start(
         self,
-        spec: WorkerSpec,
+        spec: messages.WorkerSpec,
         first: Descriptor,
         *,
         owner: int,
-        placement: Placement,
         allocation: Allocation,
         ledger_group: tuple[int, int] | None,
-        registration: Registration | None,
         delay_s: float = 0.0,
     ) -> None:
         """Fork the worker of `spec`.
@@ -305,10 +263,8 @@ class WorkerProcesses:
             spec: of the worker.
             first: its first connection.
             owner: number of the process that asked for it.
-            placement: what was asked for.
             allocation: what it holds.
             ledger_group: the group and bundle that this was taken from; None for the machine.
-            registration: of an actor that more than its handles reach.
             delay_s: how long to wait before.
 
         Raises:
@@ -326,13 +282,12 @@ class WorkerProcesses:
             )
 
         stdout, stderr = pipe("out", pipes[0][0]), pipe("err", pipes[1][0])
-        worker = WorkerRecord(
+        worker = records.WorkerRecord(
             worker_id=spec.worker_id,
             serial=spec.serial,
             name=spec.name,
             owner=owner,
-            placement=placement,
-            environment=spec.environment,
+            spec=spec,
             allocation=allocation,
             ledger_group=ledger_group,
             control=self._clients.add(spec.serial, ours),
@@ -341,40 +296,39 @@ class WorkerProcesses:
             oom_kills_before=process.oom_kills(),
             restarts=spec.restarts,
             is_actor=spec.is_actor,
-            class_name=spec.class_name,
-            registration=registration,
         )
         self._table.add(worker)
         for output in (stdout, stderr):
             self._loop.watch(output.fd, functools.partial(self._read, output))
         handles = [Descriptor(theirs.detach()), first, pipes[0][1], pipes[1][1], account]
         if delay_s:
-            self._loop.after(delay_s, lambda: self._fork_late(worker, spec, handles))
+            self._loop.after(delay_s, lambda: self._fork_late(worker, handles))
             return
         try:
-            self._fork(worker, spec, handles)
+            self._fork(worker, handles)
         except OSError:
             self._table.remove(spec.worker_id)
             self._close(worker)
             raise
 
-    def _fork_late(self, worker: WorkerRecord, spec: WorkerSpec, handles: list[Descriptor]) -> None:
+    def _fork_late(self, worker: records.WorkerRecord, handles: list[Descriptor]) -> None:
         if worker.ending:
             self._exited(worker, worker.exit_as_ordered())
             return
         try:
-            self._fork(worker, spec, handles)
+            self._fork(worker, handles)
         except OSError as error:  # no descriptor left
             self._exited(worker, ExitRecord(reason=str(error)))
 
-    def _fork(self, worker: WorkerRecord, spec: WorkerSpec, handles: list[Descriptor]) -> None:
+    def _fork(self, worker: records.WorkerRecord, handles: list[Descriptor]) -> None:
+        spec = worker.spec
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [] if self._templates.can_fork(imports) else [handle.copy() for handle in handles]
         # Before the message, so that connections that wait for it lie there when the process looks for them.
-        self._publish(WorkerStarted(worker, spec))
+        self._publish(records.WorkerStarted(worker))
         # By its number: a lease may pass on, and with it the id, before the template has answered.
-        self._starting[spec.serial] = StartingWorker(worker, imports, spec, spare)
-        try_send(template, NOTICE, 0, packed(ForkWorker(spec), handles))
+        self._starting[spec.serial] = StartingWorker(worker, imports, spare)
+        try_send(template, NOTICE, 0, messages.packed(messages.ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(worker, early)
 
@@ -382,33 +336,33 @@ class WorkerProcesses:
         """Note that a worker imports what its template could have: the next of its kind is forked with it."""
         worker = self._table.by_serial(serial)
         if worker is not None:
-            self._templates.learn(worker.kind, worker.environment.preload | {package})
+            self._templates.learn(worker.kind, worker.spec.environment.preload | {package})
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
             self._loop.unwatch(pipe.fd)
 
     def _from_template(self, imports: Imports, frame: Frame) -> None:
-        match unpacked(frame.body):
-            case Forked(0, _) | ForkFailed(0, _):  # a template: if it failed, its connection closes
-                pass
-            case Forked(serial, pid):
+        match messages.unpacked(frame.body):
+            case messages.Forked(0, _) | messages.ForkFailed(0, _):
+                pass  # a template: if it failed, its connection closes
+            case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
-            case ForkFailed(serial, reason):
+            case messages.ForkFailed(serial, reason):
                 worker = self._starting.pop(serial).worker
                 self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
-            case Exited(pid, status):
+            case messages.Exited(pid, status):
                 self._ended(pid, status)
-            case Ready():
+            case messages.Ready():
                 self._templates.mark_ready(imports)
-            case Unusable(reason):
+            case messages.Unusable(reason):
                 self._templates.mark_unusable(imports, reason)
                 text = f"workers start more slowly from now on, without imports made beforehand: {reason}"
-                self._clients.notify(DRIVER, Waits(text))
+                self._clients.notify(records.DRIVER, messages.Waits(text))
             case message:
                 raise TypeError(f"the node cannot handle {message!r}")
 
-    def _forked(self, worker: WorkerRecord, pid: int) -> None:
+    def _forked(self, worker: records.WorkerRecord, pid: int) -> None:
         worker.pid = pid
         self._by_pid[pid] = worker
         if worker.ending:
@@ -426,26 +380,27 @@ class WorkerProcesses:
                 if starting.spare:  # it was only getting ready: the plain template can do without it
                     _, plain = self._templates.for_worker(frozenset())
                     self._starting[serial] = starting._replace(imports=frozenset(), spare=[])
-                    try_send(plain, NOTICE, 0, packed(ForkWorker(starting.spec), starting.spare))
+                    request = messages.ForkWorker(starting.worker.spec)
+                    try_send(plain, NOTICE, 0, messages.packed(request, starting.spare))
                 else:
                     self._exited(starting.worker, ExitRecord(reason=why))
 
     # signals and messages
 
-    def kill(self, worker: WorkerRecord) -> None:
+    def kill(self, worker: records.WorkerRecord) -> None:
         """Kill a worker's process; one that is about to be forked is killed then."""
         if worker.pid is not None:
             process.kill(worker.pid)
 
-    def cancel(self, worker: WorkerRecord, message: Cancel) -> None:
+    def cancel(self, worker: records.WorkerRecord, message: messages.Cancel) -> None:
         """Hand a cancellation to its worker, and interrupt what that is doing, so that it looks at it."""
-        try_send(worker.control, NOTICE, 0, packed(message))
+        try_send(worker.control, NOTICE, 0, messages.packed(message))
         if worker.pid is not None:
             process.kill(worker.pid, signal.SIGINT)
         else:  # it may run already, only that its template has not said so yet
             worker.interrupted = True
 
-    def cancel_early(self, message: Cancel) -> None:
+    def cancel_early(self, message: messages.Cancel) -> None:
         """Keep a cancellation for a worker that is not started yet."""
         self._early.setdefault(message.worker_id, []).append(message)
 
@@ -453,26 +408,20 @@ class WorkerProcesses:
         """Drop the cancellations for a worker that will never be started."""
         self._early.pop(worker_id, None)
 
-    def end(self, worker: WorkerRecord) -> None:
+    def end(self, worker: records.WorkerRecord) -> None:
         """Have a worker end that is not needed any more, once what was sent to it is done."""
-        try_send(worker.control, NOTICE, 0, packed(EndWorker()))
+        try_send(worker.control, NOTICE, 0, messages.packed(messages.EndWorker()))
 
     def redirect(self, fd: int) -> None:
         """Have all templates print to a file from now on."""
         for template in self._templates.connections():
-            try_send(template, NOTICE, 0, packed(Redirect(), [Descriptor(os.dup(fd))]))
+            try_send(template, NOTICE, 0, messages.packed(messages.Redirect(), [Descriptor(os.dup(fd))]))
 
     # ends
 
-    def reap(self) -> None:
-        """Collect children that ended: orphans, and the workers of a template that was killed."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+    def collect(self, ended: Iterable[tuple[int, int]]) -> None:
+        """Deal with children that ended: orphans, and the workers of a template that was killed."""
+        for pid, status in ended:
             if pid == self._session.template_pid:
                 raise RuntimeError("the template process ended, so no worker can be started any more")
             self._ended(pid, status)
@@ -481,13 +430,14 @@ class WorkerProcesses:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return
+        worker.control.read_all()  # its last word may be that it ends of its own will
         worker.stdout.drain()
         worker.stderr.drain()
         self._output.finish(worker)
         self._exited(worker, self.exit_record(worker, os.waitstatus_to_exitcode(status)))
-        self._sweep_later()
+        self._loop.after(_SWEEP_S, self._sweep)
 
-    def exit_record(self, worker: WorkerRecord, code: int) -> ExitRecord:
+    def exit_record(self, worker: records.WorkerRecord, code: int) -> ExitRecord:
         """Return how a worker ended whose process has, or will have, that exit code."""
         return ExitRecord(
             pid=worker.pid,
@@ -500,12 +450,12 @@ class WorkerProcesses:
             out_of_memory=code == -signal.SIGKILL and process.oom_kills() > worker.oom_kills_before,
         )
 
-    def _exited(self, worker: WorkerRecord, exit_: ExitRecord) -> None:
+    def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
         self._close(worker)  # which leaves descriptors for the process that comes next
-        self._publish(WorkerExited(worker, exit_, heir, worker.departs and exit_.code == 0))
+        self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and exit_.code == 0))
 
-    def _close(self, worker: WorkerRecord) -> None:
+    def _close(self, worker: records.WorkerRecord) -> None:
         """Close all that leads to a worker's process."""
         for pipe in (worker.stdout, worker.stderr):
             self._loop.unwatch(pipe.fd)
@@ -520,14 +470,8 @@ class WorkerProcesses:
             worker.stdout.drain()
             worker.stderr.drain()
 
-    def _sweep_later(self) -> None:
-        if not self._sweeping:
-            self._sweeping = True
-            self._loop.after(_SWEEP_S, self._sweep)
-
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""
-        self._sweeping = False
         left = [
             pid
             for pid in process.children(os.getpid())
@@ -536,22 +480,22 @@ class WorkerProcesses:
         for pid in left:
             process.kill(pid)
         if left:  # what it had started in turn comes next
-            self._sweep_later()
+            self._loop.after(_SWEEP_S, self._sweep)
 
 
-def introduce(worker: WorkerRecord, conn: Descriptor) -> None:
+def introduce(worker: records.WorkerRecord, conn: Descriptor) -> None:
     """Send a worker a connection to one more process that wants to call it."""
     worker.introduced += 1
-    try_send(worker.control, NOTICE, 0, packed(Connect(), [conn]))
+    try_send(worker.control, NOTICE, 0, messages.packed(messages.Connect(), [conn]))
 
 
-def is_alive(worker: WorkerRecord) -> bool:
+def is_alive(worker: records.WorkerRecord) -> bool:
     """Return whether a worker goes on: it has not ended, and is not about to."""
     over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
     return not over and not process.is_ending(worker.pid or 0)
 
 
-def lost_connection(worker: WorkerRecord) -> ObjectLostError:
+def lost_connection(worker: records.WorkerRecord) -> ObjectLostError:
     """Return the error for a connection that closed though the worker at its other end lives."""
     return ObjectLostError(
         f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import shutil
 import signal
-from collections.abc import Iterable
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.settings import ELSEWHERE, SESSION_MARK
 
@@ -22,6 +28,8 @@ _PF_EXITING = 4
 
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
+_LOOK_S = 0.002
+_FLUSH_FAILED = 120
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -123,8 +131,12 @@ def is_ending(pid: int) -> bool:
 
 
 def children(of: int) -> list[int]:
-    """Return the pids of the direct children of a process."""
-    return [pid for pid, parent in _parents() if parent == of]
+    """Return the pids of the direct children of a process that has one thread."""
+    try:
+        with open(f"/proc/{of}/task/{of}/children", "rb") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel without this list, or no descriptor left: look at every process
+        return [pid for pid, parent in _parents() if parent == of]
 
 
 def descendants(of: int) -> list[int]:
@@ -161,19 +173,56 @@ def parent(pid: int) -> int:
 
 def command_line(pid: int) -> bytes:
     """Return the command line of a process, which its forks share; empty if it is gone."""
+    return _read(f"/proc/{pid}/cmdline")
+
+
+def _read(path: str) -> bytes:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(path, "rb") as file:
             return file.read()
-    except OSError:
+    except OSError:  # its process has ended, or is not ours, or the kernel does not have it
         return b""
 
 
 def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
-    try:
-        with open(path, "rb") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(names))
-    except OSError:  # it ended
-        return 0
+    return sum(int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(names))
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Yield pid and status of each child that has ended, which is forgotten with that."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+class ChildWatch:
+    """Descriptor that can be read when children of this process may have ended."""
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up fd is written to
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        return self._read_fd
+
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """Yield pid and status of each child that has ended, once there was something to read."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_fd, 4096)
+        yield from ended_children()
+
+    def leave(self) -> None:
+        """Undo all this in a child that was just forked."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
 
 def exists(pid: int) -> bool:
@@ -186,12 +235,7 @@ def exists(pid: int) -> bool:
 
 def environment(pid: int) -> dict[str, str]:
     """Return the environment that a process was started with; empty if it is gone or not ours."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            items = file.read().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (item.partition(b"=") for item in items if item)
+    pairs = (item.partition(b"=") for item in _read(f"/proc/{pid}/environ").split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
@@ -203,10 +247,27 @@ def marked(mark: str) -> list[int]:
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal; without effect if the process is gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
+
+
+def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
+    """Kill the processes that `left` returns until there are none; return those that could not be ended.
+
+    A busy machine ends them one after the other, so they are given up when there have not been fewer for
+    `patience_s`.
+    """
+    fewest, given_up_at = sys.maxsize, 0.0
+    while pids := left():
+        now = SYSTEM.monotonic()
+        if len(pids) < fewest:
+            fewest, given_up_at = len(pids), now + patience_s
+        elif now >= given_up_at:
+            break
+        for pid in pids:
+            kill(pid)
+        SYSTEM.sleep(_LOOK_S)
+    return pids
 
 
 def working_folder() -> str:
@@ -229,8 +290,65 @@ def take_output(fd: int) -> None:
 
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for memory; 0 where it doesn't tell."""
-    try:
-        with open("/proc/vmstat") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
+    return int(_read("/proc/vmstat").partition(b"\noom_kill ")[2].partition(b"\n")[0] or 0)
+
+
+def exit_code(error: SystemExit) -> int:
+    """Return the exit code of a process that ends by this: 0 to 255."""
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+
+
+def is_open(stream: TextIO | None) -> bool:
+    """Return whether a standard stream is there: user code may close it, or set it to None."""
+    return stream is not None and not getattr(stream, "closed", False)
+
+
+def flush_streams(code: int) -> int:
+    """Flush standard output and error, and return the code to exit with.
+
+    As in a Python program that is 120, and the error is shown, if what was printed could not be written.
+    A stream that failed is given up.
+
+    Args:
+        code: of a process that could write it all.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not is_open(stream):
+            continue
+        try:
+            stream.flush()
+        except Exception:
+            setattr(sys, name, None)
+            code = _FLUSH_FAILED
+            with contextlib.suppress(OSError):  # nobody is left to tell
+                os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
+    return code
+
+
+def finish_program(limit_s: float | None) -> None:
+    """Wait for threads and call exit functions, in the order in which a Python program ends.
+
+    Each exit function is called once, however often this is.
+
+    Args:
+        limit_s: seconds to wait for each thread; None: as long as it takes.
+    """
+    _run_threads_exitfuncs()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(limit_s)
+    atexit._run_exitfuncs()
+
+
+def _run_threads_exitfuncs() -> None:
+    """Have executors end their threads, as Python does before it waits for threads.
+
+    `concurrent.futures`, loky and their like register for it, and their threads wait for ever without.
+    """
+    functions = getattr(threading, "_threading_atexits", [])
+    while functions:
+        try:
+            functions.pop()()
+        except Exception:
+            traceback.print_exc()

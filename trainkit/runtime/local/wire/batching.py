@@ -10,6 +10,7 @@ are collected as they are, so what is sent is what was posted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import pickle
 import socket
@@ -22,7 +23,7 @@ from trainkit.runtime.local.wire.channel import Connection
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small
 from trainkit.runtime.signals import InterruptGuard
 
-MOST = 64
+MOST = 256
 """Entries of one frame: enough to spread its own cost thin, few enough that the other end can begin."""
 
 _ALONE_S = 30e-6
@@ -37,9 +38,7 @@ def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     else:
         if not kwargs:
             return args
-    if is_small(args) and is_small(kwargs):
-        return pickle.dumps((args, kwargs), PROTOCOL)
-    return None
+    return pickle.dumps((args, kwargs), PROTOCOL) if is_small(args) and is_small(kwargs) else None
 
 
 class BatchingConnection(Connection):
@@ -100,10 +99,8 @@ class BatchingConnection(Connection):
         with self._send_lock:
             if len(self._posted) > 1:
                 # Ctrl-C between two steps of this would lose, or repeat, what others wait for.
-                with InterruptGuard() as guard:
+                with InterruptGuard():
                     self._send_posted()
-                if guard.noted:
-                    guard.act()
             elif self._posted:
                 self._send_posted()
 
@@ -129,7 +126,5 @@ class BatchingConnection(Connection):
     def flush_if_open(self) -> None:
         """Send what is posted now, if there is still anybody to send it to."""
         if self._posted and not self.closed:
-            try:
+            with contextlib.suppress(OSError):  # the other end is gone, so there is nobody to tell
                 self.flush_posted()
-            except OSError:
-                return  # the other end is gone, so there is nobody to tell

@@ -11,6 +11,7 @@ waits too. Descriptors travel beside the bytes, and a frame says how many of the
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import os
 import resource
@@ -20,7 +21,8 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from types import TracebackType
+from typing import NamedTuple
 
 from trainkit.errors import ObjectLostError, TrainkitError
 from trainkit.runtime.failures import pack_failure
@@ -41,6 +43,9 @@ CALLS = 8  # several small calls
 ANSWERS = 9  # several small values, and how long they took
 RETURNED = 10  # the numbers of calls that will not be begun here, to be made elsewhere, and why
 ITEM = 11  # what a streaming call has yielded; VALUE or FAILURE ends it
+CANCEL = (
+    12  # to the owner of a promise: the call is to be stopped, by force or not, and what it started or not
+)
 
 BLOCKED = "blocked"  # the call before them waits for others
 SLOW = "slow"  # the call before them takes long
@@ -141,7 +146,28 @@ def explain(error: OSError) -> None:
         raise no_descriptor_left() from error
 
 
-C = TypeVar("C", bound="Connection")
+class Explained:
+    """Context that raises an OSError of its block in words, if `explain` has some for it.
+
+    Args:
+        explain: raises an error in words, or returns.
+    """
+
+    def __init__(self, explain: Callable[[OSError], None]) -> None:
+        self._explain = explain
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            self._explain(error)
+
+
+descriptors_explained = Explained(explain)
+"""Context for what takes a file descriptor."""
 
 
 class Connection:
@@ -202,10 +228,8 @@ class Connection:
             self._send_frame(encoded(kind, call_id, body), [])
             return
         # Ctrl-C between a part of a frame and the note of the rest would leave half a frame sent.
-        with InterruptGuard() as guard:
+        with InterruptGuard():
             self._send_frame(encoded(kind, call_id, body), _open_all(body.handles))
-        if guard.noted:
-            guard.act()
 
     def _send_frame(self, data: bytes, fds: list[int]) -> None:
         with self._send_lock:
@@ -218,11 +242,11 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            with InterruptGuard() as guard:  # a backlog that nobody is told of would never be flushed
+            # A backlog that nobody is told of would never be flushed. A handler runs without the lock.
+            with InterruptGuard(acts=False) as guard:
                 self._backlog.append(rest)
                 self.on_backlog()
-        if guard.noted:
-            guard.act()
+        guard.act()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
         """Write what the kernel takes now; returns what is left, or None."""
@@ -245,6 +269,19 @@ class Connection:
             raise
         return None
 
+    def open_further(self) -> int | None:
+        """Have the other end serve one more connection, and return this end of it; None if it does no more.
+
+        Nothing else is sent over this one, so that what the kernel does not take at once can be dropped.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs, self._send_lock, contextlib.suppress(OSError):
+            self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+            if not self._backlog:
+                return theirs.detach()
+            self._drop_backlog()
+        return None
+
     @property
     def has_backlog(self) -> bool:
         """Return True if data waits for room in the kernel's buffer."""
@@ -259,7 +296,7 @@ class Connection:
                     rest = self._write(data, fds)
                 except OSError:
                     self._drop_backlog()  # the other end is gone; whoever reads finds out
-                    return
+                    break
                 if rest is not None:
                     self._backlog.appendleft(rest)
                     return
@@ -271,7 +308,9 @@ class Connection:
     def flush_blocking(self, timeout_s: float) -> None:
         """Write the whole backlog, waiting up to `timeout_s` each time the kernel's buffer is full."""
         poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
+        with self._send_lock:
+            if self._backlog:  # else another thread may have sent it, and closed this end
+                poll.register(self.sock, select.POLLOUT)
         while self._backlog and poll.poll(timeout_s * 1000):
             self.flush()
 
@@ -367,6 +406,12 @@ class Connection:
     def read_available(self) -> None:
         """Hand on what has arrived, without waiting. The caller holds `reading`."""
         self._receive()
+
+    def read_all(self) -> None:
+        """Hand on all that has arrived: one read ends at each message with descriptors."""
+        with self.reading:
+            while self._receive():
+                pass
 
     def try_read(self) -> bool:
         """Hand on what has arrived, if no other thread is reading now; returns whether that was done."""
@@ -494,25 +539,14 @@ def _unsent(error: OSError | TrainkitError) -> TrainkitError:
     )
 
 
-def ended(conns: Iterable[C]) -> list[C]:
-    """Return those whose other end is closed, or whose process has ended."""
-    by_fd = {conn.fileno(): conn for conn in conns}
-    by_fd.pop(-1, None)  # closed at this end
-    poll = select.poll()
-    for fd in by_fd:
-        poll.register(fd, 0)  # the end is told without being asked for
-    return [by_fd[fd] for fd, _ in poll.poll(0)]
-
-
 def _open_all(handles: Iterable[Handle]) -> list[int]:
     fds: list[int] = []
     try:
-        for handle in handles:
-            fds.append(handle.open_fd())  # noqa: PERF401 - those opened before one that fails are closed
-    except BaseException as error:
+        with descriptors_explained:
+            for handle in handles:
+                fds.append(handle.open_fd())  # noqa: PERF401 - those opened before one that fails are closed
+    except BaseException:
         _close_all(fds)
-        if isinstance(error, OSError):
-            explain(error)
         raise
     return fds
 

@@ -40,12 +40,13 @@ class WorkerEnvironment(NamedTuple):
     """Environment that a worker inherits from the process that requested it, at that moment.
 
     Attributes:
+        inherited: its `os.environ` and `sys.path` as JSON: it is passed on and compared for each worker,
+            but most templates read only one.
         preload: what that process has imported; see `wanted` in runtime/session.py.
     """
 
-    environ: Mapping[str, str]
+    inherited: bytes
     cwd: str
-    sys_path: Sequence[str]
     preload: frozenset[str]
 
 
@@ -56,12 +57,14 @@ class ActorConduct(NamedTuple):
         is_async: on an event loop, as its class has `async def` methods.
         is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
         max_task_retries: how often a call is made again, for processes that are given a handle of it.
+        is_restarted: it is made anew when its process dies.
     """
 
     concurrency: Concurrency = Concurrency()
     is_async: bool = False
     is_registered: bool = False
     max_task_retries: int = 0
+    is_restarted: bool = False
 
     @property
     def in_order(self) -> bool:
@@ -189,20 +192,6 @@ class Cancel(NamedTuple):
     recursive: bool
 
 
-class CancelOwed(NamedTuple):
-    """Order to stop the call that owes a reference; handed on to the process that made it, not answered.
-
-    Attributes:
-        maker: the number of that process in the session.
-        force, recursive: as in `trainkit.cancel`.
-    """
-
-    maker: int
-    ref_id: int
-    force: bool
-    recursive: bool
-
-
 class Abandoned(NamedTuple):
     """Notice that no process holds this actor any more; answered with True if it is to end.
 
@@ -215,20 +204,16 @@ class Abandoned(NamedTuple):
     introduced: int
 
 
-class Leaving(NamedTuple):
-    """Notice that a worker is about to end of its own will, and is not to be restarted; answered."""
-
-    reason: str
-
-
 class Departing(NamedTuple):
-    """Notice that a worker ends in order, as no process needs it any more.
+    """Notice that a worker ends in order, of its own will, and is not to be restarted.
 
     Attributes:
-        stays: until the results are there that it owes others. An actor is over all the same.
+        stays: until the results are there that it owes others. An actor is over all the same. It is answered.
+        reason: why an actor ends.
     """
 
     stays: bool
+    reason: str
 
 
 class Imports(NamedTuple):
@@ -241,13 +226,9 @@ class QueryExit(NamedTuple):
     """Question for the end of a worker whose connection closed, answered with an `ExitRecord` once it has.
 
     If it lives, the connection was lost on the way to it: that is an ObjectLostError.
-
-    Attributes:
-        life: of an actor, how often it had been restarted when that process was started.
     """
 
     worker_id: int
-    life: int | None = None
 
 
 class FindActor(NamedTuple):
@@ -420,11 +401,11 @@ class WorkerSpec(NamedTuple):
         is_actor: ends when its last connection is gone; else when the node says so.
         group_bundles: those of the placement group that it was started in.
         gpus: share of each GPU index it was given, 0 to 1.
-        resources: all that it was given.
+        placement: what was asked for.
         namespace: the session's.
         restarts: how often the actor has been restarted before.
         class_name: of an actor.
-        actor_name: by which others find it; "" for one that has none.
+        registration: of an actor that others find by a name.
     """
 
     worker_id: int
@@ -440,12 +421,12 @@ class WorkerSpec(NamedTuple):
     env: Mapping[str, str]
     cwd: str
     environment: WorkerEnvironment
-    resources: Bundle
+    placement: Placement
     namespace: str
     conduct: ActorConduct = ActorConduct()
     restarts: int = 0
     class_name: str = ""
-    actor_name: str = ""
+    registration: Registration | None = None
 
 
 class ForkWorker(NamedTuple):

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import itertools
 import os
-import select
 import socket
 import struct
 import threading
@@ -26,6 +25,7 @@ from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, Connec
 from trainkit.runtime.local.wire.messages import Kill, QueryExit, packed
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, unpack
+from trainkit.runtime.signals import InterruptGuard
 from trainkit.settings import SESSION_MARK, runtime_dir
 
 PREFIX = "trainkit-session-"
@@ -255,17 +255,15 @@ class ControlClient(Connection):
 
     def _read_until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        while not done() and not self.closed:
+        while True:
             left = None if deadline is None else deadline - SYSTEM.monotonic()
-            if left is not None and left <= 0:
+            with InterruptGuard() as guard:
+                self.wait_until(lambda: done() or self.closed, left, SYSTEM.monotonic, guard)
+            if not guard.noted:  # else a handler of Ctrl-C has returned, and the wait goes on
                 return
-            if poll.poll(None if left is None else left * 1000):
-                self.try_read()
 
 
-def query_exit(home: str | None, worker_id: int | None, life: int | None = None) -> ExitRecord:
+def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
     """Return how an actor of another session ended; see `messages.QueryExit`.
 
     Raises:
@@ -273,7 +271,7 @@ def query_exit(home: str | None, worker_id: int | None, life: int | None = None)
     """
     try:
         with connect(Path(home or "")) as node:
-            exit_: ExitRecord = node.ask(QueryExit(worker_id or 0, life))
+            exit_: ExitRecord = node.ask(QueryExit(worker_id or 0))
             return exit_
     except ObjectLostError:
         raise

@@ -11,39 +11,25 @@ import sys
 import traceback
 import types
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import (
-    ConfigError,
-    ObjectStoreFullError,
-    TaskCancelledError,
-    TaskError,
-)
-from trainkit.runtime.failures import formatted, pack_failure
-from trainkit.runtime.local.client.calls import COUNT_BYTES, ActorExit, CallCodec, GivenName, calling
+from trainkit.errors import ObjectStoreFullError, TaskCancelledError, TaskError
+from trainkit.runtime.failures import ActorExit, formatted, pack_failure
+from trainkit.runtime.local.client.calls import COUNT_BYTES, CallCodec, GivenName, calling
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import LocalRef
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
-from trainkit.runtime.local.wire.channel import (
-    ANSWERS,
-    CALL,
-    FAILURE,
-    INIT,
-    ITEM,
-    RETURNED,
-    UNKNOWN,
-    VALUE,
-    Frame,
-    send_answer,
-)
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.options import method_of
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
-from trainkit.runtime.streams import DynamicObjectRefGenerator, split_results
+from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
 
 
 class SmallCall(NamedTuple):
@@ -57,7 +43,7 @@ class SmallCall(NamedTuple):
     call_id: int
     target: str | int
     arguments: Any
-    kind: int = CALL
+    kind: int = channel.CALL
 
 
 class CallerConnection(BatchingConnection):
@@ -80,10 +66,10 @@ class CallerConnection(BatchingConnection):
             else:
                 pickled.append((call_id, payload))
         spent_s, self.spent_s = self.spent_s, 0.0
-        return ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
+        return channel.ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
 
 
-def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
+def parts_of(call: channel.Frame | SmallCall) -> Sequence[Any]:
     """A call unpacked: definition, method, how many results, arguments by place and name, group and name."""
     if isinstance(call, SmallCall):
         arguments = call.arguments
@@ -97,7 +83,7 @@ def parts_of(call: Frame | SmallCall) -> Sequence[Any]:
     return parts
 
 
-def results_of(call: Frame | SmallCall) -> int:
+def results_of(call: channel.Frame | SmallCall) -> int:
     """How many answers a call is to have, also if it can't be unpacked; see `CallCodec.of_call`."""
     if isinstance(call, SmallCall):
         return 1
@@ -143,12 +129,22 @@ def interruptible(function: Any) -> Any:
     return call
 
 
-def require_failure(error: BaseException) -> None:
-    """Raise what a call raised if it ends the process; any other is the failure of that call."""
-    if isinstance(error, ENDS) and not isinstance(error, Cancelled):
-        raise error
+def end_fork(what: str, error: BaseException | None) -> NoReturn:
+    """End a process that `what`, user code, has forked, with the exit code of a program that ends so."""
+    if isinstance(error, SystemExit):
+        code = process.exit_code(error)
+    else:
+        code = 0 if error is None else 1
+        if error is not None:
+            traceback.print_exception(error)
+        sys.stderr.write(
+            f"trainkit: pid {os.getpid()}, forked by {what}, has come out of it and ends here with exit code "
+            f"{code}: only its parent answers the call. Let such a process end by os._exit()\n"
+        )
+    os._exit(process.flush_streams(code))
 
 
+@dataclass(eq=False)
 class Calls:
     """Carries out the calls of one worker, in whichever thread it is asked to.
 
@@ -168,31 +164,39 @@ class Calls:
         interrupted: the last one that was.
         resolving: its arguments are being waited for.
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
+        is_fork: this process was forked by user code, and answers no call.
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        codec: CallCodec,
-        waiter: Waiter,
-        node: NodeClient,
-        parted: Callable[[CallerConnection], None],
-    ) -> None:
-        self._spec = spec
-        self._codec = codec
-        self._waiter = waiter
-        self._node = node
-        self._parted = parted
-        self._failed: Packed | None = None
-        self._functions: dict[int, Any] = {}
-        self._methods: dict[str, Callable[..., Any]] = {}
-        self.instance: Any = None
-        self.made_of: Any = None
-        self.begun_at = 0.0
-        self.running = 0
-        self.interrupted = 0
-        self.resolving = False
-        self.cancelled: dict[int, bool] = {}
+    _spec: WorkerSpec
+    _codec: CallCodec
+    _waiter: Waiter
+    _node: NodeClient
+    _parted: Callable[[CallerConnection], None]
+    _failed: Packed | None = None
+    _functions: dict[int, Any] = field(default_factory=dict)
+    _methods: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    instance: Any = None
+    made_of: Any = None
+    begun_at: float = 0.0
+    running: int = 0
+    interrupted: int = 0
+    resolving: bool = False
+    cancelled: dict[int, bool] = field(default_factory=dict)
+    is_fork: bool = False
+
+    def __post_init__(self) -> None:
+        os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
+
+    def require_parent(self, what: str, error: BaseException | None = None) -> None:
+        """End this process if `what` has forked it, and returned or raised `error`."""
+        if self.is_fork:
+            end_fork(what, error)
+
+    def require_failure(self, error: BaseException, method: str) -> None:
+        """Raise what a call raised if it ends the process; any other is the failure of that call."""
+        self.require_parent(method, error)
+        if isinstance(error, ENDS) and not isinstance(error, Cancelled):
+            raise error
 
     # in one thread
 
@@ -211,7 +215,7 @@ class Calls:
                 function = self._functions.get(target)
                 if function is None:
                     self.running = 0
-                    conn.send(RETURNED, 0, Packed(pickle.dumps(([call_id], UNKNOWN))))
+                    conn.send(channel.RETURNED, 0, Packed(pickle.dumps(([call_id], channel.UNKNOWN))))
                     return
                 method = getattr(function, "__qualname__", type(function).__name__)
                 start = self.begun_at = SYSTEM.monotonic()
@@ -225,13 +229,15 @@ class Calls:
                 conn.spent_s += SYSTEM.monotonic() - start
             self.answer_value(conn, call_id, result, method)
         except ConstructorFailed as error:
-            self.answer(conn, call_id, [(FAILURE, error.failure)])
+            self.answer(conn, call_id, [(channel.FAILURE, error.failure)])
         except BaseException as error:
-            require_failure(error)
-            self.answer(conn, call_id, self.failed(error, CALL, call_id, method, 1))
+            self.require_failure(error, method)
+            self.answer(conn, call_id, self.failed(error, channel.CALL, call_id, method, 1))
 
     def answer_value(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
         """Answer a call that returned one value."""
+        if self.is_fork:
+            end_fork(method, None)
         kind = type(result)
         entry: tuple[int, Any, bytes | None]
         if kind in NUMBERS or (kind is str and len(result) <= SHORT):
@@ -249,7 +255,7 @@ class Calls:
         if conn.ended:
             self._parted(conn)
 
-    def run(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def run(self, conn: CallerConnection, frame: channel.Frame | SmallCall) -> None:
         """Carry out what `frame` asks for, and answer it."""
         try:
             parts = parts_of(frame)
@@ -279,12 +285,13 @@ class Calls:
             if self.cancelled:
                 self.require_wanted(call_id, method)
             function = self._target(kind, definition, method)
-            if kind == INIT:
+            if kind == channel.INIT:
                 self.made_of = function
             if kwargs:
                 kwargs = {name: self.resolved(value) for name, value in kwargs.items()}
             result = function(*map(self.resolved, args), **kwargs)
-            if kind == INIT:
+            self.require_parent(method)
+            if kind == channel.INIT:
                 self.instance = result
                 self._show_as(result)
                 return
@@ -295,19 +302,20 @@ class Calls:
                 result = _synchronous(result)
             answers.extend(self.packed(result, count, method))
         except ConstructorFailed as error:
-            answers = [(FAILURE, error.failure)] * max(1, count)
+            answers = [(channel.FAILURE, error.failure)] * max(1, count)
         except BaseException as error:
-            require_failure(error)
+            self.require_failure(error, method)
             answers.extend(self.failed(error, kind, call_id, method, count)[len(answers) :])
-            if kind == INIT:
+            if kind == channel.INIT:
                 return
         self.answer(conn, call_id, answers)
 
     def _show_as(self, instance: Any) -> None:
         """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
-        named = (self._spec.class_name, self._spec.actor_name)
+        spec = self._spec
+        named = (spec.class_name, spec.registration.name if spec.registration else "")
         own: object = type(instance).__repr__
-        if own is object.__repr__ or self._spec.name not in named:
+        if own is object.__repr__ or spec.name not in named:
             return
         try:
             text = repr(instance)
@@ -339,7 +347,7 @@ class Calls:
     def require_wanted(self, call_id: int, method: str) -> None:
         """Raise TaskCancelledError if a call was cancelled."""
         if self.cancelled.pop(call_id, None) is not None:
-            raise TaskCancelledError(f"{self.where(CALL, method)} was cancelled")
+            raise TaskCancelledError(f"{self.where(channel.CALL, method)} was cancelled")
 
     def cancel(self, call_id: int, recursive: bool) -> None:
         """Do not begin a call, or let it go on, where that is looked at."""
@@ -357,10 +365,11 @@ class Calls:
             )
             count = 1
         for item in split_results(result, count, method):
-            yield VALUE, self._codec.store(pack(item, f"the result of {method}"))
+            self.require_parent(method)
+            yield channel.VALUE, self._codec.store(pack(item, f"the result of {method}"))
 
     def _failed_item(self, method: str, error: Exception) -> LocalRef:
-        return self._codec.put_packed(FAILURE, pack_failure(error, self.where(CALL, method)))
+        return self._codec.put_packed(channel.FAILURE, pack_failure(error, self.where(channel.CALL, method)))
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
         """The answers of a call that raised; a failed constructor is kept, for every call to come."""
@@ -368,24 +377,25 @@ class Calls:
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
-        failure = pack_failure(error, self.where(kind, method), of_constructor=kind == INIT)
+        failure = pack_failure(error, self.where(kind, method), of_constructor=kind == channel.INIT)
         with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
             failure = self._codec.store(failure)
-        if kind == INIT:
+        if kind == channel.INIT:
             self._failed = failure
             if not isinstance(error, TaskError):  # nobody may ever call it, and be told
                 sys.stderr.write(f"{formatted(error)}\n")
-        return [(FAILURE, failure)] * max(1, count)
+        return [(channel.FAILURE, failure)] * max(1, count)
 
-    def refuse(self, conn: CallerConnection, frame: Frame | SmallCall, error: Exception) -> None:
+    def refuse(self, conn: CallerConnection, frame: channel.Frame | SmallCall, error: Exception) -> None:
         """Answer a call that can't even be unpacked."""
         answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
-        if frame.kind != INIT:
+        if frame.kind != channel.INIT:
             self.answer(conn, frame.call_id, answers)
 
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
         """Send one value of a streaming call; raises an OSError if its caller is gone."""
-        conn.send(ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
+        self.require_parent(method)
+        conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
         if conn.ended:
             self._parted(conn)
 
@@ -394,7 +404,7 @@ class Calls:
         self.running = 0
         for index, (kind, body) in enumerate(answers):
             try:
-                send_answer(conn, kind, body, call_id + index, self._spec.name)
+                channel.send_answer(conn, kind, body, call_id + index, self._spec.name)
             except OSError:
                 return  # the caller is gone
         if conn.ended:
@@ -402,7 +412,7 @@ class Calls:
 
     def where(self, kind: int, method: str) -> str:
         """Return the name of what ran, for errors."""
-        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == CALL else method
+        name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == channel.CALL else method
         return f"{name} (pid {os.getpid()})"
 
     def bound(self, method: str) -> Any:
@@ -447,15 +457,6 @@ class ConstructorFailed(Exception):
 
     def __init__(self, failure: Packed) -> None:
         self.failure = failure
-
-
-def require_iterator(result: Any, method: str, num_returns: str = "streaming") -> None:
-    """Raise ConfigError unless a streaming call can go through `result`."""
-    if not isinstance(result, (Iterator, AsyncIterator)):
-        raise ConfigError(
-            f"{method} was called with num_returns={num_returns!r} but returned a {type(result).__name__}: "
-            "yield the values, or return an iterator"
-        )
 
 
 def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:

@@ -5,13 +5,11 @@ connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pickle
 import select
 import socket
-import sys
 import threading
 import traceback
 import weakref
@@ -22,39 +20,17 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
 from trainkit.runtime import session
-from trainkit.runtime.local.client import reconnecting
-from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, shared
+from trainkit.runtime.failures import ActorExit
+from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, known_endpoint, shared
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import ActorExit, ProcessContext
+from trainkit.runtime.local.client.calls import ProcessContext
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.channel import (
-    BLOCKED,
-    CALLS,
-    CONNECT,
-    INIT,
-    RETURNED,
-    SHORT_WAIT_S,
-    SLOW,
-    Descriptor,
-    Frame,
-    explain,
-)
-from trainkit.runtime.local.wire.messages import (
-    Abandoned,
-    Cancel,
-    Connect,
-    Departing,
-    EndWorker,
-    Imports,
-    Leaving,
-    WorkerSpec,
-)
-from trainkit.runtime.local.worker.asyncio_executor import AsyncioExecutor
-from trainkit.runtime.local.worker.bootstrap import enter_environment
+from trainkit.runtime.local.wire import channel, messages
+from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
 from trainkit.runtime.local.worker.calls import CallerConnection, Calls, SmallCall
-from trainkit.runtime.local.worker.executors import Executor, SerialExecutor, Threads
+from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface
@@ -64,11 +40,12 @@ _LONG_S = 0.02
 """A call that takes so long has none wait behind it that another process could run."""
 
 
-def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
+def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:
     """Become the worker of `spec`, in a process just forked; returns when it is to end.
 
     Args:
-        spec: what it runs for, with what, and what it sees.
+        spec: what it runs for, and with what.
+        inherited: what it sees.
         fds: its control connection, its first connection, what stdout and stderr become, and the
             account of the object store; the caller closes those that are only copied.
     """
@@ -76,7 +53,7 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     process.set_name(f"tk-{spec.name}")
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()
-    own_variables = enter_environment(spec, out, err)
+    own_variables = enter_environment(spec, inherited, out, err)
     group = None if spec.group is None else (spec.group, list(spec.group_bundles))
     engine = LocalEngine(
         socket.socket(fileno=os.dup(control)),
@@ -90,14 +67,14 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
         context=ProcessContext(
             namespace=spec.namespace,
             actor_id=spec.worker_id if spec.is_actor else None,
-            actor_name=spec.actor_name,
+            actor_name=spec.registration.name if spec.registration else "",
             class_name=spec.class_name,
-            resources=spec.resources,
+            resources=spec.placement.resources,
             restarts=spec.restarts,
         ),
     )
     session.adopt(engine)
-    session.watch(lambda package: engine.node.tell(Imports(package)))
+    session.watch(lambda package: engine.node.tell(messages.Imports(package)))
     if not spec.is_actor:
         engine.results.started = weakref.WeakSet()
     worker = _Worker(spec, engine)
@@ -107,17 +84,13 @@ def run_worker(spec: WorkerSpec, fds: Sequence[int]) -> None:
     code = 0
     try:
         worker.serve()
-        if spec.is_actor:
-            worker.take_leave("its last handle is gone")
-        worker.settle_debts()
+        worker.depart("its last handle is gone")
     except ActorExit:
-        worker.take_leave("it ended itself by exit_actor()")
-        worker.settle_debts()
+        worker.depart("it ended itself by exit_actor()")
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        code = process.exit_code(error)
         if spec.is_actor and code == 0:
-            worker.take_leave("it ended itself with exit code 0")
-            worker.settle_debts()
+            worker.depart("it ended itself with exit code 0")
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -133,8 +106,8 @@ class _Connection(CallerConnection):
         self._worker = worker
         self._background = background
 
-    def on_frame(self, frame: Frame) -> None:
-        if frame.kind == CALLS:
+    def on_frame(self, frame: channel.Frame) -> None:
+        if frame.kind == channel.CALLS:
             self._worker.arrived(self, [SmallCall(*call) for call in pickle.loads(frame.body.payload)])
         else:
             self._worker.arrived(self, [frame])
@@ -155,7 +128,7 @@ class _Connection(CallerConnection):
 
 
 class _Worker:
-    def __init__(self, spec: WorkerSpec, engine: LocalEngine) -> None:
+    def __init__(self, spec: messages.WorkerSpec, engine: LocalEngine) -> None:
         self._spec = spec
         self._engine = engine
         self._background = engine.background
@@ -164,9 +137,11 @@ class _Worker:
         self._conns: dict[int, CallerConnection] = {}
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
-        self._queue: deque[tuple[CallerConnection, Frame | SmallCall]] = deque()
+        self._queue: deque[tuple[CallerConnection, channel.Frame | SmallCall]] = deque()
         # Calls to an actor made anew may come before what it is to be made with: they wait for that.
-        self._early: list[tuple[CallerConnection, Frame | SmallCall]] | None = [] if spec.is_actor else None
+        self._early: list[tuple[CallerConnection, channel.Frame | SmallCall]] | None = (
+            [] if spec.is_actor else None
+        )
         self._leaving = False
         self._introduced = 0
         self._own_conn: _Connection | None = None  # of this process's own handles
@@ -207,36 +182,35 @@ class _Worker:
     def _introduce(self, body: Packed) -> None:
         """Serve the connection that came with `body`; if it is lost, its other end finds it closed."""
         (handle,) = body.handles
-        if isinstance(handle, Descriptor):
+        if isinstance(handle, channel.Descriptor):
             self.connect(socket.socket(fileno=handle.take()))
 
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
         """Make what one more handle of the actor holds, connected to this very process."""
         interface = interface_of(self._calls.made_of, self._spec.name)
-        known = reconnecting.known_endpoint(self._engine.mark, self._spec.worker_id)
+        known = known_endpoint(self._engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
             self._read_caller(own.fileno())  # of handles that are gone: its descriptor is free again
             self.wake()  # for the calls that were read
-        try:
+        with channel.descriptors_explained:
             ours, theirs = socket.socketpair()
-        except OSError as error:
-            explain(error)
-            raise
         self._own_conn = self.connect(theirs)
         peer = ActorConnection(ours, self._spec.name, self._spec.worker_id)
         conduct = self._spec.conduct
         peer.home, peer.in_order = self._engine.mark, conduct.in_order
         peer.max_task_retries = conduct.max_task_retries
+        if conduct.is_restarted:  # this connection ends with the process, but those made from it go on
+            peer.kind, peer.life = channel.RECONNECTING_ACTOR, self._spec.restarts
         return shared(ActorEndpoint(peer)), interface
 
-    def arrived(self, conn: CallerConnection, calls: Sequence[Frame | SmallCall]) -> None:
+    def arrived(self, conn: CallerConnection, calls: Sequence[channel.Frame | SmallCall]) -> None:
         """Queue calls, or serve the further connection that came."""
-        if calls[0].kind == CONNECT:
+        if calls[0].kind == channel.CONNECT:
             (frame,) = calls
-            if isinstance(frame, Frame):
+            if isinstance(frame, channel.Frame):
                 self._introduce(frame.body)
         else:
             self._enqueue([(conn, call) for call in calls])
@@ -245,15 +219,15 @@ class _Worker:
                 conn.tick()
         if threading.get_ident() != self._main:  # it was the background thread that read
             if self._waiting:
-                self._return_unbegun(BLOCKED)
+                self._return_unbegun(channel.BLOCKED)
             elif self._returns_slow and self._takes_long():
-                self._return_unbegun(SLOW)
+                self._return_unbegun(channel.SLOW)
             self.wake()
 
-    def _enqueue(self, calls: list[tuple[CallerConnection, Frame | SmallCall]]) -> None:
+    def _enqueue(self, calls: list[tuple[CallerConnection, channel.Frame | SmallCall]]) -> None:
         if self._early is None:
             self._queue.extend(calls)
-        elif calls[0][1].kind == INIT:
+        elif calls[0][1].kind == channel.INIT:
             early, self._early = self._early, None
             self._queue.extend([*calls, *early])
         else:
@@ -267,9 +241,9 @@ class _Worker:
             return True
         self._returns_slow = True
         for conn in list(self._conns.values()):
-            self._background.watch(conn, SLOW)  # the owner may not know yet, and send more
+            self._background.watch(conn, channel.SLOW)  # the owner may not know yet, and send more
             conn.try_read()
-        self._return_unbegun(SLOW)
+        self._return_unbegun(channel.SLOW)
         return False
 
     def _takes_long(self) -> bool:
@@ -280,17 +254,17 @@ class _Worker:
         """Keep what comes from here on, as the call that took long has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
-            self._background.unwatch(conn, SLOW)
+            self._background.unwatch(conn, channel.SLOW)
 
     def _blocked(self, waiting: bool) -> None:
         """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
         self._waiting = waiting
         note = self._background.watch if waiting else self._background.unwatch
         for conn in list(self._conns.values()):
-            note(conn, BLOCKED)
+            note(conn, channel.BLOCKED)
             conn.try_read()
         if waiting:
-            self._return_unbegun(BLOCKED)
+            self._return_unbegun(channel.BLOCKED)
 
     def _return_unbegun(self, why: str) -> None:
         """Give tasks that were given ahead back to their owner: others may have time for them."""
@@ -308,9 +282,9 @@ class _Worker:
         self._queue.extend(reversed(kept))
         if kept and threading.get_ident() != self._main:
             self.wake()  # it may have found the queue empty meanwhile
-        for conn in returned or ([*self._conns.values()] if why == BLOCKED else []):
+        for conn in returned or ([*self._conns.values()] if why == channel.BLOCKED else []):
             with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
-                conn.send(RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
+                conn.send(channel.RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
 
     def wake(self) -> None:
         """Have the main thread look around."""
@@ -318,6 +292,7 @@ class _Worker:
 
     def end(self, error: BaseException) -> None:
         """End as if `error` had been raised in the main thread."""
+        self._calls.require_parent(self._spec.name, error)
         self._fatal = self._fatal or error
         self.wake()
 
@@ -332,17 +307,24 @@ class _Worker:
             raise self._fatal
 
     def _turn(self) -> bool:
+        self._calls.require_parent(self._spec.name)  # a coroutine has, and waits
         self._main = threading.get_ident()  # it is another thread's for an actor with concurrency groups
         return self._read(0) and self._begin()
 
-    def settle_debts(self) -> None:
-        """Stay until others have the results that they wait for, and the tasks started here have ended."""
+    def depart(self, reason: str) -> None:
+        """Have the node know that this process ends of its own will; an actor is not to be made anew.
+
+        Stay until others have the results that they wait for, and the tasks started here have ended.
+        """
         engine = self._engine
         engine.owed.on_settled = self.wake
         stays = engine.owes()
-        self._node.tell(Departing(stays))
-        if not stays:
+        departing = messages.Departing(stays, reason)
+        if not stays:  # the node reads this before it looks how the process has ended
+            self._node.tell(departing)
             return
+        with contextlib.suppress(NodeDiedError):  # before a connection closes: who finds it closed asks why
+            self._waiter.get_without_lending(self._node.ask(departing))
         self._calls.forget()
         for fd, conn in list(self._conns.items()):  # whoever calls now is told that there is nobody
             conn.flush_if_open()
@@ -376,7 +358,7 @@ class _Worker:
         if not self._spec.conduct.is_registered:
             return True
         try:
-            may_end: bool = self._node.demand(Abandoned(self._introduced))
+            may_end: bool = self._node.demand(messages.Abandoned(self._introduced))
         except NodeDiedError:
             return True
         return may_end
@@ -407,9 +389,9 @@ class _Worker:
         """Look for what is about to arrive, if the last calls followed quickly; see `SHORT_WAIT_S`."""
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
-        if begun - before > 4 * SHORT_WAIT_S:  # the last wait was a long one, or the call behind it
+        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait was a long one, or the call behind it
             return []
-        end = begun + SHORT_WAIT_S
+        end = begun + channel.SHORT_WAIT_S
         while SYSTEM.monotonic() < end:
             events = self._poll.poll(0)
             if events:
@@ -433,46 +415,23 @@ class _Worker:
 
     def _noticed(self, message: Any, body: Packed) -> None:
         match message:
-            case Connect():
+            case messages.Connect():
                 self._introduced += 1
                 self._introduce(body)
-            case EndWorker():
+            case messages.EndWorker():
                 self._leaving = True
                 self.wake()
-            case Cancel(_, call_id, recursive):
+            case messages.Cancel(_, call_id, recursive):
                 self._runner.cancelled(call_id, recursive)
             case _:
                 self._engine.notified(message, body)
 
-    def take_leave(self, reason: str) -> None:
-        """Have the node know that the actor ends of its own will, and is not to be made anew."""
-        with contextlib.suppress(NodeDiedError):  # then nobody makes it anew
-            self._waiter.get_without_lending(self._node.ask(Leaving(reason)))
-
     def leave(self, code: int) -> None:
         """End the process in the order in which a Python program ends, then what it started."""
         self._calls.forget()
-        _run_threads_exitfuncs()
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join(_FLUSH_S)
-        atexit._run_exitfuncs()
+        process.finish_program(_FLUSH_S)
         for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:
             conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
         self._background.finish(_FLUSH_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _run_threads_exitfuncs() -> None:
-    """Have executors end their threads, as Python does before it waits for threads.
-
-    `concurrent.futures`, loky and their like register for it, and their threads wait for ever without.
-    """
-    for function in reversed(getattr(threading, "_threading_atexits", [])):
-        try:
-            function()
-        except Exception:
-            traceback.print_exc()
+        os._exit(process.flush_streams(code))

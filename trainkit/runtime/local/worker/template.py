@@ -10,27 +10,17 @@ import gc
 import importlib
 import os
 import select
-import signal
 import socket
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
-from trainkit.runtime.local.wire.messages import (
-    Exited,
-    Forked,
-    ForkFailed,
-    ForkTemplate,
-    ForkWorker,
-    Ready,
-    Redirect,
-    Unusable,
-    packed,
-    unpacked,
-)
+from trainkit.runtime.local.worker.bootstrap import Inherited, prepare
 from trainkit.runtime.local.worker.main import run_worker
 from trainkit.runtime.serialize import LostHandle
 from trainkit.runtime.session import PRELOADS
@@ -44,6 +34,7 @@ _IDLE_MS = 500
 def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
     """Import `preload`, then fork what the node at `sock` asks for until it closes."""
     process.set_name("trainkit-tmpl")
+    prepare()
     template = _Template(sock)
     # It would look through all modules again and again, for a third of the time that torch takes to import.
     gc.disable()
@@ -52,17 +43,25 @@ def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
             for module in PRELOADS.get(package, (package,)):
                 importlib.import_module(module)
     except Exception:
-        template.tell(Unusable(f"importing {', '.join(sorted(preload))} failed:\n{traceback.format_exc()}"))
+        template.tell(
+            messages.Unusable(f"importing {', '.join(sorted(preload))} failed:\n{traceback.format_exc()}")
+        )
         os._exit(1)
     if process.thread_count() != 1:
         template.tell(
-            Unusable(f"importing {', '.join(sorted(preload))} started a thread, which no fork survives")
+            messages.Unusable(
+                f"importing {', '.join(sorted(preload))} started a thread, which no fork survives"
+            )
         )
         os._exit(1)
+    # Finalizers of what lives now are not a child's to run as it ends: those of torch's operators alone would
+    # have it copy thousands of pages.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     # Nothing that lives now is looked at by a child's collector, which would unshare its pages.
     gc.freeze()
     gc.enable()
-    template.tell(Ready())
+    template.tell(messages.Ready())
     # With less than torch to copy it would take as long as dozens of forks win.
     template.serve(process.use_huge_pages if "torch" in preload else None)
     os._exit(0)
@@ -83,12 +82,10 @@ class _NodeConnection(Connection):
 class _Template:
     def __init__(self, sock: socket.socket) -> None:
         self._conn = _NodeConnection(sock, self)
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
+        self._inherited: Inherited | None = None
 
     def tell(self, message: object) -> None:
-        self._conn.send(NOTICE, 0, packed(message))
+        self._conn.send(NOTICE, 0, messages.packed(message))
 
     def serve(self, when_idle: Callable[[], None] | None) -> None:
         """Do what the node asks for until it closes.
@@ -96,11 +93,10 @@ class _Template:
         Args:
             when_idle: called once, as soon as the node has asked for nothing for a moment.
         """
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up fd is written to
-        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        self._children = process.ChildWatch()
         poll = select.poll()
         poll.register(self._conn, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
+        poll.register(self._children, select.POLLIN)
         while not self._conn.closed:
             events = poll.poll(_IDLE_MS if when_idle is not None else None)
             if not events and when_idle is not None:
@@ -111,57 +107,56 @@ class _Template:
                     with self._conn.reading:
                         self._conn.read_available()
                 else:
-                    self._wake_read.recv(4096)
-                    self._reap()
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            self.tell(Exited(pid, status))
+                    for pid, status in self._children.ended():
+                        self.tell(messages.Exited(pid, status))
 
     def handle(self, frame: Frame) -> None:
         fds = [handle.take() for handle in frame.body.handles if isinstance(handle, Descriptor)]
         lost = next((handle for handle in frame.body.handles if isinstance(handle, LostHandle)), None)
-        match unpacked(frame.body):
-            case ForkWorker(spec) if lost is not None:
-                self.tell(ForkFailed(spec.serial, lost.why))
+        match messages.unpacked(frame.body):
+            case messages.ForkWorker(spec) if lost is not None:
+                self.tell(messages.ForkFailed(spec.serial, lost.why))
             case _ if lost is not None:
                 pass  # a template that is not made, or a log that is not written to
-            case ForkWorker(spec):
-                self._fork(spec.serial, fds, lambda: run_worker(spec, fds))
-            case Redirect():
+            case messages.ForkWorker(spec):
+                inherited = self._inherited_by(spec)
+                self._fork(spec.serial, fds, lambda: run_worker(spec, inherited, fds))
+            case messages.Redirect():
                 process.take_output(fds[0])
-            case ForkTemplate(preload):
+            case messages.ForkTemplate(preload):
                 self._fork(0, fds, lambda: run_template(socket.socket(fileno=fds[0]), preload))
             case message:
                 raise TypeError(f"a template cannot handle {message!r}")
         for fd in fds:
             os.close(fd)
 
+    def _inherited_by(self, spec: messages.WorkerSpec) -> Inherited:
+        text = spec.environment.inherited
+        if self._inherited is None or self._inherited.text != text:
+            self._inherited = Inherited(text)
+        return self._inherited
+
     def _fork(self, serial: int, fds: list[int], child: Callable[[], None]) -> None:
         if process.thread_count() != 1:
-            self.tell(ForkFailed(serial, "its template has more than one thread, which no fork survives"))
+            self.tell(
+                messages.ForkFailed(serial, "its template has more than one thread, which no fork survives")
+            )
             return
         parent = os.getpid()
+        sys.stdout.flush()  # what an import has printed is none of the child's
+        sys.stderr.flush()
         try:
             pid = os.fork()
         except OSError as error:
-            self.tell(ForkFailed(serial, f"fork failed: {error}"))
+            self.tell(messages.ForkFailed(serial, f"fork failed: {error}"))
             return
         if pid:
-            self.tell(Forked(serial, pid))
+            self.tell(messages.Forked(serial, pid))
             return
         try:
             process.die_with_parent(parent)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for sock in (self._conn.sock, self._wake_read, self._wake_write):
-                sock.close()
+            self._children.leave()
+            self._conn.close()
             child()
         except BaseException:
             traceback.print_exc()

@@ -26,6 +26,7 @@ from trainkit.tune.space.domains import (
     Integer,
     Normal,
     SampleFrom,
+    Steps,
     When,
     place_of,
     same,
@@ -253,30 +254,24 @@ def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]
     number is rounded then, and neither comes to zero or past it.
     """
     if isinstance(mutation, Integer):
-        return int(_inside(_moved(value, factor, mutation.q), *mutation.bounds))
+        return int(_inside(_moved(value, factor, mutation.q, mutation.steps), *mutation.bounds))
     if isinstance(mutation, Float):
         if mutation.q is None:
             return _inside(float(value * factor), *mutation.bounds)
-        return _inside(_moved(value, factor, mutation.q), *mutation.bounds)
+        return _inside(_moved(value, factor, mutation.q, mutation.steps), *mutation.bounds)
     if isinstance(mutation, Normal):
-        return float(value * factor) if mutation.q is None else _moved(value, factor, mutation.q)
+        if mutation.q is None:
+            return float(value * factor)
+        return _moved(value, factor, mutation.q, mutation.steps)
     return value * factor if isinstance(value, float) else round(value * factor) or value
 
 
-def _moved(value: float, factor: float, step: float) -> float:
-    """The multiple of `step` nearest to the product, but not the one nearest to `value` itself."""
-    old, new = round(value / step), round(value * factor / step)
+def _moved(value: float, factor: float, q: float, steps: Steps) -> float:
+    """The multiple of `q` nearest to the product, but not the one nearest to `value` itself."""
+    old, new = round(value / q), round(value * factor / q)
     if old == new and factor != 1:
         new = old + (1 if (factor > 1) == (value >= 0) else -1)
-    return new * step if isinstance(step, int) else _multiple(new, step)
-
-
-def _multiple(k: int, step: float) -> float:
-    """K steps, exact for the step as it is written in decimals: 3 steps of 0.1 are 0.3."""
-    from fractions import Fraction
-
-    exact = Fraction(repr(step)) * k
-    return exact.numerator / exact.denominator
+    return steps.value(new)
 
 
 def _inside(value: float, lower: float, upper: float) -> float:

@@ -1,29 +1,128 @@
-"""Replay of a policy of population based training in one trial."""
+"""Replay of population based training, and Ray's policy files.
+
+A line of a policy file:
+
+    [tag of the trial, tag of its donor, iteration of the trial, iteration of the donor, old, new]
+
+`old` is the donor's configuration, `new` the one with which the trial went on. `pbt_global.txt` has a line
+for each exchange of the experiment, `pbt_policy_<trial id>.txt` for those that led to the trial's weights.
+The donor's iteration counts the reports along this line, so that a replay of it changes at the right ones.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from trainkit.errors import ConfigError
+from trainkit.tune.core.lineage import Exchange, Stretch, lineage
+from trainkit.tune.core.metrics import without_objects
 from trainkit.tune.schedulers.base import (
     CONTINUE,
     NO_CONFIG,
     Decision,
     Donor,
-    Facts,
     TrialScheduler,
     Verdict,
     words_of,
 )
-from trainkit.tune.schedulers.pbt.lineage import Schedule, Stretch, policy_file, read_policy
-from trainkit.tune.space.encoding import encode_config
+from trainkit.tune.space.serialization import encode_config
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+
+GLOBAL_FILE = "pbt_global.txt"
+
+
+def policy_file(trial_id: str) -> str:
+    """The name of a trial's file."""
+    return f"pbt_policy_{trial_id}.txt"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A configuration, and those that take its place one after the other.
+
+    Attributes:
+        initial: the configuration at the start.
+        changes: after how many iterations which one holds, in order.
+    """
+
+    initial: dict[str, Any]
+    changes: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+    @classmethod
+    def of(cls, stretches: Sequence[Stretch]) -> Schedule:
+        """That of a lineage."""
+        first, *others = stretches
+        return cls(dict(first.config), tuple((each.before, dict(each.config)) for each in others))
+
+
+def policy_lines(
+    exchanges: Sequence[Exchange],
+    suggested: Mapping[str, Mapping[str, Any]],
+    tags: Mapping[str, str],
+    trial_id: str,
+) -> list[str]:
+    """Return the lines of a trial's file; [] where it has always gone on from its own state.
+
+    Args:
+        exchanges: of all trials, in order.
+        suggested: by trial, the configuration that it began with.
+        tags: by trial, as Ray calls it in these files.
+        trial_id: of the trial.
+    """
+    last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
+    stretches = lineage(exchanges, suggested, trial_id, last)
+    lines = []
+    for old, new in pairwise(stretches):
+        row = [tags[new.trial_id], tags[old.trial_id], new.first, new.before, old.config, new.config]
+        lines.append(_line(row))
+    return lines
+
+
+def _line(row: Sequence[Any]) -> str:
+    return json.dumps(without_objects(row)) + "\n"
+
+
+def read_policy(text: str, where: str) -> Schedule:
+    """Return the schedule that a policy file holds: of its lines, those that led to the last one.
+
+    Raises:
+        ConfigError: `text` is none, or holds no line.
+    """
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            trial, donor, _, step, old, new = row
+            if not (isinstance(step, int) and isinstance(old, dict) and isinstance(new, dict)):
+                raise ValueError("a value is of another kind")
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{where} is no policy file of population based training: line {number} is no list of two "
+                f"tags, two iterations and two configurations ({error}). Give a pbt_policy_<trial id>.txt"
+            ) from error
+        rows.append((trial, donor, step, old, new))
+    if not rows:
+        raise ConfigError(f"{where} is empty: there is nothing to replay")
+    changes: list[tuple[int, dict[str, Any]]] = []
+    initial, came_from = rows[-1][3], rows[-1][0]
+    for trial, donor, step, old, new in reversed(rows):
+        if trial != came_from:  # of what the trial did before: its donor had no exchange by then
+            break
+        came_from, initial = donor, old
+        changes.append((step, new))
+    return Schedule(initial, tuple(reversed(changes)))
 
 
 class HasLineage(Protocol):
@@ -101,7 +200,6 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         return bool(self.schedule.changes)
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        del score
         if time is None or trial_id != self._trial:
             return CONTINUE
         due = sum(1 for step, _ in self.schedule.changes if step <= time)
@@ -144,6 +242,4 @@ def _text(value: Any) -> str:
 # --- words of its decisions --------------------------------------------------------------------------
 
 
-@words_of("replay")
-def _replay_words(reason: Facts) -> str:
-    return f"change {reason['change']} of {reason['changes']} in its schedule, at {reason['at']:g}"
+words_of("replay")("change {change} of {changes} in its schedule, at {at:g}".format_map)

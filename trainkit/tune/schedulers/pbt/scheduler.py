@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_finite, is_number, require_range
-from trainkit.tune.core.values import lookup, without_objects
+from trainkit.tune.core.checks import is_finite, is_number, require_number, require_one_of
+from trainkit.tune.core.metrics import lookup, without_objects
 from trainkit.tune.schedulers.base import (
     CONTINUE,
     NO_CONFIG,
@@ -107,10 +107,11 @@ class PopulationBasedTraining(TrialScheduler):
         tie: str = "arrival",
     ) -> None:
         super().__init__(time_attr, metric, mode)
-        require_range("perturbation_interval", perturbation_interval, math.ulp(0.0), math.inf, "above 0")
-        require_range("burn_in_period", burn_in_period, 0, math.inf, "of 0 or more")
-        require_range("quantile_fraction", quantile_fraction, 0, 0.5, "from 0 to 0.5")
-        require_range("resample_probability", resample_probability, 0, 1, "from 0 to 1")
+        require_number("perturbation_interval", perturbation_interval, "a number above 0", above=0)
+        require_number("burn_in_period", burn_in_period, "a number of 0 or more", least=0)
+        words = "a number from 0 to {}"
+        require_number("quantile_fraction", quantile_fraction, words.format(0.5), least=0, most=0.5)
+        require_number("resample_probability", resample_probability, words.format(1), least=0, most=1)
         factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
         if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
             raise ConfigError(
@@ -118,8 +119,7 @@ class PopulationBasedTraining(TrialScheduler):
             )
         if custom_explore_fn is not None and not callable(custom_explore_fn):
             raise ConfigError(f"custom_explore_fn={custom_explore_fn!r} can't be called: give a function")
-        if tie not in ("arrival", "random"):
-            raise ConfigError(f"tie={tie!r} is neither 'arrival' nor 'random'")
+        require_one_of("tie", tie, ("arrival", "random"))
         self.hyperparam_mutations = checked_mutations(hyperparam_mutations)
         if not self.hyperparam_mutations and custom_explore_fn is None:
             raise ConfigError(
@@ -141,15 +141,6 @@ class PopulationBasedTraining(TrialScheduler):
         self._no_more = False
         self._barrier = Barrier(self._members)  # of synch=True, and what was decided when it opened
         self._verdicts: dict[str, Decision] = {}
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        names = (
-            "time_attr metric mode perturbation_interval burn_in_period hyperparam_mutations "
-            "quantile_fraction resample_probability perturbation_factors custom_explore_fn log_config "
-            "require_attrs synch tie"
-        ).split()
-        return {name: getattr(self, name) for name in names}
 
     @property
     def first_judgement(self) -> float:
@@ -290,7 +281,6 @@ class PopulationBasedTraining(TrialScheduler):
 
     def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
         """Return an explored configuration, before `custom_explore_fn` and the rules of the space."""
-        del receiver
         return explored(
             donor.config,
             self.hyperparam_mutations,
@@ -399,14 +389,8 @@ class PopulationBasedTraining(TrialScheduler):
 # --- words of its decisions --------------------------------------------------------------------------
 
 
-@words_of("barrier")
-def _barrier_words(reason: Facts) -> str:
-    return f"waits at {reason['at']:g} for all members, {reason['arrived']} of {reason['members']} are there"
-
-
-@words_of("turn")
-def _turn_words(reason: Facts) -> str:
-    return f"its turn again, from {reason['time']:g} on"
+words_of("barrier")("waits at {at:g} for all members, {arrived} of {members} are there".format_map)
+words_of("turn")("its turn again, from {time:g} on".format_map)
 
 
 @words_of("population")

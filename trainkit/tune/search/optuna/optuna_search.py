@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checks import is_name, is_number, is_whole, require, require_kind
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
-from trainkit.tune.core.values import lookup
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search.base import Evaluated, Searcher
-from trainkit.tune.search.modelled import ModelledSearcher
+from trainkit.tune.search.model_based import ModelBasedSearcher
 from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import without_repeated_messages
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
 from trainkit.tune.search.optuna.study import LazyStudy
-from trainkit.tune.space.encoding import encode_config, holds_opaque
+from trainkit.tune.space.serialization import encode_config, holds_opaque
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optuna.trial import TrialState
 
 
-class OptunaSearch(ModelledSearcher[OptunaForm]):
+class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """Suggest configurations by a sampler of Optuna's.
 
     Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as

@@ -10,13 +10,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.core.values import flatten
-from trainkit.tune.search.codec import DRAWS, MAX_LISTED, Declared, Form
+from trainkit.tune.core.metrics import flatten
+from trainkit.tune.search.encoded_space import DRAWS, MAX_LISTED, Declared, Form
 from trainkit.tune.search.optuna.samplers import quiet
-from trainkit.tune.space.codec import ChoiceCode, NormalCode, RealCode, StepCode, code_of
 from trainkit.tune.space.domains import Domain
-from trainkit.tune.space.encoding import holds_opaque
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import holds_opaque
+from trainkit.tune.space.transforms import ChoiceCode, NormalCode, RealCode, StepCode, code_of
 from trainkit.tune.space.tree import everything, holds_leaf
 
 if TYPE_CHECKING:
@@ -198,9 +198,6 @@ def _is_small(distribution: Any) -> bool:
     return step is not None and (distribution.high - distribution.low) / step < MAX_LISTED
 
 
-__all__ = ["DefineByRun", "Distributions", "OptunaDomains", "OptunaForm", "Params", "form_of"]
-
-
 class OptunaForm(Form, Protocol):
     """One of the ways; the model knows a trial by its `Params`.
 
@@ -279,7 +276,6 @@ class Distributions(_Asked):
                 )
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        del rng
         return {
             **self._constants,
             **{name: _suggest(trial, name, each) for name, each in self._distributions.items()},
@@ -316,7 +312,6 @@ class DefineByRun(_Asked):
         self._function = function
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        del rng
         constants = self._call(trial)
         return {**trial.params, **constants}
 

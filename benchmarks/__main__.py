@@ -1,0 +1,177 @@
+"""All benchmarks, one after another, into one record: `python -m benchmarks [--only NAME] [--to FILE]`.
+
+Each runs as a program of its own, at sizes at which all take less than half an hour on two cores. The record
+says on which machine, with which versions and at which commit; `benchmarks.compare` compares two of them.
+A benchmark that fails, or for which no time is left, is in the record with its reason, and the code is 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.interleaved import HERE
+from benchmarks.rows import parser
+
+MINUTES = 29.0
+REST_S = 5.0
+"""For what a benchmark has printed before its end."""
+BENCHMARKS = {
+    "runtime": ["--rounds", "5"],
+    "anatomy": [],
+    "tuning": [],
+    "training": [],
+    "sklearn_searches": [],
+    "decision_cost": [],
+    "simulator": ["--only", "cost", "large"],
+    "gpu": [],
+    "decisions": [],
+    "pbt_digits": ["--seeds", "2"],
+    "search": ["--small"],
+    "soak": ["--minutes", "1"],
+}
+"""By name, the arguments with which it takes minutes."""
+PACKAGES = "trainkit-ml torch numpy scikit-learn joblib cloudpickle optuna hyperopt ray".split()
+
+
+def machine() -> dict[str, Any]:
+    """Return the facts that figures depend on, and that another run on this machine has too."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(pages / 1e9),
+        "gpus": _said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the kernel, and the packages that figures depend on."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _said(*command: str) -> str:
+    """Return the output of a program; nothing if it fails or is not there."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def told(command: Sequence[str], most_s: float) -> dict[str, Any]:
+    """Return the JSON of a benchmark's last line, or {"error": why not}; its output goes to ours.
+
+    Args:
+        command: that starts it.
+        most_s: seconds after which it is ended.
+    """
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent, start_new_session=True
+    )
+    last, over = "", threading.Event()
+
+    def read() -> None:
+        nonlocal last
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                if over.is_set():
+                    return
+                last = line
+                if not line.startswith("{"):
+                    print(line, end="", flush=True)
+
+    # A thread may be left waiting: for a pipe that a process outside the benchmark's group holds open.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        process.wait(max(0.0, most_s))
+    except subprocess.TimeoutExpired:
+        # All that is in its group: a program that it waits for, too.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return {"error": "was ended, as no time was left"}
+    except BaseException:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        raise
+    else:
+        reader.join(REST_S)
+    finally:
+        over.set()
+    if process.returncode:
+        return {"error": f"ended with code {process.returncode}"}
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"error": f"ended with no JSON, but with {last.strip()!r}"}
+
+
+def write(record: Mapping[str, Any], path: Path) -> None:
+    """Write a record, in which a list of numbers is one line."""
+    text = re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), json.dumps(record, indent=1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def main() -> int:
+    """Run them and write the record."""
+    options = parser(__doc__)
+    options.add_argument("--only", choices=BENCHMARKS, action="append", help="may be given again")
+    options.add_argument("--minutes", type=float, default=MINUTES, help="for all; default %(default)s")
+    options.add_argument("--to", type=Path, help="the record; default results/bench-COMMIT.json")
+    given = options.parse_args()
+    begun = time.monotonic()
+    commit = _said("git", "rev-parse", "HEAD")
+    record: dict[str, Any] = {
+        "commit": commit,
+        "changed_since": _said("git", "status", "--porcelain").splitlines(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "load": {"at_start": round(os.getloadavg()[0], 1)},
+        "small": given.small,
+        "benchmarks": {},
+    }
+    load = record["load"]["at_start"]
+    if load > 0.5:
+        print(f"the load is {load}: times will be longer than on an idle machine")
+    path = given.to or HERE.parent / "results" / f"bench-{commit[:10] or 'none'}.json"
+    for name in given.only or BENCHMARKS:
+        print(f"\n--- {name}", flush=True)
+        start = time.monotonic()
+        command = [sys.executable, "-m", f"benchmarks.{name}", *BENCHMARKS[name]]
+        left_s = given.minutes * 60 - (start - begun)
+        found = told([*command, "--small"] if given.small else command, left_s)
+        record["benchmarks"][name] = found | {"took_s": round(time.monotonic() - start, 1)}
+        if "error" in found:
+            print(f"{name} {found['error']}", flush=True)
+        record["took_s"] = round(time.monotonic() - begun, 1)
+        write(record, path)
+    print(f"\n{record['took_s'] / 60:.1f} minutes; the record is {path}")
+    return int(any("error" in found for found in record["benchmarks"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Actors that hold, make and fill memory; in a module of their own, so that their workers import little."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+MIB = 1 << 20
+
+
+def block(mib: float, fill: int = 1) -> np.ndarray[Any, Any]:
+    return np.full(int(mib * MIB), fill, dtype=np.uint8)
+
+
+class MemoryHolder:
+    def __init__(self, *kept: Any) -> None:
+        self.kept: list[Any] = [*kept]
+        self.spare: list[int] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def keep(self, *values: Any) -> int:
+        self.kept.extend(values)
+        return sum(int(value[0]) for value in values)
+
+    def sums(self) -> list[int]:
+        return [int(value.sum(dtype=np.int64)) for value in self.kept]
+
+    def put(self, mib: float, count: int) -> list[Any]:
+        import trainkit
+
+        self.kept = [trainkit.put(block(mib, index + 1)) for index in range(count)]
+        return self.kept
+
+    def make(self, mib: float, fill: int = 1) -> Any:
+        return block(mib, fill)
+
+    def kept_as_given(self, *values: Any) -> None:
+        self.kept.extend(values)
+
+    def raise_block(self, mib: float) -> None:
+        raise ValueError(block(mib))
+
+    def give_without_descriptors(self) -> list[Any]:
+        """What it keeps, when none of its handles and segments can be opened once more."""
+        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            while True:
+                self.spare.append(os.dup(0))
+        except OSError:
+            return self.kept
+
+    def give_with_descriptors(self) -> int:
+        while self.spare:
+            os.close(self.spare.pop())
+        return len(self.kept)
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class AsyncMemoryHolder(MemoryHolder):
+    async def same(self, value: Any) -> Any:
+        return value
+
+
+class Eater:
+    """Fills memory of its own, step by step."""
+
+    def __init__(self) -> None:
+        self.eaten: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def eat(self, mib: int, step_s: float = 0.02) -> int:
+        for _ in range(mib // 10):
+            self.eaten.append(block(10))
+            time.sleep(step_s)
+        return len(self.eaten)
+
+    def pages_bytes(self) -> int:
+        """Its memory as others see it, which holds all that it shares."""
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:"))
+
+    def feed_a_child(self, mib: int) -> int:
+        """A child that takes the memory, and keeps it until it is ended."""
+        script = (
+            f"import time; eaten = [bytearray(b'1' * (10 << 20)) for _ in range({mib // 10})]; time.sleep(60)"
+        )
+        return subprocess.run([sys.executable, "-c", script], check=False).returncode
+
+    def read(self, values: Any) -> int:
+        return int(sum(value.sum(dtype=np.int64) for value in values))
+
+    def count(self, seconds: float) -> int:
+        time.sleep(seconds)
+        return 1

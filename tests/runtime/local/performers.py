@@ -1,0 +1,229 @@
+"""Actors that run several calls at once, yield, end themselves; in a module of their own, so that their
+workers import little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import trainkit
+
+
+class Threaded:
+    """Methods that can only end if they run at once, and some that tell where they run."""
+
+    def __init__(self) -> None:
+        self.constructed_in = threading.current_thread() is threading.main_thread()
+        self.event = threading.Event()
+        self.running = 0
+        self.most = 0
+        self.order: list[int] = []
+
+    def wait_for_event(self) -> bool:
+        return self.event.wait(60)
+
+    def set_event(self) -> None:
+        self.event.set()
+
+    def where(self) -> tuple[bool, bool]:
+        return self.constructed_in, threading.current_thread() is threading.main_thread()
+
+    def count(self, number: int) -> int:
+        self.order.append(number)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.02)
+        self.running -= 1
+        return self.most
+
+    def orders(self) -> list[int]:
+        return self.order
+
+    def nested(self, value: int) -> int:
+        result: int = trainkit.get(trainkit.remote(_plus_one).remote(value))
+        return result
+
+    def numbers(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+    @trainkit.method(concurrency_group="io")
+    def in_group(self) -> str:
+        return threading.current_thread().name
+
+    def leave(self, how: str) -> None:
+        if how == "exit_actor":
+            trainkit.exit_actor()
+        raise SystemExit(5)
+
+    def touch(self, path: Path) -> None:
+        time.sleep(0.2)
+        path.touch()
+
+
+def _plus_one(value: int) -> int:
+    return value + 1
+
+
+class Grouped:
+    """One method blocks its group; another group goes on."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    @trainkit.method(concurrency_group="slow")
+    def wait_for_event(self) -> bool:
+        return self.event.wait(60)
+
+    @trainkit.method(concurrency_group="io")
+    def set_event(self) -> str:
+        self.event.set()
+        return threading.current_thread().name
+
+    def plain(self) -> str:
+        return threading.current_thread().name
+
+
+class Looped:
+    """Coroutine methods, generators and plain methods on an event loop."""
+
+    def __init__(self) -> None:
+        self.loop_at_start = asyncio.get_running_loop()
+        self.event = asyncio.Event()
+        self.running = 0
+        self.most = 0
+        self.order: list[int] = []
+        self.ended: list[str] = []
+
+    async def wait_for_event(self) -> bool:
+        await self.event.wait()
+        return True
+
+    async def set_event(self) -> bool:
+        self.event.set()
+        return asyncio.get_running_loop() is self.loop_at_start
+
+    async def count(self, number: int) -> int:
+        self.order.append(number)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.02)
+        self.running -= 1
+        return self.most
+
+    def orders(self) -> list[int]:
+        return self.order
+
+    async def fail(self) -> None:
+        await asyncio.sleep(0)
+        raise LookupError("nothing here")
+
+    async def nested(self, value: Any) -> int:
+        first, second = await asyncio.gather(*(trainkit.remote(_plus_one).remote(value) for _ in range(2)))
+        return int(first + second)
+
+    async def same(self, value: Any) -> Any:
+        return value
+
+    async def sleep(self, name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.ended.append(name)
+
+    def what_ended(self) -> list[str]:
+        return self.ended
+
+    async def numbers(self, count: int) -> AsyncIterator[int]:
+        try:
+            for number in range(count):
+                yield number
+                await asyncio.sleep(0.001)
+        finally:
+            self.ended.append("numbers")
+
+    def plain_numbers(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+    async def where(self) -> tuple[str | None, str | None]:
+        await asyncio.sleep(0.01)
+        context = trainkit.get_runtime_context()
+        return context.get_actor_id(), context.get_task_id()
+
+    async def leave(self, how: str) -> None:
+        if how == "exit_actor":
+            trainkit.exit_actor()
+        raise SystemExit(5)
+
+
+class Leaver:
+    """Ends itself."""
+
+    def __init__(self, at_once: bool = False) -> None:
+        if at_once:
+            trainkit.exit_actor()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leave(self, at_exit: Path | None = None) -> None:
+        if at_exit is not None:
+            atexit.register(at_exit.touch)
+        try:
+            trainkit.exit_actor()
+        except Exception:
+            sys.stderr.write("caught what no handler should catch\n")
+
+
+class Stepper:
+    """Plain generators, in order."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def numbers(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+    def failing(self, count: int) -> Iterator[int]:
+        yield from range(count)
+        raise LookupError("no more")
+
+    def endless(self, name: str) -> Iterator[int]:
+        number = 0
+        try:
+            while True:
+                yield number
+                number += 1
+                time.sleep(0.001)
+        finally:
+            self.closed.append(name)
+
+    def what_closed(self) -> list[str]:
+        return self.closed
+
+    def sleep(self, seconds: float, begun: Path | None = None) -> float:
+        if begun is not None:
+            begun.touch()
+        time.sleep(seconds)
+        return seconds
+
+    def mark(self, path: Path, _: Any = None) -> None:
+        path.touch()
+
+    def no_iterator(self) -> int:
+        return 3
+
+    def die_after(self, count: int) -> Iterator[int]:
+        yield from range(count)
+        time.sleep(0.1)
+        os._exit(7)

@@ -1,0 +1,495 @@
+"""What happens when something dies, with real processes and real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import trainkit
+from tests.conftest import eventually, session_processes
+from tests.runtime.local.crowded import occupy
+from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
+from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    before = set(session_processes())
+    trainkit.init(num_cpus=4)
+    yield
+    trainkit.shutdown()
+    assert eventually(lambda: not set(session_processes()) - before)
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(map(alive, pids))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def victim(**options: Any) -> Any:
+    return (trainkit.remote(**options)(Victim) if options else trainkit.remote(Victim)).remote()
+
+
+def node_pid() -> int:
+    return next(child.pid for child in psutil.Process().children() if child.name() == "trainkit-node")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_is_named(number: signal.Signals) -> None:
+    actor = victim()
+    pid = trainkit.get(actor.pid.remote())
+    waiting = actor.sleep.remote(60)
+    os.kill(pid, number)
+    with pytest.raises(ActorDiedError, match=rf"Victim \(pid {pid}\) was killed by {number.name}") as caught:
+        trainkit.get(waiting, timeout=60)
+    assert (caught.value.pid, caught.value.exit_code) == (pid, -number)
+    with pytest.raises(ActorDiedError, match=number.name):
+        trainkit.get(actor.pid.remote(), timeout=60)
+
+
+def test_an_exit_code_and_the_last_words_are_told() -> None:
+    with pytest.raises(ActorDiedError, match=r"exit code 3[\s\S]*last words") as caught:
+        trainkit.get(victim().end.remote(3), timeout=60)
+    assert caught.value.exit_code == 3
+    assert caught.value.stderr_tail == "last words"
+    with pytest.raises(ActorDiedError, match="exit code 4"):
+        trainkit.get(victim().leave.remote(), timeout=60)
+
+
+def test_a_crash_in_native_code_shows_where() -> None:
+    with pytest.raises(ActorDiedError, match=r"SIGSEGV[\s\S]*kill_itself"):
+        trainkit.get(victim().kill_itself.remote(signal.SIGSEGV), timeout=60)
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 5)])
+def test_a_child_that_comes_out_of_a_call_ends_and_answers_nothing(
+    how: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, awaiting = trainkit.remote(fork), trainkit.remote(AwaitingVictim).remote()
+    made = trainkit.remote(ForkedVictim).remote(how)
+    forks = [task, victim().fork, victim(max_concurrency=2).fork, awaiting.fork]
+    for _ in range(2):  # the first call of a task brings the function
+        assert [trainkit.get(call.remote(how), timeout=60) for call in forks] == [code] * 4
+    assert trainkit.get(made.made.remote(), timeout=60) == code
+    for count in ("streaming", 2):
+        results = trainkit.remote(num_returns=count)(yield_forks).remote(how)
+        assert trainkit.get(list(results), timeout=60) == [-1, code]
+    if how == "exit":
+        return
+    told = ""
+
+    def is_told() -> bool:
+        nonlocal told
+        told += capsys.readouterr().err
+        return told.count(f"it and ends here with exit code {code}: only its parent answers the call") == 11
+
+    assert eventually(is_told), told
+    assert told.count("LookupError: in the child") == (11 if how == "raise" else 0)
+
+
+def test_wait_counts_a_died_actor_as_done() -> None:
+    doomed, other = victim(), victim()
+    pid = trainkit.get(doomed.pid.remote())
+    refs = [other.sleep.remote(60), doomed.sleep.remote(60)]
+    os.kill(pid, signal.SIGKILL)
+    assert trainkit.wait(refs, timeout=60)[0] == [refs[1]]
+
+
+def test_descendants_die_with_their_worker() -> None:
+    actor = victim()
+    family = trainkit.get(actor.spawn_family.remote())
+    assert not gone(family)
+    trainkit.kill(actor)
+    assert eventually(lambda: gone(family))
+
+
+def test_descendants_die_when_their_worker_ends_by_itself() -> None:
+    actor = victim()
+    family = trainkit.get(actor.spawn_family.remote())
+    del actor
+    assert eventually(lambda: gone(family))
+
+
+def test_a_killed_task_is_run_again(tmp_path: Path) -> None:
+    @trainkit.remote
+    def dies_twice() -> int:
+        tries = len(list(tmp_path.iterdir()))
+        (tmp_path / str(tries)).touch()
+        if tries < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return tries
+
+    assert trainkit.get(dies_twice.remote(), timeout=60) == 2
+
+
+def test_a_task_that_always_dies_fails() -> None:
+    @trainkit.remote(max_retries=1)
+    def dies() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerDiedError, match=r"dies \(pid \d+\) was killed by SIGKILL"):
+        trainkit.get(dies.remote(), timeout=60)
+
+
+def test_a_nested_actor_dies_with_its_owner() -> None:
+    class Owner:
+        def start(self) -> int:
+            self.nested = trainkit.remote(Victim).remote()
+            self.busy = self.nested.sleep.remote(600)
+            return int(trainkit.get(trainkit.remote(Victim).remote().pid.remote())) and os.getpid()
+
+        def nested_pid(self) -> int:
+            other = trainkit.remote(Victim).remote()
+            pid = int(trainkit.get(other.pid.remote()))
+            self.kept = other
+            self.blocked = other.sleep.remote(600)
+            return pid
+
+    owner = trainkit.remote(Owner).remote()
+    trainkit.get(owner.start.remote())
+    pid = trainkit.get(owner.nested_pid.remote())
+    trainkit.kill(owner)
+    assert eventually(lambda: gone([pid]))
+    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+
+
+def test_resources_of_the_dead_are_free_again() -> None:
+    for _ in range(3):
+        actor = victim(num_cpus=4)
+        pid = trainkit.get(actor.pid.remote(), timeout=60)
+        os.kill(pid, signal.SIGKILL)
+    assert trainkit.get(victim(num_cpus=4).pid.remote(), timeout=60)
+
+
+def test_a_killed_node_is_an_error_and_a_new_start() -> None:
+    actor = victim()
+    family = trainkit.get(actor.spawn_family.remote())
+    waiting = actor.sleep.remote(60)
+    os.kill(node_pid(), signal.SIGKILL)
+    with pytest.raises(NodeDiedError, match=r"killed by signal 9.*trainkit\.init"):
+        trainkit.get(waiting, timeout=60)
+    with pytest.raises(NodeDiedError):
+        trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=60)
+    assert eventually(lambda: gone(family))
+    trainkit.init(num_cpus=4)
+    assert trainkit.get(trainkit.remote(lambda: 1).remote(), timeout=60) == 1
+    with pytest.raises((NodeDiedError, ObjectLostError, ActorDiedError)):
+        trainkit.get(actor.pid.remote(), timeout=60)
+
+
+def test_a_reference_used_after_shutdown_says_so() -> None:
+    actor = victim()
+    pending = actor.sleep.remote(60)
+    done = trainkit.put(1)
+    trainkit.shutdown()
+    trainkit.init(num_cpus=4)
+    assert trainkit.get(done) == 1
+    with pytest.raises((ObjectLostError, ActorDiedError), match=r"session|shut down"):
+        trainkit.get(pending, timeout=60)
+
+
+def test_what_is_left_of_a_session_does_nothing_to_the_next() -> None:
+    old, group = victim(), trainkit.placement_group([{"CPU": 1}])
+    trainkit.get(old.pid.remote())
+    trainkit.shutdown()
+    trainkit.init(num_cpus=4)
+    new, new_group = victim(), trainkit.placement_group([{"CPU": 1}])
+    pid = trainkit.get(new.pid.remote())
+    assert new_group.wait(60)
+    trainkit.kill(old)
+    trainkit.remove_placement_group(group)
+    with pytest.raises((ActorDiedError, ObjectLostError), match=r"session|shut down"):
+        trainkit.get(old.pid.remote(), timeout=60)
+    assert trainkit.get(new.pid.remote()) == pid
+    assert trainkit.available_resources()["CPU"] == 3
+
+
+def test_a_forked_child_of_the_driver_is_told_that_it_is_no_part() -> None:
+    actor = victim()
+    ref = actor.sleep.remote(60)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trainkit.get(ref, timeout=60)
+        except ObjectLostError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert "forked" in pipe.read()
+    os.waitpid(pid, 0)
+    assert trainkit.get(victim().pid.remote(), timeout=60), "the parent goes on"
+
+
+def test_an_interrupt_in_get_leaves_the_session_usable() -> None:
+    actor = victim()
+    trainkit.get(actor.pid.remote())
+    ref = actor.sleep.remote(0.5)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trainkit.get(ref)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert trainkit.get(ref, timeout=60) is None
+    assert trainkit.get(actor.pid.remote(), timeout=60)
+
+
+def test_interrupts_lose_no_answer() -> None:
+    actor = victim()
+    trainkit.get(actor.pid.remote())
+    armed, interrupts = False, 0
+
+    def interrupt(*_: Any) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        for attempt in range(60):
+            # The answers come in one burst after the nap, with the caller waiting for them: the
+            # signals fall before the burst, which is certain, and within it.
+            nap = actor.sleep.remote(0.05)
+            refs = [actor.same.remote(i) for i in range(500)]
+            delay = 0.03 + (attempt % 20) * 0.002
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            armed = True
+            try:
+                trainkit.wait([nap, *refs], num_returns=len(refs) + 1, timeout=60)
+            except KeyboardInterrupt:
+                interrupts += 1
+            armed = False
+            timer.join()
+            assert trainkit.get(refs, timeout=60) == list(range(500))
+    finally:
+        armed = False
+        signal.signal(signal.SIGINT, previous)
+    assert interrupts
+
+
+def test_queued_tasks_are_not_orphaned_by_the_death_of_a_running_one() -> None:
+    @trainkit.remote(num_cpus=4, max_retries=0)
+    def work(index: int) -> int:
+        if index == 0:
+            time.sleep(0.2)
+            os._exit(3)
+        return index
+
+    refs = [work.remote(index) for index in range(4)]
+    with pytest.raises(WorkerDiedError, match="exit code 3"):
+        trainkit.get(refs[0], timeout=60)
+    assert trainkit.get(refs[1:], timeout=60) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["shutdown", "node"])
+def test_queued_tasks_fail_with_the_session(end: str) -> None:
+    refs = [trainkit.remote(num_cpus=4)(time.sleep).remote(60) for _ in range(4)]
+    if end == "shutdown":
+        trainkit.shutdown()
+        trainkit.init(num_cpus=4)
+    else:
+        trainkit.get(victim().pid.remote())
+        os.kill(node_pid(), signal.SIGKILL)
+    for ref in refs:
+        with pytest.raises((ObjectLostError, NodeDiedError)):
+            trainkit.get(ref, timeout=60)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("error", [asyncio.CancelledError("inner"), GeneratorExit()])
+def test_whatever_a_method_raises_is_the_failure_of_one_call(concurrency: int, error: BaseException) -> None:
+    class Raises:
+        def fail(self) -> None:
+            raise error
+
+        def answer(self) -> int:
+            return 1
+
+    actor = trainkit.remote(max_concurrency=concurrency)(Raises).remote()
+    with pytest.raises(TaskError, match=type(error).__name__):
+        trainkit.get(actor.fail.remote(), timeout=60)
+    assert trainkit.get(actor.answer.remote(), timeout=60) == 1
+    with pytest.raises(TaskError, match=type(error).__name__):
+        trainkit.get(trainkit.remote(Raises.fail).remote(None), timeout=60)
+
+
+def test_tasks_that_cannot_be_asked_for_any_more_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    began, until = tmp_path / "began", tmp_path / "until"
+    dies = trainkit.remote(max_retries=1)(occupy).remote(str(began), str(until), True)
+    assert eventually(began.exists)
+    folder.rmdir()
+    until.touch()
+    with pytest.raises(ObjectLostError, match="working directory was deleted"):
+        trainkit.get(dies, timeout=60)
+
+
+@pytest.mark.external
+def test_an_interrupted_end_leaves_nothing() -> None:
+    script = (
+        "import os, signal, threading, trainkit\n"
+        "trainkit.init(num_cpus=1)\n"
+        "trainkit.get(trainkit.remote(os.getpid).remote())\n"
+        "threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    trainkit.shutdown()\n"
+        "    signal.sigtimedwait([], 1)\n"
+        "except KeyboardInterrupt: pass\n"
+        "print(threading.active_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+
+def test_threads_that_wait_for_tasks_end_with_the_session(tmp_path: Path) -> None:
+    task, errors = trainkit.remote(num_cpus=0.5)(occupy), []
+
+    def wait(number: int) -> None:
+        with pytest.raises(ObjectLostError, match="shut down") as caught:
+            trainkit.get(task.remote(str(tmp_path / f"{number}"), str(tmp_path / "never")))
+        errors.append(caught.value)
+
+    waiting = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(8)]
+    for thread in waiting:
+        thread.start()
+    assert eventually(lambda: len(list(tmp_path.iterdir())) == 8)
+    trainkit.shutdown()
+    for thread in waiting:
+        thread.join(60)
+    assert len(errors) == 8
+
+
+def test_a_forked_child_can_neither_call_nor_put_nor_end_what_its_parent_has() -> None:
+    actor = victim()
+    trainkit.get(actor.pid.remote())
+    pid = os.fork()
+    if pid == 0:
+        for attempt in (lambda: actor.same.remote(9), lambda: trainkit.put(bytes(500_000))):
+            try:
+                attempt()
+                os._exit(1)
+            except ObjectLostError:
+                pass
+        del actor
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert trainkit.get([actor.same.remote(i) for i in range(5)], timeout=60) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.external
+def test_a_closed_stdout_stops_the_echo_and_nothing_else() -> None:
+    script = (
+        "import os, sys, time, trainkit; trainkit.init(num_cpus=1); "
+        "loud = trainkit.remote(lambda: print('x' * 1000)); sys.stdout.close(); "
+        "[trainkit.get(loud.remote()) for _ in range(5)]; time.sleep(0.2); "
+        "a = trainkit.remote(lambda x: x); os._exit(trainkit.get(a.remote(a.remote(a.remote(7)))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+@pytest.mark.external
+def test_running_out_of_descriptors_is_an_error_of_the_call_alone() -> None:
+    script = (
+        "import resource, trainkit, numpy as np; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); "
+        "trainkit.init(num_cpus=1); held = []\n"
+        "try:\n"
+        "    for _ in range(200): held.append(trainkit.put(np.ones(50_000)))\n"
+        "except trainkit.errors.ObjectStoreFullError as error: print(error.__cause__.errno)\n"
+        "held.clear()\n"
+        "print(trainkit.get(trainkit.remote(lambda: 1).remote()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(errno.EMFILE), "1"], done.stderr
+
+
+DRIVER = """
+import os, sys, time
+sys.path[:0] = {path!r}
+import trainkit
+from tests.runtime.local.restartable import Restartable
+from tests.runtime.local.crowded import occupy
+from tests.runtime.local.victims import Victim
+trainkit.init(num_cpus=2)
+actor = trainkit.remote(Victim).remote()
+family = trainkit.get(actor.spawn_family.remote())
+busy = actor.sleep.remote(600)
+task = trainkit.remote(lambda: time.sleep(600)).remote()
+array = trainkit.put(bytes(5_000_000))
+print(*family, flush=True)
+{ending}
+"""
+
+
+def start_driver(ending: str) -> tuple[subprocess.Popen[str], list[int]]:
+    script = DRIVER.format(path=sys.path, ending=textwrap.dedent(ending))
+    driver = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    family = [int(pid) for pid in driver.stdout.readline().split()]
+    tree = [process.pid for process in psutil.Process(driver.pid).children(recursive=True)]
+    return driver, sorted({*family, *tree})
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("ending", ["time.sleep(600)", "os.fork() and time.sleep(600); time.sleep(3)"])
+def test_a_killed_driver_leaves_nothing(ending: str) -> None:
+    driver, pids = start_driver(ending)
+    assert len(pids) >= 6, "node, templates, workers and what they started"
+    time.sleep(0.2)
+    driver.kill()
+    driver.wait()
+    ours = [pid for pid in pids if pid != driver.pid]
+    assert eventually(lambda: gone(ours))
+
+
+@pytest.mark.external
+def test_an_interpreter_that_exits_without_shutdown_leaves_nothing() -> None:
+    driver, pids = start_driver("")
+    assert driver.wait(timeout=60) == 0
+    assert eventually(lambda: gone(pids))
+
+
+@pytest.mark.external
+def test_a_stopped_driver_goes_on_where_it_was() -> None:
+    driver, pids = start_driver(
+        """
+        small = trainkit.remote(Victim).remote()
+        for _ in range(300):
+            trainkit.get(small.pid.remote())
+        print("end", flush=True)
+        """
+    )
+    for _ in range(3):
+        driver.send_signal(signal.SIGSTOP)
+        time.sleep(0.05)
+        driver.send_signal(signal.SIGCONT)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "end\n"
+    assert driver.wait(timeout=60) == 0
+    assert eventually(lambda: gone(pids))

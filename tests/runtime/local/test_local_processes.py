@@ -1,0 +1,568 @@
+"""What only separate processes can show: surroundings, shared memory, placement, lifetimes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import trainkit
+from tests.conftest import eventually, shared_memory
+from tests.suites.parts import wait_for
+from trainkit.runtime.local.client.actors import ActorConnection
+from trainkit.runtime.local.system import process
+from trainkit.runtime.serialize import Packed
+from trainkit.settings import SESSION_MARK
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Answered:
+    """Becomes what a task that needs all CPUs says, where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fetch_seven, ()
+
+
+def fetch_seven() -> Any:
+    return trainkit.get(trainkit.remote(num_cpus=4)(abs).remote(-7), timeout=60)
+
+
+class Probe:
+    """Tells of its process, and holds what it is given."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def keep(self, value: Any) -> None:
+        self.kept = value
+
+    def kept_sum(self) -> float:
+        return float(self.kept.sum())
+
+    def call(self, other: Any, amount: int) -> Any:
+        return trainkit.get(other.add.remote(amount))
+
+    def look(self, function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def unshared_kb(self) -> int:
+        memory = psutil.Process().memory_full_info()
+        return int(memory.uss) // 1024
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, amount: int) -> int:
+        self.count += amount
+        return self.count
+
+
+def probe(**options: Any) -> Any:
+    return trainkit.remote(**options)(Probe).remote() if options else trainkit.remote(Probe).remote()
+
+
+def environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def test_each_actor_has_a_process_of_its_own() -> None:
+    actors = [probe() for _ in range(3)]
+    pids = trainkit.get([actor.pid.remote() for actor in actors])
+    assert len({*pids, os.getpid()}) == 4
+
+
+def test_a_worker_sees_the_drivers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOME_SETTING", "driver")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    actor = probe(env={"OWN": "worker"})
+    assert trainkit.get(actor.look.remote(environment, "SOME_SETTING")) == "driver"
+    assert trainkit.get(actor.look.remote(environment, "OWN")) == "worker"
+    assert trainkit.get(actor.look.remote(os.getcwd)) == str(tmp_path)
+    assert trainkit.get(actor.look.remote(lambda: sys.path)) == sys.path
+    assert trainkit.get(actor.look.remote(lambda: sys.stdin.read())) == ""
+
+
+def test_the_thread_pools_follow_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+    two = probe(num_cpus=2)
+    assert trainkit.get(two.look.remote(environment, "OMP_NUM_THREADS")) == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert trainkit.get(probe(num_cpus=2).look.remote(environment, "OMP_NUM_THREADS")) == "7"
+
+
+class PathOfTheProgram(str):
+    """A path that is an object of the program's own."""
+
+
+def test_a_path_that_is_an_object_is_handed_on_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PathOfTheProgram("/of/the/program"))
+    found = trainkit.get(probe().look.remote(lambda: [type(path).__name__ for path in sys.path]))
+    assert set(found) == {"str"}
+    assert trainkit.get(probe().look.remote(lambda: "/of/the/program" in sys.path))
+
+
+def test_a_workers_own_variables_do_not_move_it_to_another_session() -> None:
+    elsewhere = {"env_vars": {SESSION_MARK: "/another/session"}}
+    there = probe(runtime_env=elsewhere).look.remote(environment, SESSION_MARK)
+    assert trainkit.get(there) == trainkit.get(probe().look.remote(environment, SESSION_MARK))
+
+
+def heap_takes_huge_pages() -> bool:
+    """Return whether the kernel was told so of this process's heap."""
+    heap = Path("/proc/self/smaps").read_text().partition("[heap]")[2]
+    return "hg" in heap.partition("VmFlags:")[2].partition("\n")[0].split()
+
+
+def test_heaps_have_huge_pages() -> None:
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not mode.exists() or "[madvise]" not in mode.read_text():
+        pytest.skip("this kernel gives huge pages to all or none")
+    assert trainkit.get(probe().look.remote(heap_takes_huge_pages))
+
+
+def test_how_the_heap_is_set_up_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert trainkit.get(probe().look.remote(environment, "GLIBC_TUNABLES")) is None
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
+    assert trainkit.get(probe().look.remote(environment, "GLIBC_TUNABLES")) == "glibc.malloc.tcache_count=7"
+
+
+def test_blas_has_as_many_threads_as_asked() -> None:
+    def blas_threads() -> set[int]:
+        import threadpoolctl
+
+        np.ones((300, 300)) @ np.ones((300, 300))
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    assert trainkit.get(probe(num_cpus=2).look.remote(blas_threads)) == {2}
+    assert trainkit.get(probe(num_cpus=1).look.remote(blas_threads)) == {1}
+
+
+def test_siblings_draw_different_numbers() -> None:
+    def draw() -> tuple[float, float]:
+        return random.random(), float(np.random.random())
+
+    drawn = trainkit.get([probe().look.remote(draw) for _ in range(3)])
+    assert len(set(drawn)) == 3
+    assert len({second for _, second in drawn}) == 3
+
+
+def test_a_worker_prints_through_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not pytest's capture: what another thread writes while that is read may be lost.
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    actor = probe()
+    pid = trainkit.get(actor.pid.remote())
+    trainkit.get(actor.look.remote(print, "good\nmorning"))
+    assert eventually(lambda: f"(Probe pid={pid}) morning\n" in out.getvalue()), out.getvalue()
+    assert f"(Probe pid={pid}) good\n" in out.getvalue()
+
+
+def test_a_large_array_is_mapped_by_every_reader_and_copied_by_none() -> None:
+    array = np.ones(8_000_000)  # 64 MB
+    ref = trainkit.put(array)
+    actors = [probe() for _ in range(2)]
+    before = trainkit.get([actor.unshared_kb.remote() for actor in actors])
+    trainkit.get([actor.keep.remote(ref) for actor in actors])
+    assert trainkit.get([actor.kept_sum.remote() for actor in actors]) == [8e6, 8e6]
+    after = trainkit.get([actor.unshared_kb.remote() for actor in actors])
+    assert all(now - then < 8_000 for now, then in zip(after, before, strict=True))
+
+
+def test_a_segment_is_used_again_only_when_nobody_reads_it() -> None:
+    first = trainkit.put(np.full(1_000_000, 1.0))
+    actor = probe()
+    trainkit.get(actor.keep.remote(first))
+    del first  # the actor's array still lies in it
+    second = trainkit.put(np.full(1_000_000, 2.0))
+    assert trainkit.get(actor.kept_sum.remote()) == 1e6
+    assert trainkit.get(second).sum() == 2e6
+    held = shared_memory()
+    del second  # nobody has it now: its memory is kept warm, and taken by the next
+    third = trainkit.put(np.full(1_000_000, 3.0))
+    assert shared_memory() == held
+    assert trainkit.get(third).sum() == 3e6
+    assert trainkit.get(actor.kept_sum.remote()) == 1e6
+
+
+def test_what_a_dead_process_held_is_free() -> None:
+    actor = probe()
+    ref = actor.look.remote(lambda: np.ones(1_000_000))
+    assert trainkit.get(ref).sum() == 1e6
+    trainkit.kill(actor)
+    assert trainkit.get(ref).sum() == 1e6, "a result that was delivered outlives its maker"
+
+
+def test_a_handle_passes_to_another_process() -> None:
+    counter = trainkit.remote(Counter).remote()
+    caller = probe()
+    assert trainkit.get(caller.call.remote(counter, 2)) == 2
+    assert trainkit.get(counter.add.remote(1)) == 3
+    stored = trainkit.put({"counter": counter})
+    assert trainkit.get(trainkit.get(stored)["counter"].add.remote(1)) == 4
+
+
+def test_an_actor_ends_with_its_last_handle() -> None:
+    counter = trainkit.remote(Counter).remote()
+    keeper = probe()
+    pid = trainkit.get(trainkit.remote(Probe).remote().pid.remote())
+    assert eventually(lambda: not psutil.pid_exists(pid))
+    trainkit.get(keeper.keep.remote(counter))
+    del counter
+    assert trainkit.get(keeper.look.remote(lambda: 1)) == 1
+    call = keeper.look.remote(lambda: 2)
+    assert trainkit.get(call) == 2
+    trainkit.get(keeper.keep.remote(None))
+    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+
+
+def test_calls_sent_before_the_last_handle_went_are_carried_out(tmp_path: Path) -> None:
+    target = tmp_path / "written"
+    trainkit.remote(Probe).remote().look.remote(target.write_text, "done")
+    assert eventually(target.exists)
+
+
+def test_a_pending_reference_travels_as_a_promise() -> None:
+    slow = probe()
+    ref = slow.sleep.remote(0.2)
+    assert trainkit.get(trainkit.remote(lambda refs: trainkit.get(refs[0]) + 1).remote([ref])) == 1.2
+    assert trainkit.get(ref) == 0.2
+
+
+def test_a_promise_of_a_dead_owner_says_so() -> None:
+    def promise() -> list[Any]:
+        return [trainkit.remote(Probe).remote().sleep.remote(60)]
+
+    owner = probe()
+    (pending,) = trainkit.get(owner.look.remote(promise))
+    trainkit.kill(owner)
+    with pytest.raises((trainkit.errors.OwnerDiedError, trainkit.errors.ActorDiedError)):
+        trainkit.get(pending, timeout=60)
+
+
+def test_nested_tasks_borrow_their_parents_cpu() -> None:
+    @trainkit.remote(num_cpus=4)
+    def outer() -> int:
+        inner = trainkit.remote(num_cpus=4)(lambda: 20)
+        return 1 + trainkit.get(inner.remote())
+
+    assert trainkit.get(outer.remote(), timeout=30) == 21
+
+
+def test_more_tasks_than_cpus_all_run() -> None:
+    work = trainkit.remote(lambda i: i)
+    assert sum(trainkit.get([work.remote(i) for i in range(300)])) == sum(range(300))
+
+
+def test_tasks_run_at_once_but_no_more_than_fit(tmp_path: Path) -> None:
+    @trainkit.remote(num_cpus=2)
+    def busy(name: str) -> int:
+        (tmp_path / name).touch()
+        together = 0
+        while together < 2 and name in "01":  # the first two have the CPUs to themselves
+            together = len(list(tmp_path.iterdir()))
+        for _ in range(40):
+            together = max(together, len(list(tmp_path.iterdir())))
+            time.sleep(0.005)
+        (tmp_path / name).unlink()
+        return together
+
+    assert max(trainkit.get([busy.remote(str(i)) for i in range(6)])) == 2
+
+
+def test_an_idle_task_worker_gives_way() -> None:
+    trainkit.get([trainkit.remote(lambda: time.sleep(0.01)).remote() for _ in range(8)])
+    actor = probe(num_cpus=4)  # needs all that the idle workers were leased with
+    assert trainkit.get(actor.pid.remote(), timeout=60)
+
+
+def test_a_gang_gets_its_bundles_all_or_none() -> None:
+    first = trainkit.placement_group([{"CPU": 1}] * 3)
+    assert first.wait(60)
+    second = trainkit.placement_group([{"CPU": 1}] * 3)
+    assert not second.wait(0.1)
+    assert trainkit.available_resources()["CPU"] == 1, "it holds nothing while it waits"
+    trainkit.remove_placement_group(first)
+    assert second.wait(60)
+    trainkit.remove_placement_group(second)
+
+
+def test_small_requests_do_not_starve_a_gang() -> None:
+    holder = trainkit.placement_group([{"CPU": 2}])
+    assert holder.wait(60)
+    gang = trainkit.placement_group([{"CPU": 4}])
+    late = trainkit.remote(num_cpus=1)(Probe).remote()
+    assert trainkit.wait([late.pid.remote()], timeout=0.3)[0] == [], "what comes later waits behind it"
+    trainkit.remove_placement_group(holder)
+    assert gang.wait(60)
+    trainkit.remove_placement_group(gang)
+    assert trainkit.get(late.pid.remote(), timeout=60)
+
+
+def test_an_actor_of_a_removed_group_says_so() -> None:
+    group = trainkit.placement_group([{"CPU": 1}])
+    actor = trainkit.remote(Probe).options(placement_group=group, num_cpus=1).remote()
+    assert trainkit.get(actor.pid.remote(), timeout=60)
+    trainkit.remove_placement_group(group)
+    with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
+        trainkit.get(actor.pid.remote(), timeout=60)
+    with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
+        trainkit.get(trainkit.remote(Probe).options(placement_group=group).remote().pid.remote(), timeout=60)
+
+
+def test_waiting_for_the_first_of_many() -> None:
+    actors = [probe() for _ in range(3)]
+    refs = [actor.sleep.remote(seconds) for actor, seconds in zip(actors, (600, 0.05, 600), strict=True)]
+    ready, rest = trainkit.wait(refs, timeout=60)
+    assert (ready, rest) == ([refs[1]], [refs[0], refs[2]])
+    assert trainkit.wait(rest, timeout=0.01) == ([], rest)
+    with pytest.raises(
+        trainkit.errors.GetTimeoutError, match=r"get\(timeout=0.01\): a call of Probe has not"
+    ):
+        trainkit.get(refs[0], timeout=0.01)
+
+
+def test_what_has_not_ended_in_time_is_named() -> None:
+    task = trainkit.remote(time.sleep).options(name="nap").remote(600)
+    with pytest.raises(trainkit.errors.GetTimeoutError, match=r"get\(timeout=0.01\): nap has not ended yet"):
+        trainkit.get(task, timeout=0.01)
+    held = probe().sleep.remote(task)
+    with pytest.raises(trainkit.errors.GetTimeoutError, match=r"Probe\.sleep has not ended yet"):
+        trainkit.get(held, timeout=0.01)
+    trainkit.cancel(task)
+
+
+def test_what_comes_of_no_call_is_only_not_there_in_time() -> None:
+    groups = [trainkit.placement_group([{"CPU": 4}]) for _ in range(2)]
+    with pytest.raises(
+        trainkit.errors.GetTimeoutError, match=r"get\(timeout=0.01\): the result is not there yet"
+    ):
+        trainkit.get(groups[1].ready(), timeout=0.01)
+    for group in groups:
+        trainkit.remove_placement_group(group)
+
+
+def test_threads_can_share_an_actor() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    counter = trainkit.remote(Counter).remote()
+    with ThreadPoolExecutor(8) as threads:
+        seen = list(threads.map(lambda _: trainkit.get(counter.add.remote(1)), range(400)))
+    assert sorted(seen) == list(range(1, 401))
+
+
+def test_many_unread_calls_neither_block_nor_get_lost() -> None:
+    counter = trainkit.remote(Counter).remote()
+    refs = [counter.add.remote(1) for _ in range(100_000)]
+    assert trainkit.get(refs[-1]) == 100_000
+    assert trainkit.get(refs[12_345]) == 12_346
+
+
+def test_calls_to_a_busy_actor_return_at_once() -> None:
+    actor = probe()
+    trainkit.get(actor.pid.remote())
+    slow = actor.sleep.remote(1.0)
+    payload = b"x" * 100_000
+    refs = [actor.look.remote(len, payload) for _ in range(100)]  # far more than a socket's buffer
+    assert trainkit.wait([slow], timeout=0)[0] == []
+    assert trainkit.get(refs) == [100_000] * 100
+
+
+def test_init_in_a_worker_has_no_effect() -> None:
+    here = trainkit.get(probe().look.remote(lambda: trainkit.init(num_cpus=99)["node_id"]))
+    assert here == trainkit.nodes()[0]["node_id"]
+    assert trainkit.get(probe().look.remote(trainkit.cluster_resources))["CPU"] == 4
+
+
+def test_answers_to_calls_arrive_though_the_last_handle_is_gone() -> None:
+    actor = probe()
+    refs = [actor.look.remote(bytes, 200_000) for _ in range(20)]
+    del actor
+    assert [len(value) for value in trainkit.get(refs, timeout=60)] == [200_000] * 20
+
+
+def test_an_actor_killed_before_its_start_never_starts(tmp_path: Path) -> None:
+    class Marks:
+        def __init__(self) -> None:
+            (tmp_path / "started").touch()
+
+        def answer(self) -> int:
+            return 1
+
+    holder = probe(num_cpus=4)
+    trainkit.get(holder.pid.remote())
+    queued = trainkit.remote(Marks).options(num_cpus=1).remote()
+    ref = queued.answer.remote()
+    trainkit.kill(queued)
+    del holder
+    with pytest.raises(trainkit.errors.ActorDiedError, match="killed before it was started"):
+        trainkit.get(ref, timeout=60)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_removed_group_frees_its_bundles_when_its_processes_are_dead() -> None:
+    group = trainkit.placement_group([{"CPU": 4}])
+    actor = trainkit.remote(Probe).options(placement_group=group, num_cpus=4).remote()
+    pid = trainkit.get(actor.pid.remote())
+    trainkit.remove_placement_group(group)
+    assert not psutil.pid_exists(pid)
+    assert trainkit.available_resources()["CPU"] == 4
+
+
+@pytest.mark.parametrize("who", ["task", "actor"])
+def test_what_is_unpickled_in_a_process_may_wait_for_a_task(who: str) -> None:
+    answered = Answered()
+
+    class Holder:
+        held = answered
+
+        def answer(self) -> Any:
+            return self.held
+
+    whole = trainkit.remote(num_cpus=4)
+    ref = whole(Holder).remote().answer.remote() if who == "actor" else whole(lambda: answered).remote()
+    assert trainkit.get(ref, timeout=60) == 7
+
+
+def test_a_look_without_waiting_lends_nothing() -> None:
+    @trainkit.remote(num_cpus=4)
+    def polls() -> bool:
+        other = trainkit.remote(num_cpus=4)(lambda: 1).remote()
+        return any(trainkit.wait([other], timeout=0)[0] for _ in range(200))
+
+    assert trainkit.get(polls.remote(), timeout=60) is False
+
+
+@pytest.mark.parametrize("who", ["task", "actor"])
+def test_what_the_main_thread_lends_stays_lent_while_other_threads_wait(who: str, tmp_path: Path) -> None:
+    names = ("early", "late", "started", "seen")
+    paths = early, late, started, seen = [tmp_path / name for name in names]
+
+    def waits(others: Any) -> str:
+        first, second = (others.look.remote(wait_for, path) for path in (early, late))
+
+        def wait_too() -> None:
+            trainkit.get(first)
+            seen.touch()
+
+        thread = threading.Thread(target=wait_too)
+        thread.start()
+        started.touch()
+        trainkit.get(second)
+        thread.join()
+        return "done"
+
+    others = probe(num_cpus=0, max_concurrency=2)
+    if who == "task":
+        ref = trainkit.remote(num_cpus=4)(waits).remote(others)
+    else:
+        actor = probe(num_cpus=4)
+        trainkit.get(actor.pid.remote())
+        ref = actor.look.remote(waits, others)
+    try:
+        assert eventually(started.exists)
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+        early.touch()
+        assert eventually(seen.exists)
+        assert trainkit.get(trainkit.remote(num_cpus=4)(lambda: 1).remote(), timeout=60) == 1
+    finally:
+        for path in paths:
+            path.touch()
+    assert trainkit.get(ref, timeout=60) == "done"
+
+
+class Asking:
+    """Asks for a number when the process `pid` rebuilds it."""
+
+    def __init__(self, pid: int, actors: list[Any]) -> None:
+        self.asked = pid, actors
+        self.answer = None
+        if os.getpid() == pid:
+            ask = actors[0].look if actors else trainkit.remote(num_cpus=4)(len)
+            self.answer = trainkit.get(ask.remote(*[len] * len(actors), "four"), timeout=60)
+
+    def __reduce__(self) -> Any:
+        return Asking, self.asked
+
+
+def raise_asking(runs: Path, pid: int, actors: list[Any]) -> None:
+    with runs.open("a") as file:
+        file.write("run\n")
+    error: Any = ValueError("asks")
+    error.asking = Asking(pid, actors)
+    raise error
+
+
+@pytest.mark.parametrize("kind", ["task", "method"])
+def test_an_exception_that_is_retried_may_use_the_verbs_as_it_is_rebuilt(kind: str, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    if kind == "task":
+        task = trainkit.remote(num_cpus=4, retry_exceptions=True, max_retries=1)(raise_asking)
+        ref = task.remote(runs, os.getpid(), [])
+    else:
+        actor = probe()
+        method = actor.look.options(retry_exceptions=True, max_task_retries=1)
+        ref = method.remote(raise_asking, runs, os.getpid(), [actor])
+    with pytest.raises(ValueError, match="asks") as caught:
+        trainkit.get(ref, timeout=60)
+    assert caught.value.asking.answer == 4  # type: ignore[attr-defined]
+    assert runs.read_text() == "run\n" * 2
+
+
+def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    send, failed = ActorConnection.call, []
+
+    def send_later(peer: ActorConnection, body: Packed, refs: list[Any], *rest: Any) -> None:
+        if not failed:
+            failed.append(refs)
+            raise MemoryError("no memory")
+        send(peer, body, refs, *rest)
+
+    actor, late = probe(), trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "late")
+    monkeypatch.setattr(ActorConnection, "call", send_later)
+    first, second = (actor.look.remote(len, late) for _ in range(2))
+    (tmp_path / "late").touch()
+    with pytest.raises(trainkit.errors.ObjectLostError, match="no memory"):
+        trainkit.get(first, timeout=60)
+    assert trainkit.get(second, timeout=60) == len("waited")
+    assert trainkit.get(actor.look.remote(len, "three"), timeout=60) == 5
+
+
+def test_processes_that_end_one_after_the_other_are_waited_for() -> None:
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
+    looks = itertools.count()
+
+    def left() -> list[int]:
+        if next(looks):  # one at a time ends, however long that takes
+            children.pop().wait(timeout=60)
+        return [child.pid for child in children]
+
+    assert process.end(left, patience_s=0) == []
+    assert not children
+    with subprocess.Popen(["sleep", "600"]) as stuck:  # it stays a zombie, as nobody asks for its exit code
+        assert process.end(lambda: [stuck.pid], patience_s=0) == [stuck.pid]

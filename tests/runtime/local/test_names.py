@@ -1,0 +1,277 @@
+"""Named actors of one session: whose a name is, when it is free again, and who finds it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
+
+import trainkit
+from tests.conftest import eventually
+from tests.runtime.local.victims import Victim
+from trainkit.errors import ActorDiedError, ConfigError, TrainkitError, did_you_mean
+from trainkit.runtime.local.client.engine import LocalEngine
+from trainkit.runtime.local.node.named_actors import NameTable
+from trainkit.runtime.session import engine
+
+WORDS = st.sampled_from(["a", "b", "c"])
+
+
+class NamesMachine(RuleBasedStateMachine):
+    """The registry against the plainest model: a list of who has what name."""
+
+    bearers = Bundle("bearers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = NameTable()
+        self.model: dict[int, tuple[str, str]] = {}
+
+    @rule(target=bearers, bearer=st.integers(0, 5), namespace=WORDS, name=WORDS)
+    def give(self, bearer: int, namespace: str, name: str) -> int:
+        if bearer in self.model or (namespace, name) in self.model.values():
+            with pytest.raises(ValueError, match="taken"):
+                self.names.give(namespace, name, bearer)
+        else:
+            self.names.give(namespace, name, bearer)
+            self.model[bearer] = (namespace, name)
+        return bearer
+
+    @rule(bearer=bearers)
+    def release(self, bearer: int) -> None:
+        self.names.release(bearer)
+        self.model.pop(bearer, None)
+
+    @rule(namespace=WORDS, name=WORDS)
+    def ask(self, namespace: str, name: str) -> None:
+        expected = next((who for who, key in self.model.items() if key == (namespace, name)), None)
+        assert self.names.bearer(namespace, name) == expected
+        assert self.names.known(namespace) == sorted(
+            word for space, word in self.model.values() if space == namespace
+        )
+
+
+TestNames = NamesMachine.TestCase
+
+
+@given(st.text(min_size=3, max_size=20), st.lists(st.text(min_size=1)))
+def test_a_slip_of_the_pen_is_found(name: str, others: list[str]) -> None:
+    assert did_you_mean(name, [*others, name]) == f" Did you mean {name!r}?"
+    assert did_you_mean(name, []) == ""
+
+
+@pytest.fixture(autouse=True)
+def session(runtime: None) -> None:
+    """Every test below runs in the module's session."""
+
+
+def named(name: str, **options: Any) -> Any:
+    return trainkit.remote(Victim).options(name=name, **options)
+
+
+def test_the_handle_found_is_the_actor_made() -> None:
+    made = named("one").remote()
+    found = trainkit.get_actor("one")
+    assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote()) != os.getpid()
+    assert trainkit.get(trainkit.get_actor("one", "default").same.remote(3)) == 3
+
+
+def test_a_taken_name_is_refused_at_once() -> None:
+    holder = named("taken").remote()
+    pid = trainkit.get(holder.pid.remote())
+    # The process may answer before the node has heard of its number.
+    assert eventually(lambda: pid in [actor["pid"] for actor in trainkit.list_actors()])
+    with pytest.raises(ConfigError, match=rf"'taken' is taken in the namespace 'default' by .*pid {pid}"):
+        named("taken").remote()
+    assert trainkit.get(holder.same.remote(1)) == 1
+
+
+def test_get_if_exists_makes_one_or_returns_it() -> None:
+    first = named("either", get_if_exists=True).remote()
+    second = named("either", get_if_exists=True).remote()
+    assert trainkit.get(first.pid.remote()) == trainkit.get(second.pid.remote())
+    del first
+    assert trainkit.get(second.same.remote(2)) == 2, "each handle keeps it"
+
+
+def test_namespaces_keep_names_apart() -> None:
+    here, there = named("twin").remote(), named("twin", namespace="other").remote()
+    assert trainkit.get(trainkit.get_actor("twin", "other").pid.remote()) == trainkit.get(there.pid.remote())
+    assert trainkit.get(trainkit.get_actor("twin").pid.remote()) == trainkit.get(here.pid.remote())
+
+
+def test_an_unknown_name_is_told_with_its_nearest() -> None:
+    kept = named("evaluator").remote()
+    with pytest.raises(ConfigError, match=r"no actor named 'evalutor'.*'default'.*this session.*'evaluator'"):
+        trainkit.get_actor("evalutor")
+    with pytest.raises(ConfigError, match="no actor named 'evaluator' in the namespace 'empty'"):
+        trainkit.get_actor("evaluator", "empty")
+    assert trainkit.get(kept.same.remote(1)) == 1
+
+
+def test_a_name_is_free_when_its_actor_is_killed() -> None:
+    first = named("phoenix").remote()
+    pid = trainkit.get(first.pid.remote())
+    trainkit.kill(first)
+    with pytest.raises(ConfigError, match="no actor"):
+        trainkit.get_actor("phoenix")
+    second = named("phoenix").remote()
+    assert trainkit.get(second.pid.remote()) != pid
+    with pytest.raises(ActorDiedError, match=r"trainkit\.kill"):
+        trainkit.get(first.pid.remote())
+
+
+def test_a_name_is_free_when_its_actor_dies() -> None:
+    mortal = named("mortal").remote()
+    with pytest.raises(ActorDiedError):
+        trainkit.get(mortal.end.remote(1))
+    assert eventually(lambda: not known("mortal"))
+    assert trainkit.get(named("mortal").remote().same.remote(4)) == 4
+
+
+def known(name: str) -> bool:
+    try:
+        trainkit.get_actor(name)
+    except ConfigError:
+        return False
+    return True
+
+
+def test_a_named_actor_ends_with_its_last_handle() -> None:
+    first = named("fleeting").remote()
+    pid = trainkit.get(first.pid.remote())
+    found = trainkit.get_actor("fleeting")
+    del first
+    assert trainkit.get(found.pid.remote()) == pid
+    del found
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert eventually(lambda: not known("fleeting"))
+
+
+def test_one_that_still_waits_for_its_process_is_found() -> None:
+    holder = trainkit.remote(Victim).options(num_cpus=4).remote()
+    trainkit.get(holder.pid.remote())
+    made = named("late", num_cpus=1).remote()
+    found = trainkit.get_actor("late")
+    with pytest.raises(ConfigError, match="waits to be started"):
+        named("late").remote()
+    answer = found.same.remote(5)
+    assert trainkit.wait([answer], timeout=0.1)[0] == []
+    trainkit.kill(holder)
+    assert trainkit.get(answer, timeout=60) == 5
+    assert trainkit.get(made.same.remote(6)) == 6
+
+
+def test_a_name_that_waits_is_free_when_it_is_killed() -> None:
+    holder = trainkit.remote(Victim).options(num_cpus=4).remote()
+    trainkit.get(holder.pid.remote())
+    waits = named("never", num_cpus=1).remote()
+    trainkit.kill(waits)
+    assert not known("never")
+    trainkit.kill(holder)
+
+
+class Big:
+    def __init__(self, payload: bytes) -> None:
+        time.sleep(0.05)
+        self.size = len(payload)
+
+    def length(self) -> int:
+        return self.size
+
+
+@trainkit.remote
+def call_by_name(name: str) -> int:
+    length: int = trainkit.get(trainkit.get_actor(name).length.remote())
+    return length
+
+
+def test_who_comes_before_the_constructor_has_run_waits_for_it() -> None:
+    """Its frame is larger than a socket's buffer, so it may be half sent when the first visitor comes."""
+    size = 250_000
+    for number in range(5):
+        kept = trainkit.remote(Big).options(name=f"big{number}").remote(bytes(size))
+        found = trainkit.get_actor(f"big{number}")
+        assert trainkit.get([found.length.remote(), call_by_name.remote(f"big{number}")]) == [size, size]
+        del kept, found
+
+
+@trainkit.remote
+class Maker:
+    def make(self, name: str) -> Any:
+        self.kept = trainkit.remote(Victim).options(name=name).remote()
+        return self.kept
+
+    def taken(self, name: str) -> str:
+        try:
+            trainkit.remote(Victim).options(name=name).remote()
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+
+def test_names_given_in_a_worker() -> None:
+    maker = Maker.remote()
+    handle = trainkit.get(maker.make.remote("inner"))
+    found = trainkit.get_actor("inner")
+    assert trainkit.get(found.pid.remote()) == trainkit.get(handle.pid.remote())
+    assert "'inner' is taken" in trainkit.get(maker.taken.remote("inner"))
+    trainkit.kill(maker)  # its owner
+    with pytest.raises(ActorDiedError, match="owner"):
+        while True:  # a call or two may still be answered
+            trainkit.get(found.pid.remote())
+    assert not known("inner")
+
+
+def test_a_constructor_that_raises_is_told_to_who_found_it() -> None:
+    @trainkit.remote
+    class Refuses:
+        def __init__(self) -> None:
+            raise OSError(5, "no such device")
+
+        def method(self) -> None:
+            return
+
+    kept = Refuses.options(name="refuses").remote()
+    with pytest.raises(OSError, match="no such device"):
+        trainkit.get(trainkit.get_actor("refuses").method.remote())
+    del kept
+
+
+def test_a_detached_actor_needs_a_name() -> None:
+    with pytest.raises(ConfigError, match="needs a name"):
+        trainkit.remote(Victim).options(lifetime="detached").remote()
+
+
+class Called(enum.StrEnum):
+    """Texts of a class that the node does not have."""
+
+    CHIEF = "chief"
+
+
+def test_names_of_an_enum() -> None:
+    made = named(Called.CHIEF, label=Called.CHIEF, namespace=Called.CHIEF).remote()
+    found = trainkit.get_actor("chief", namespace="chief")
+    assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote())
+    group = trainkit.placement_group([{"CPU": 1}], name=Called.CHIEF)
+    assert group.wait(60)
+    assert trainkit.get_placement_group("chief").id == group.id
+    trainkit.remove_placement_group(group)
+
+
+def test_what_the_node_cannot_read_harms_nobody_else() -> None:
+    made = named("bystander").remote()
+    pid = trainkit.get(made.pid.remote())
+    local = engine()
+    assert isinstance(local, LocalEngine)
+    with pytest.raises(TrainkitError, match="could not do what was asked"):
+        local.node.demand(Called)
+    with pytest.raises(TrainkitError, match="cannot handle"):
+        local.node.demand("nothing that it knows")
+    assert trainkit.get(trainkit.get_actor("bystander").pid.remote()) == pid

@@ -1,0 +1,131 @@
+"""Sessions side by side: names that all of a user's programs share, and who may come in at whose door."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.local.programs import FINDER, MAKER, Programs
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    several = Programs(tmp_path)
+    yield several
+    several.end()
+
+
+def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
+    programs.run(MAKER)
+    told = programs.run(
+        MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
+        + """
+    print(trainkit.get(counter.add.remote()))
+    try:
+        make(name="counter", lifetime="detached").remote()
+    except ValueError as error:
+        print(error)
+    mine = make(name="counter").remote()
+    print(trainkit.get(trainkit.get_actor("counter").add.remote()))
+    """
+    )
+    assert told.splitlines()[0] == "3"
+    assert "'counter' is taken in the namespace 'default' by a detached actor of session" in told
+    assert told.splitlines()[-1] == "1", "its own comes first"
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()
+
+
+def test_only_detached_actors_are_for_others(programs: Programs) -> None:
+    owner = programs.begin(
+        MAKER + "    solo = make(name='solo').remote(); print(flush=True); sys.stdin.readline()"
+    )
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    told = programs.run(
+        FINDER
+        + """
+    for name in ("solo", "kounter"):
+        try:
+            trainkit.get_actor(name)
+        except ValueError as error:
+            print(error)
+    trainkit.remote(type("Other", (), {})).options(name="solo").remote()
+    """
+    ).splitlines()
+    assert f"(pid {owner.pid}), whose actor of that name is its own, not detached" in told[0]
+    assert "Did you mean 'counter'?" in told[1]
+    owner.communicate("\n", timeout=20)
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()
+
+
+def test_a_session_that_is_stopped_does_not_hold_others_up(programs: Programs) -> None:
+    programs.run(MAKER)
+    (session,) = json.loads(programs.command("status", "--json"))
+    os.kill(session["node_pid"], signal.SIGSTOP)
+    told = programs.run(
+        """
+    import trainkit
+    trainkit.init(num_cpus=1)
+    try:
+        trainkit.get_actor("counter")
+    except ValueError as error:
+        print(error)
+    """
+    )
+    assert "which could not be asked" in told
+    assert "is it stopped?" in told
+    os.kill(session["node_pid"], signal.SIGCONT)
+    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()
+
+
+def test_programs_that_start_at_once_agree_on_one(programs: Programs) -> None:
+    script = MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
+    running = [programs.begin(script + "    print(trainkit.get(counter.pid.remote()))") for _ in range(3)]
+    told = [program.communicate(timeout=60) for program in running]
+    assert len({out for out, _ in told}) == 1, told
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()
+
+
+def test_visitors_that_may_not_come_in_do_no_harm(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.run(MAKER)
+    (folder,) = programs.folders()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.chdir(folder)
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.connect("node.sock")
+    stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+    stranger.close()
+    if os.getuid() == 0:  # another user finds the way only if this one opens the folder for all
+        folder.chmod(0o755)
+        (folder / "node.sock").chmod(0o777)
+        knock = (
+            "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
+            "s.settimeout(10); s.connect('node.sock'); print(s.recv(1))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", knock],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.stdout == "b''\n", done.stderr
+    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()

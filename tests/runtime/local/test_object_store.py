@@ -1,0 +1,308 @@
+"""The object store's limit: what is counted, what a full store says, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainkit
+from tests.conftest import eventually, examples, shared_memory
+from tests.runtime.local.memory_holders import MIB, AsyncMemoryHolder, MemoryHolder, block
+from trainkit.errors import ObjectLostError, ObjectStoreFullError
+from trainkit.runtime.local.memory import locks, usage
+from trainkit.runtime.local.memory.budget import StoreBudget
+
+LIMIT_MIB = 64
+
+
+@pytest.fixture
+def small_store() -> Iterator[None]:
+    trainkit.init(num_cpus=4, object_store_memory=float(LIMIT_MIB * MIB), object_spilling_directory=False)
+    yield
+    trainkit.shutdown()
+    gc.collect()  # a caught error holds the frames that it passed, and they the references
+    assert eventually(lambda: not shared_memory()), f"left in shared memory: {shared_memory()}"
+
+
+def memory_holder() -> Any:
+    return trainkit.remote(MemoryHolder).remote()
+
+
+def objects(*actors: Any) -> list[dict[str, Any]]:
+    pids = [os.getpid(), *trainkit.get([actor.pid.remote() for actor in actors])]
+    return usage.objects({pid: str(pid) for pid in pids})
+
+
+def test_a_full_store_says_who_holds_it_and_loses_nothing(small_store: None) -> None:
+    keeper = memory_holder()
+    pid = trainkit.get(keeper.pid.remote())
+    theirs = trainkit.put(block(20, 9))
+    trainkit.get(keeper.keep.remote(theirs))
+    del theirs
+    mine = [trainkit.put(block(10, fill)) for fill in range(4)]
+    with pytest.raises(ObjectStoreFullError) as raised:
+        trainkit.put(block(10))
+    text = str(raised.value)
+    assert "60 MiB of 64 MiB used, 10 MiB asked" in text
+    assert f"driver (pid {os.getpid()}) 40 MiB in 4 objects" in text
+    assert f"MemoryHolder (pid {pid}) 20 MiB in 1 object" in text
+    assert "object_store_memory" in text
+    assert [int(trainkit.get(ref)[0]) for ref in mine] == [0, 1, 2, 3]
+    assert trainkit.get(keeper.sums.remote()) == [20 * MIB * 9]
+    del mine[0]
+    assert trainkit.get(trainkit.put(block(10, 7)))[0] == 7
+    trainkit.get(keeper.forget.remote())
+    assert eventually(lambda: trainkit.get(trainkit.put(block(30, 8)))[0] == 8)
+
+
+def test_what_exceeds_the_whole_store_is_refused_at_once(small_store: None) -> None:
+    with pytest.raises(ObjectStoreFullError, match="a value of 65 MiB does not fit the object store"):
+        trainkit.put(block(65))
+
+
+def test_the_call_that_needs_the_room_gets_the_error(small_store: None) -> None:
+    keeper = memory_holder()
+    full = trainkit.put(block(50))
+    with pytest.raises(ObjectStoreFullError):
+        keeper.keep.remote(block(20))
+    with pytest.raises(ObjectStoreFullError):
+        trainkit.remote(MemoryHolder).options(name="never").remote(block(20))
+    with pytest.raises(ObjectStoreFullError, match=r"held by: driver \(pid \d+\) 50 MiB in 1 object"):
+        trainkit.get(keeper.make.remote(20))
+    assert trainkit.get(keeper.pid.remote()), "the actor lives on"
+    del full
+    assert trainkit.get(keeper.make.remote(20, 3))[0] == 3
+
+
+def test_unread_calls_count(small_store: None) -> None:
+    """What is on its way in a socket, where no process has it, is held all the same."""
+    keeper = memory_holder()
+    busy = keeper.sleep.remote(1.5)
+    with pytest.raises(ObjectStoreFullError, match="the object store is full"):
+        for _ in range(20):
+            keeper.keep.remote(block(5))
+    trainkit.get(busy)
+    trainkit.get(keeper.forget.remote())
+    assert trainkit.get(trainkit.put(block(40, 2)))[0] == 2
+
+
+def test_warm_memory_of_others_is_no_hindrance(small_store: None) -> None:
+    makers = [memory_holder() for _ in range(3)]
+    for _ in range(3):
+        for maker in makers:  # each keeps what it made warm, and all of them then sit in a call
+            assert trainkit.get(maker.make.remote(6, 5))[0] == 5
+    busy = [maker.sleep.remote(1.0) for maker in makers]
+    assert trainkit.get(trainkit.put(block(60, 4)))[0] == 4
+    trainkit.get(busy)
+    assert [int(trainkit.get(maker.make.remote(6, fill))[0]) for fill, maker in enumerate(makers)] == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_space_comes_back_from_a_killed_holder(small_store: None) -> None:
+    keeper = memory_holder()
+    held = trainkit.get(keeper.put.remote(10, 5))
+    assert len(objects(keeper)) == 5
+    with pytest.raises(ObjectStoreFullError):
+        trainkit.put(block(30))
+    del held
+    os.kill(trainkit.get(keeper.pid.remote()), signal.SIGKILL)
+    assert eventually(lambda: not usage.holders(usage.all_pids(), None))
+    assert trainkit.get(trainkit.put(block(60, 6)))[0] == 6
+
+
+def test_a_value_handed_on_outlives_its_maker(small_store: None) -> None:
+    maker, keeper = memory_holder(), memory_holder()
+    (ref,) = trainkit.get(maker.put.remote(10, 1))
+    trainkit.get(keeper.keep.remote(ref))
+    trainkit.kill(maker)
+    del ref
+    assert trainkit.get(keeper.sums.remote()) == [10 * MIB]
+    (found,) = objects(keeper)
+    assert found["size_bytes"] >= 10 * MIB
+    assert found["pids"] == [trainkit.get(keeper.pid.remote())]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_holders_let_go_in_any_order(small_store: None, order: tuple[int, ...]) -> None:
+    keepers = [memory_holder() for _ in range(2)]
+    ref = trainkit.put(block(50, 3))
+    trainkit.get([keeper.keep.remote(ref) for keeper in keepers])
+    for index in order:
+        with pytest.raises(ObjectStoreFullError):
+            trainkit.put(block(50))
+        if index == 2:
+            del ref
+        elif index == 1:
+            trainkit.get(keepers[1].forget.remote())
+        else:
+            trainkit.kill(keepers[0])
+    assert eventually(lambda: not objects(keepers[1]))
+    assert trainkit.get(trainkit.put(block(50, 4)))[0] == 4
+
+
+def test_no_objects_are_listed_once_references_are_gone(small_store: None) -> None:
+    refs = [trainkit.put(block(1)) for _ in range(20)]
+    listed = objects()
+    assert len({entry["object_id"] for entry in listed}) == 20
+    assert all(entry["pids"] == [os.getpid()] for entry in listed)
+    values = trainkit.get(refs)
+    del refs
+    assert len(objects()) == 20, "the arrays still lie in it"
+    del values
+    assert objects() == []
+
+
+def test_a_hundred_thousand_references_at_once(small_store: None) -> None:
+    before = psutil.Process().memory_info().rss
+    refs = [trainkit.put(index) for index in range(100_000)]
+    assert psutil.Process().memory_info().rss - before < 100 * MIB
+    assert trainkit.get(refs[::9_999]) == list(range(0, 100_000, 9_999))
+    del refs
+    assert psutil.Process().memory_info().rss - before < 100 * MIB
+
+
+def test_many_large_puts_leave_nothing_behind(small_store: None) -> None:
+    value = block(0.5)
+    for _ in range(20):
+        trainkit.put(value)
+    files, rss = len(os.listdir("/proc/self/fd")), psutil.Process().memory_info().rss
+    for _ in range(3_000):
+        trainkit.put(value)
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert psutil.Process().memory_info().rss - rss < 10 * MIB
+
+
+def test_no_descriptor_left(small_store: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = trainkit.put(block(1, 5))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
+    try:
+        with pytest.raises(ObjectStoreFullError, match="file descriptor"):
+            refs = [trainkit.put(block(0.5)) for _ in range(60)]
+        refs = []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refs == []
+    assert trainkit.get(kept)[0] == 5
+    assert trainkit.get(trainkit.put(block(1, 6)))[0] == 6
+
+
+def test_a_put_waits_a_moment_for_what_is_just_let_go(small_store: None) -> None:
+    keeper = memory_holder()
+    for fill in range(20):  # the worker may still have the argument of the call that it has answered
+        assert trainkit.get(keeper.make.remote(1, fill))[0] == fill
+        ref = trainkit.put(block(40, fill))
+        trainkit.get(keeper.keep.remote(ref))
+        keeper.forget.remote()
+        del ref
+
+
+def test_what_a_call_was_given_is_freed_though_nobody_asks_for_its_answer(small_store: None) -> None:
+    look = trainkit.remote(len)
+    assert trainkit.get(look.remote([])) == 0, "a process waits for the next task"
+    look.remote([trainkit.put(block(1))])
+    assert eventually(lambda: trainkit.list_objects() == [])
+    assert eventually(lambda: trainkit.list_tasks() == [])
+
+
+def test_an_argument_that_came_later_goes_with_its_actor(small_store: None) -> None:
+    made = trainkit.remote(block).remote(1)
+    keeper = trainkit.remote(MemoryHolder).options(max_restarts=1).remote(made)
+    assert trainkit.get(keeper.sums.remote()) == [MIB]
+    del keeper, made
+    assert eventually(lambda: trainkit.list_objects() == [])
+
+
+STEP = st.tuples(st.sampled_from(["make", "warm", "close", "share", "unshare"]), st.integers(1, 8))
+
+
+@given(st.lists(STEP, max_size=40))
+@settings(max_examples=examples(50), deadline=None)
+def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> None:
+    """Whatever two holders of the same segments do, in whatever order."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    account = StoreBudget.create(24 * page)
+    used: list[tuple[int, int]] = []
+    warm: list[tuple[int, int]] = []
+    shared: list[int] = []
+    for step, number in steps:
+        if step == "make":
+            fd = account.make(number * page)
+            if fd is None:
+                fd = account.make_after_counting(number * page)
+                warm = [(kept, 0) for kept, _ in warm]  # taken back
+            if fd is not None:
+                used.append((fd, number * page))
+        elif step == "warm" and used:
+            fd, size = used.pop(number % len(used))
+            if locks.claim(fd, account.span(size)):
+                locks.release(fd, account.span(size))
+                warm.append((fd, size))
+            else:
+                os.close(fd)
+        elif step == "close" and warm:
+            account.close_segment(warm.pop(number % len(warm))[0])
+        elif step == "share" and used:
+            fd, size = used[number % len(used)]
+            shared.append(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
+            locks.share(shared[-1], account.span(size))
+        elif step == "unshare" and shared:
+            os.close(shared.pop(number % len(shared)))
+        in_use = {os.fstat(fd).st_ino: os.fstat(fd).st_size for fd in [*(fd for fd, _ in used), *shared]}
+        assert locks.sizes_in_use(account.session) == in_use
+        assert sum(in_use.values()) + sum(size for _, size in warm) <= account.used_bytes
+        assert account.used_bytes <= account.limit_bytes
+    for fd in [*(fd for fd, _ in [*used, *warm]), *shared]:
+        os.close(fd)
+    account.close()
+
+
+def test_two_processes_put_at_the_same_time(small_store: None) -> None:
+    makers = [memory_holder() for _ in range(3)]
+    for fill in range(20):
+        answers = [maker.make.remote(8, fill) for maker in makers]
+        assert [int(value[-1]) for value in trainkit.get(answers)] == [fill] * 3
+    del answers
+    assert np.all(trainkit.get(trainkit.put(block(60, 2))) == 2)
+
+
+@pytest.mark.parametrize("kind", [MemoryHolder, AsyncMemoryHolder])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_that_does_not_fit_arrives_all_the_same(
+    small_store: None, kind: type[MemoryHolder], threads: int
+) -> None:
+    held = trainkit.put(block(LIMIT_MIB - 1))
+    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
+    pid = trainkit.get(actor.pid.remote())
+    with pytest.raises(ValueError) as raised:
+        trainkit.get(actor.raise_block.remote(2), timeout=60)
+    assert raised.value.args[0].nbytes == 2 * MIB
+    assert trainkit.get(actor.pid.remote()) == pid
+    assert trainkit.get(held)[0] == 1
+
+
+@pytest.mark.parametrize("kind", [MemoryHolder, AsyncMemoryHolder])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("what", ["handle", "object"])
+def test_an_answer_without_descriptors_left_is_an_error(
+    small_store: None, kind: type[MemoryHolder], threads: int, what: str
+) -> None:
+    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
+    given = [memory_holder()] if what == "handle" else [[trainkit.put(block(1))]]
+    trainkit.get(actor.kept_as_given.remote(*given))
+    with pytest.raises((ObjectLostError, ObjectStoreFullError), match="descriptor"):
+        trainkit.get(actor.give_without_descriptors.remote(), timeout=60)
+    assert trainkit.get(actor.give_with_descriptors.remote(), timeout=60) == 1

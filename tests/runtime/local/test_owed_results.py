@@ -1,0 +1,313 @@
+"""Processes that stay for what they owe, and end when that is taken; and how many nested tasks need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.suites.parts import await_file
+from trainkit.errors import ActorDiedError
+from trainkit.runtime.session import engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_cpu() -> Iterator[None]:
+    trainkit.init(num_cpus=1)
+    yield
+    trainkit.shutdown()
+
+
+@trainkit.remote(num_cpus=0)
+def wait_for(path: Path) -> str:
+    await_file(path)
+    return "there"
+
+
+@trainkit.remote(num_cpus=0)
+def wait_for_much(path: Path) -> bytes:
+    """More than a connection takes at once, and too little for the object store."""
+    await_file(path)
+    return bytes(250_000)
+
+
+@trainkit.remote(max_calls=1)
+def owe(path: Path) -> tuple[int, Any]:
+    return os.getpid(), [wait_for.remote(path)]
+
+
+@trainkit.remote(num_cpus=0)
+class Given:
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def value(self) -> str:
+        return self._value
+
+
+@trainkit.remote(max_calls=1)
+def make(path: Path) -> tuple[int, Any]:
+    return os.getpid(), Given.remote(wait_for.remote(path))
+
+
+@trainkit.remote(num_cpus=0)
+class Keeper:
+    def __init__(self, refs: Any = ()) -> None:
+        self._refs = refs
+
+    def keep(self, refs: Any) -> None:
+        self._refs = refs
+
+    def give(self) -> Any:
+        return self._refs
+
+    def give_to(self, other: Any) -> None:
+        trainkit.get(other.keep.remote(self._refs))
+
+    def value(self) -> Any:
+        return trainkit.get(self._refs[0])
+
+
+@trainkit.remote(max_calls=1, num_cpus=0)
+def owe_much(keeper: Any, path: Path) -> int:
+    trainkit.get(keeper.keep.remote([wait_for_much.remote(path)]))
+    return os.getpid()
+
+
+@trainkit.remote(max_calls=1)
+def hand_on(refs: Any) -> tuple[int, Any]:
+    return os.getpid(), refs
+
+
+@trainkit.remote(max_calls=1)
+def owe_nothing() -> int:
+    return os.getpid()
+
+
+@trainkit.remote
+class Owner:
+    def owe(self, path: Path) -> tuple[int, Any]:
+        return os.getpid(), [wait_for.remote(path)]
+
+    def leave(self) -> None:
+        trainkit.exit_actor()
+
+
+@trainkit.remote(num_cpus=0, max_retries=1)
+def die_at_first(folder: Path, number: int) -> None:
+    tried = folder / f"tried{number}"
+    if not tried.exists():
+        tried.touch()
+        await_file(folder / "go")
+        os._exit(7)
+    (folder / f"done{number}").touch()
+
+
+@trainkit.remote(max_calls=1)
+def start(folder: Path, number: int) -> None:
+    die_at_first.remote(folder, number)
+
+
+class Late:
+    """Part of an error, which is rebuilt late in other processes than `pid`."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._given = folder, pid
+
+    def __reduce__(self) -> Any:
+        return rebuilt, self._given
+
+
+def rebuilt(folder: Path, pid: int) -> Late:
+    if os.getpid() != pid:
+        (folder / "rebuilt").touch()
+        await_file(folder / "go")
+    return Late(folder, pid)
+
+
+@trainkit.remote(num_cpus=0)
+class Fragile:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._tried = folder, False
+
+    @trainkit.method(max_task_retries=1, retry_exceptions=True)
+    def fail_at_first(self) -> None:
+        if not self._tried:
+            self._tried = True
+            raise ValueError(Late(self._folder, os.getpid()))
+        (self._folder / "done").touch()
+
+
+@trainkit.remote(num_cpus=0)
+class Caller:
+    def call(self, fragile: Any) -> int:
+        fragile.fail_at_first.remote()
+        return os.getpid()
+
+
+def lives(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def stays(pid: int) -> bool:
+    """Return whether a process lives when another one has run since."""
+    return trainkit.get(owe_nothing.remote()) != pid and lives(pid)
+
+
+def test_a_process_ends_when_what_it_owes_is_taken(tmp_path: Path) -> None:
+    """Promise 1.45 of docs/promises.md."""
+    pid, (ref,) = trainkit.get(owe.remote(tmp_path / "go"))
+    assert trainkit.wait([ref], timeout=0.3)[0] == []
+    assert stays(pid)
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_a_process_ends_when_nobody_wants_what_it_owes(tmp_path: Path) -> None:
+    pid, refs = trainkit.get(owe.remote(tmp_path / "go"))
+    del refs
+    assert stays(pid), "its own task runs on"
+    (tmp_path / "go").touch()
+    assert eventually(lambda: not lives(pid))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_process_ends_when_what_it_was_sending_is_read_or_wanted_no_more(
+    is_read: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keeper = Keeper.remote()
+    pid = trainkit.get(owe_much.remote(keeper, tmp_path / "go"))
+    (tmp_path / "go").touch()
+    assert eventually(lambda: not any(row["name"] == "wait_for_much" for row in engine().state("tasks")))
+    assert stays(pid)
+    if is_read:
+        assert trainkit.get(keeper.value.remote(), timeout=60) == bytes(250_000)
+    else:
+        trainkit.kill(keeper)
+    assert eventually(lambda: not lives(pid))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_hands_a_reference_on_owes_nothing(tmp_path: Path) -> None:
+    ref = wait_for.remote(tmp_path / "go")
+    pid, (back,) = trainkit.get(hand_on.remote([ref]))
+    assert eventually(lambda: not lives(pid))
+    (tmp_path / "go").touch()
+    assert trainkit.get([back, ref], timeout=60) == ["there"] * 2
+    assert back == ref
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_who_hands_a_reference_on_may_be_killed(restarts: int, tmp_path: Path) -> None:
+    ref = wait_for.remote(tmp_path / "go")
+    relay = Keeper.options(max_restarts=restarts, max_task_retries=-1).remote([ref])
+    keeper = Keeper.remote()
+    if restarts:
+        trainkit.get(relay.give.remote())
+        trainkit.kill(relay, no_restart=False)
+    trainkit.get(relay.give_to.remote(keeper), timeout=60)
+    (back,) = trainkit.get(relay.give.remote(), timeout=60)
+    trainkit.kill(relay)
+    values = [keeper.value.remote(), back]
+    assert trainkit.wait(values, timeout=0.3)[0] == []
+    (tmp_path / "go").touch()
+    assert trainkit.get(values, timeout=60) == ["there"] * 2
+
+
+def test_an_actor_whose_argument_is_late_outlives_the_task_that_made_it(tmp_path: Path) -> None:
+    pid, actor = trainkit.get(make.remote(tmp_path / "go"))
+    value = actor.value.remote()
+    assert trainkit.wait([value], timeout=0.3)[0] == []
+    (tmp_path / "go").touch()
+    assert trainkit.get(value, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_what_an_actor_held_is_free_while_its_process_stays(tmp_path: Path) -> None:
+    owner = Owner.options(num_cpus=1, name="owner").remote()
+    pid, (ref,) = trainkit.get(owner.owe.remote(tmp_path / "go"))
+    del owner
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 1)
+    assert lives(pid)
+    assert eventually(
+        lambda: [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"]
+    )
+    with pytest.raises(ValueError, match="owner"):
+        trainkit.get_actor("owner")
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_an_actor_that_has_left_answers_no_more_and_gives_what_it_owes(tmp_path: Path) -> None:
+    owner = Owner.remote()
+    pid, (ref,) = trainkit.get(owner.owe.remote(tmp_path / "go"))
+    for _ in range(2):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            trainkit.get(owner.leave.remote(), timeout=60)
+    (tmp_path / "go").touch()
+    assert trainkit.get(ref, timeout=60) == "there"
+    assert eventually(lambda: not lives(pid))
+
+
+def test_a_task_that_died_is_run_again_though_its_owner_ends(tmp_path: Path) -> None:
+    numbers = range(6)
+    trainkit.get([start.remote(tmp_path, number) for number in numbers])
+    (tmp_path / "go").touch()
+    assert eventually(lambda: all((tmp_path / f"done{number}").exists() for number in numbers))
+
+
+def test_a_call_is_made_again_though_its_caller_ends_before_that_is_decided(tmp_path: Path) -> None:
+    fragile = Fragile.remote(tmp_path)
+    caller = Caller.options(name="caller").remote()
+    pid = trainkit.get(caller.call.remote(fragile))
+    assert eventually((tmp_path / "rebuilt").exists)
+    del caller
+    assert eventually(
+        lambda: [row["state"] for row in trainkit.list_actors() if row["pid"] == pid] == ["DEAD"]
+    )
+    (tmp_path / "go").touch()
+    assert eventually((tmp_path / "done").exists)
+    assert eventually(lambda: not lives(pid))
+
+
+def test_nested_tasks_take_turns_in_a_few_processes() -> None:
+    @trainkit.remote
+    def innermost() -> list[int]:
+        return [os.getpid()]
+
+    @trainkit.remote
+    def inner() -> list[int]:
+        return [os.getpid(), *trainkit.get(innermost.remote())]
+
+    @trainkit.remote
+    def outer() -> list[int]:
+        return [os.getpid(), *trainkit.get(inner.remote())]
+
+    pids = trainkit.get([outer.remote() for _ in range(200)], timeout=60)
+    assert all(len(set(chain)) == 3 for chain in pids), "one that waits does nothing else"
+    assert len({pid for chain in pids for pid in chain}) < 40
+
+
+def test_processes_beyond_the_cpus_end_soon_when_they_are_not_needed() -> None:
+    @trainkit.remote
+    def deep(levels: int) -> list[int]:
+        return [os.getpid(), *(trainkit.get(deep.remote(levels - 1)) if levels else [])]
+
+    pids = trainkit.get(deep.remote(8), timeout=60)
+    assert len(set(pids)) == 9
+    assert trainkit.get(deep.remote(0)) != []
+    trainkit.available_resources()  # the leases are given back
+    assert eventually(lambda: sum(lives(pid) for pid in pids) <= 2)
+
+
+def test_what_others_keep_without_need_is_free_in_the_eyes_of_a_task() -> None:
+    free = trainkit.remote(num_cpus=0)(trainkit.available_resources)
+    trainkit.get(trainkit.remote(os.getpid).remote())  # its lease is kept for the next
+    assert trainkit.get(free.remote())["CPU"] == 1

@@ -1,0 +1,127 @@
+"""What is imported once and forked with every worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from trainkit.runtime.local.node.workers import choose
+
+
+def run_beside(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import the modules in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+    )
+
+
+@pytest.mark.external
+def test_modules_can_be_imported_beforehand() -> None:
+    script = (
+        "import trainkit; trainkit.init(num_cpus=1, preload=['colorsys']);"
+        "print(trainkit.get(trainkit.remote(lambda: 'colorsys' in __import__('sys').modules).remote()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_module_that_there_is_not_is_refused() -> None:
+    with pytest.raises(trainkit.errors.ConfigError, match="no module 'no_such_module'"):
+        trainkit.init(preload=["no_such_module"])
+
+
+@pytest.mark.external
+def test_what_a_module_prints_beforehand_is_no_workers_word(tmp_path: Path) -> None:
+    (tmp_path / "wordy.py").write_text("print('imported', end=' ')\n")
+    script = (
+        "import trainkit; trainkit.init(num_cpus=2, preload=['wordy'], log_to_driver=True)\n"
+        "@trainkit.remote\nclass Speaker:\n    def speak(self):\n        print('spoken')\n"
+        "actors = [Speaker.remote() for _ in range(2)]\n"
+        "trainkit.get([actor.speak.remote() for actor in actors]); trainkit.shutdown()"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout.count("imported") <= 1, done.stdout
+    assert done.stdout.count("spoken") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.external
+def test_a_worker_finalizes_what_it_made_and_not_what_its_template_imported(tmp_path: Path) -> None:
+    (tmp_path / "finalized.py").write_text(
+        "import weakref\nclass Kept: pass\nkept = Kept()\nweakref.finalize(kept, print, 'imported')\n"
+    )
+    script = (
+        "import trainkit; trainkit.init(num_cpus=1, preload=['finalized'], log_to_driver=True)\n"
+        "@trainkit.remote\nclass Maker:\n    def make(self):\n        import finalized, weakref\n"
+        "        self.own = weakref.finalize(Maker, print, 'made')\n"
+        "    def end(self):\n        trainkit.exit_actor()\n"
+        "maker = Maker.remote(); trainkit.get(maker.make.remote())\n"
+        "trainkit.wait([maker.end.remote()]); trainkit.shutdown()"
+    )
+    done = run_beside(tmp_path, script)
+    assert ("made" in done.stdout, "imported" in done.stdout) == (True, False), done.stdout + done.stderr
+
+
+@pytest.mark.external
+def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    script = (
+        "import trainkit; from tests.runtime.local.victims import Victim; "
+        "trainkit.init(num_cpus=1, preload=['threaded']); actor = trainkit.remote(Victim).remote(); "
+        "print(trainkit.get(actor.pid.remote()) > 0)"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout == "True\n", done.stderr
+    assert "started a thread" in done.stderr
+
+
+@pytest.mark.external
+def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
+    """It has a second thread since its first fork."""
+    (tmp_path / "late_thread.py").write_text(
+        "import os, threading, time\n"
+        "def start():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "os.register_at_fork(after_in_parent=start)\n"
+    )
+    script = (
+        "import trainkit; from tests.runtime.local.victims import Victim; "
+        "trainkit.init(num_cpus=1, preload=['late_thread']); make = trainkit.remote(Victim).remote\n"
+        "first = make(); trainkit.get(first.pid.remote())\n"
+        "import numpy; trainkit.get(make().pid.remote()); print(trainkit.get(first.same.remote(7)))"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout == "7\n", done.stderr
+
+
+@pytest.mark.external
+def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -> None:
+    """The program has not imported it, and can't know."""
+    script = (
+        "import trainkit; trainkit.init(num_cpus=2)\n"
+        "class Reader:\n"
+        "    def had(self):\n        return 'pandas' in __import__('sys').modules\n"
+        "    def read(self):\n        import pandas\n"
+        "class Other(Reader):\n    pass\n"
+        "reader, other = trainkit.remote(Reader), trainkit.remote(Other)\n"
+        "first = reader.remote(); before = first.had.remote(); trainkit.get(first.read.remote())\n"
+        "print(trainkit.get([before, reader.remote().had.remote(), other.remote().had.remote()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[False, True, False]\n", done.stderr
+
+
+def test_who_has_imported_torch_alone_waits_for_no_more() -> None:
+    """What an optimizer needs takes another second: whoever wants that waits for it."""
+    plain, torch_alone, whole = frozenset[str](), frozenset({"torch"}), frozenset({"torch", "torch._dynamo"})
+    assert choose(torch_alone, [plain], [plain]) == torch_alone
+    assert choose(whole | {"numpy"}, [plain, torch_alone, whole], [plain, torch_alone]) == whole

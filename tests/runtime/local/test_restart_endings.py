@@ -1,0 +1,179 @@
+"""How actors end that can be made anew, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually, session_processes
+from tests.runtime.local.restartable import Borrower, Doomed, Leaver, Restartable, born
+from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
+from trainkit.errors import ActorDiedError
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    before = set(session_processes())
+    trainkit.init(num_cpus=4)
+    yield
+    trainkit.shutdown()
+    assert eventually(lambda: not set(session_processes()) - before)
+
+
+def test_kill_ends_it_for_good_unless_told_otherwise() -> None:
+    actor = restartable(max_task_retries=-1)
+    old = pid_of(actor)
+    trainkit.kill(actor, no_restart=False)
+    assert not alive(old)
+    new = pid_of(actor)
+    assert new != old
+    waiting = actor.sleep.remote(60)
+    trainkit.kill(actor)
+    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
+        trainkit.get(waiting, timeout=60)
+    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
+        pid_of(actor)
+
+
+def test_kill_counts_as_a_restart() -> None:
+    actor = restartable(max_restarts=1)
+    pid_of(actor)
+    trainkit.kill(actor, no_restart=False)
+    pid_of(actor)
+    trainkit.kill(actor, no_restart=False)
+    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
+        pid_of(actor)
+    plain = trainkit.remote(Restartable).remote()
+    pid_of(plain)
+    trainkit.kill(plain, no_restart=False)
+    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
+        pid_of(plain)
+
+
+def test_kill_while_it_is_made_anew(tmp_path: Path) -> None:
+    actor = restartable(tmp_path / "log")
+    kill(pid_of(actor))
+    trainkit.kill(actor)
+    with pytest.raises(ActorDiedError):
+        pid_of(actor)
+    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+
+
+def test_who_asks_for_one_that_ends_before_the_node_knows_is_told() -> None:
+    owing, waiting = restartable(), restartable()
+    pids = [pid_of(actor) for actor in (owing, waiting)]
+    leaver = trainkit.remote(max_restarts=1)(Leaver).remote()
+    node = trainkit.util.state.list_nodes()[0]["pid"]
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        trainkit.get(leaver.leave.remote(owing, waiting, node), timeout=60)
+    assert [pid_of(actor) for actor in (owing, waiting)] == pids
+
+
+def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = trainkit.remote(max_restarts=3, max_task_retries=-1)(Doomed).remote(log, 0)
+    with pytest.raises(ActorDiedError, match="exit code 9"):
+        pid_of(actor)
+    assert len(log.read_text().split()) == 4
+    later = tmp_path / "later"
+    actor = trainkit.remote(max_restarts=1)(Doomed).remote(later, 1)
+    kill(pid_of(actor))
+    with pytest.raises(ActorDiedError, match=r"exit code 9|SIGKILL"):
+        pid_of(actor)
+    assert eventually(lambda: len(later.read_text().split()) == 2)
+
+
+def test_an_exit_with_code_0_is_not_a_death(tmp_path: Path) -> None:
+    actor = trainkit.remote(max_restarts=-1)(Restartable).remote(tmp_path / "log")
+    pid = pid_of(actor)
+    del actor
+    assert eventually(lambda: not alive(pid))
+    assert born(tmp_path / "log") == [pid]
+
+
+def test_dropping_all_handles_after_a_restart_ends_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = restartable(log)
+    old = pid_of(actor)
+    kill(old)
+    new = stable_pid_after(actor, old)
+    del actor
+    assert eventually(lambda: not alive(new))
+    assert born(log) == [old, new]
+
+
+def test_dropping_all_handles_during_a_restart_ends_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = restartable(log)
+    kill(pid_of(actor))
+    del actor
+    assert eventually(lambda: not any(map(alive, born(log))))
+    assert len(born(log)) <= 2
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+
+
+def test_the_owners_death_ends_it_for_good(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    owner = trainkit.remote(Borrower).remote()
+    owned = trainkit.get(owner.start.remote(log), timeout=60)
+    kill(owned)
+    trainkit.kill(owner)
+    assert eventually(lambda: not any(map(alive, born(log))))
+    time.sleep(0.3)
+    assert not any(map(alive, born(log)))
+
+
+def test_it_dies_with_its_placement_group() -> None:
+    group = trainkit.placement_group([{"CPU": 1}])
+    actor = restartable(num_cpus=1, placement_group=group)
+    old = pid_of(actor)
+    kill(old)
+    stable_pid_after(actor, old)
+    trainkit.remove_placement_group(group)
+    with pytest.raises(ActorDiedError, match="placement group was removed"):
+        pid_of(actor)
+
+
+def test_one_that_waits_for_resources_can_be_killed() -> None:
+    holder = trainkit.remote(num_cpus=4)(Restartable).remote()
+    pid_of(holder)
+    actor = restartable(num_cpus=1)
+    waiting = actor.pid.remote()
+    trainkit.kill(actor, no_restart=False)  # there is no process yet, so nothing to end
+    assert not trainkit.wait([waiting], timeout=0.2)[0]
+    trainkit.kill(actor)
+    with pytest.raises(ActorDiedError, match="killed before it was started"):
+        trainkit.get(waiting, timeout=60)
+
+
+def test_what_others_keep_for_a_dead_actor_is_let_go_of() -> None:
+    other = trainkit.remote(Restartable).remote()
+    pid = pid_of(other)
+    actor = restartable(None, other)
+    pid_of(actor)
+    del other
+    assert pid_of(trainkit.get(actor.what_was_given.remote(), timeout=60)[0]) == pid
+    kill(pid_of(actor))
+    trainkit.kill(actor)
+    del actor
+    assert eventually(lambda: not alive(pid))
+
+
+def test_after_the_last_restart_it_stays_dead() -> None:
+    actor = restartable(max_restarts=2)
+    for left in (1, 0):
+        old = pid_of(actor)
+        kill(old)
+        assert stable_pid_after(actor, old) != old, left
+    last = pid_of(actor)
+    waiting = actor.sleep.remote(60)
+    kill(last)
+    for ref in (waiting, actor.pid.remote()):
+        with pytest.raises(ActorDiedError, match=rf"Restartable \(pid {last}\) was killed by SIGKILL$"):
+            trainkit.get(ref, timeout=60)
+    with pytest.raises(ActorDiedError, match="SIGKILL"):
+        pid_of(actor)

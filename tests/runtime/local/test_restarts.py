@@ -1,0 +1,217 @@
+"""Actors that are made anew: who they are then, and who still reaches them; with real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.conftest import eventually, session_processes
+from tests.runtime.local.restartable import Borrower, Raising, Restartable, born
+from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
+from trainkit.errors import ActorDiedError, TaskError
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    before = set(session_processes())
+    trainkit.init(num_cpus=4)
+    yield
+    trainkit.shutdown()
+    assert eventually(lambda: not set(session_processes()) - before)
+
+
+def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:
+    @trainkit.remote
+    def slow() -> str:
+        time.sleep(0.3)
+        return "came later"
+
+    other = trainkit.remote(Restartable).remote()
+    array = np.arange(1_000_000)
+    actor = restartable(
+        None, array, np.arange(10), trainkit.put("kept"), slow.remote(), [trainkit.put(5)], other
+    )
+    assert trainkit.get([actor.add.remote(1), actor.add.remote(1)], timeout=60) == [1, 2]
+    for _ in range(2):
+        old = pid_of(actor)
+        kill(old)
+        assert stable_pid_after(actor, old) != old
+        assert trainkit.get(actor.add.remote(1), timeout=60) == 1
+        given = trainkit.get(actor.what_was_given.remote(), timeout=60)
+        np.testing.assert_array_equal(given[0], array)
+        np.testing.assert_array_equal(given[1], np.arange(10))
+        assert given[2:4] == ("kept", "came later")
+        assert trainkit.get(given[4][0]) == 5
+        assert pid_of(given[5]) == pid_of(other)
+
+
+def test_what_a_constructor_waits_for_may_come_after_a_restart(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    @trainkit.remote
+    def value() -> np.ndarray[Any, Any]:
+        while not gate.exists():
+            time.sleep(0.01)
+        return np.ones(1_000_000)
+
+    actor = restartable(None, [value.remote()])
+    old = pid_of(actor)  # a reference in a list is not waited for
+    kill(old)
+    stable_pid_after(actor, old)
+    waiting = restartable(None, value.remote())
+    answer = waiting.what_was_given.remote()
+    gate.touch()
+    assert trainkit.get(trainkit.get(actor.what_was_given.remote(), timeout=60)[0][0]).sum() == 1_000_000
+    assert trainkit.get(answer, timeout=60)[0].sum() == 1_000_000
+    old = pid_of(waiting)
+    kill(old)
+    stable_pid_after(waiting, old)
+    assert trainkit.get(waiting.what_was_given.remote(), timeout=60)[0].sum() == 1_000_000
+
+
+def test_a_borrower_survives_a_restart() -> None:
+    actor = restartable(max_task_retries=-1)
+    old = pid_of(actor)
+    borrower = trainkit.remote(Borrower).remote(actor)
+    assert trainkit.get(borrower.ask.remote(1), timeout=60) == 1
+    kill(old)
+    assert trainkit.get(borrower.ask.remote(2), timeout=60) == 2
+    new = trainkit.get(borrower.ask_pid.remote(), timeout=60)
+    assert new == pid_of(actor) != old
+
+
+def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
+    actor = restartable(tmp_path / "log")
+    borrower = trainkit.remote(Borrower).remote(actor)
+    old = trainkit.get(borrower.ask_pid.remote(), timeout=60)
+    del actor
+    kill(old)
+    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    assert trainkit.get(borrower.ask_pid.remote(), timeout=60) == born(tmp_path / "log")[1]
+    trainkit.get(borrower.drop.remote(), timeout=60)
+    assert eventually(lambda: not alive(born(tmp_path / "log")[1]))
+
+
+def test_who_was_given_a_handle_by_the_actor_itself_survives_a_restart() -> None:
+    class Giver:
+        def own(self) -> Any:
+            return trainkit.get_runtime_context().current_actor
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = trainkit.remote(max_restarts=-1, num_cpus=0)(Giver).remote()
+    for restarts in range(2):
+        borrower = trainkit.remote(num_cpus=0)(Borrower).remote(actor.own.remote())
+        old = trainkit.get(borrower.ask_pid.remote(), timeout=60)
+        kill(old)
+        new = stable_pid_after(actor, old)
+        assert trainkit.get(borrower.ask_pid.remote(), timeout=60) == new, f"after {restarts} restarts"
+
+
+def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
+    actor = restartable(max_task_retries=-1)
+    old = pid_of(actor)
+    borrower = trainkit.remote(Borrower).remote()
+    trainkit.get(borrower.drop.remote(), timeout=60)
+    kill(old)
+    trainkit.get(borrower.take.remote(actor), timeout=60)
+    assert trainkit.get(borrower.ask.remote("x"), timeout=60) == "x"
+
+
+def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
+    actor = trainkit.remote(max_restarts=1, max_task_retries=1)(Raising).remote(tmp_path / "log")
+    old = pid_of(actor)
+    kill(old)
+    with pytest.raises(KeyError, match="only once") as caught:
+        pid_of(actor)
+    assert isinstance(caught.value, TaskError)
+
+
+def test_it_holds_its_resources_while_it_is_made_anew() -> None:
+    actor = restartable(num_cpus=3)
+    for _ in range(3):
+        old = pid_of(actor)
+        kill(old)
+        stable_pid_after(actor, old)
+        assert trainkit.available_resources()["CPU"] == 1
+    del actor
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+
+
+def test_what_it_lent_while_it_waited_is_held_again() -> None:
+    slow = trainkit.remote(Restartable).remote()
+    actor = trainkit.remote(max_restarts=1, num_cpus=1)(Borrower).remote(slow)
+    old = pid_of(actor)
+    # Its own call, and no other one's: what two callers send to an actor comes there in any order.
+    asking = actor.wait_for_it.remote(600)
+    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+    kill(old)
+    with pytest.raises(ActorDiedError, match="being made anew"):
+        trainkit.get(asking, timeout=60)
+    assert trainkit.available_resources()["CPU"] == 3
+    assert stable_pid_after(actor, old) != old
+    trainkit.kill(actor)
+    assert trainkit.available_resources()["CPU"] == 4
+
+
+def test_an_idle_owner_notices(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = restartable(log)
+    kill(pid_of(actor))
+    assert eventually(lambda: len(born(log)) == 2)
+    time.sleep(2.5)
+    assert alive(born(log)[1])
+    assert pid_of(actor) == born(log)[1]
+
+
+def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
+    inner = restartable(tmp_path / "log")
+    outer = restartable(None, inner)
+    first = pid_of(inner)
+    del inner  # from here on only the other one has it
+    kill(first)
+    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    old = pid_of(outer)
+    kill(old)
+    stable_pid_after(outer, old)
+    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=60)
+    assert pid_of(given) == born(tmp_path / "log")[1]
+    del given, outer
+    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+
+
+def test_an_owner_that_is_stopped_keeps_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    owner = trainkit.remote(Borrower).remote()
+    owned, pid = trainkit.get(owner.start.remote(log), timeout=60), pid_of(owner)
+    os.kill(pid, signal.SIGSTOP)
+    kill(owned)
+    assert eventually(lambda: len(born(log)) == 2)
+    time.sleep(2.5)  # longer than those who were connected are waited for
+    os.kill(pid, signal.SIGCONT)
+    assert trainkit.get(owner.ask_pid.remote(), timeout=60) == born(log)[1]
+
+
+def test_an_actor_that_has_its_own_handle_passes_on_one_that_it_was_given() -> None:
+    class Mirror:
+        def __init__(self) -> None:
+            self.own = trainkit.get_runtime_context().current_actor
+
+        def back(self, handles: list[Any]) -> Any:
+            return handles[0]
+
+    actor = trainkit.remote(max_restarts=1, num_cpus=0)(Mirror).remote()
+    again = trainkit.get(actor.back.remote([actor]), timeout=60)
+    assert again == actor
+    assert trainkit.get(again.back.remote([1]), timeout=60) == 1

@@ -1,0 +1,170 @@
+"""The Ray engine: the suites of every engine, and what is Ray's alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainkit
+from tests.runtime.ray import ray_actors
+from tests.runtime.ray.ray_actors import Loop, Many
+from tests.suites.engine import EngineSuite
+from tests.suites.engine_actors import ActorSuite
+from tests.suites.engine_arguments import ArgumentSuite
+from tests.suites.engine_calls import CallSuite
+from tests.suites.engine_placement import PlacementSuite
+from tests.suites.engine_retries import RetrySuite
+from tests.suites.engine_state import StateSuite
+from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
+from trainkit.testing.engine import Suite
+
+ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
+
+from tests.runtime.ray.ray_session import clean_ray  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray() -> Iterator[None]:
+    """A Ray for all classes here, as each takes seconds to start; it has what the most demanding needs."""
+
+    def start() -> Any:
+        trainkit.init(engine="ray", include_dashboard=False, log_to_driver=False, **PlacementSuite.settings)
+        return lambda: None
+
+    with clean_ray(start):
+        yield
+
+
+class OnRay(Suite):
+    """A suite in the session that is there."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def session(cls) -> None:
+        assert trainkit.is_initialized()
+
+
+class TestRayPlacement(OnRay, PlacementSuite):
+    engine = "ray"
+
+
+class TestRay(OnRay, EngineSuite):
+    engine = "ray"
+
+
+class TestRayActors(OnRay, ActorSuite):
+    engine = "ray"
+    crowd = 50
+
+
+class TestRayCalls(OnRay, CallSuite):
+    engine = "ray"
+
+
+class TestRayArguments(OnRay, ArgumentSuite):
+    engine = "ray"
+
+
+class TestRayRetries(OnRay, RetrySuite):
+    engine = "ray"
+
+
+class TestRayState(OnRay, StateSuite):
+    engine = "ray"
+
+
+def remote(target: Any, **options: Any) -> Any:
+    return trainkit.remote(target).options(**options) if options else trainkit.remote(target)
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+class TestTasks:
+    def test_they_nest_and_init_in_a_worker_has_no_effect(self) -> None:
+        assert trainkit.get(remote(ray_actors.nested).remote(2)) == 3
+
+    def test_one_that_dies_is_run_again(self, tmp_path: Path) -> None:
+        task = remote(ray_actors.die_until, max_retries=2)
+        assert trainkit.get(task.remote(str(tmp_path / "mark"), 2)) == 2
+
+    def test_one_that_dies_too_often_is_given_up(self, tmp_path: Path) -> None:
+        task = remote(ray_actors.die_until, max_retries=0)
+        with pytest.raises(WorkerDiedError):
+            trainkit.get(task.remote(str(tmp_path / "mark"), 2))
+
+    def test_the_first_to_be_done_need_not_be_the_first_asked_for(self, tmp_path: Path) -> None:
+        slow = remote(ray_actors.sleep_long).remote(str(tmp_path / "mark"))
+        quick = remote(ray_actors.pid).remote()
+        assert trainkit.wait([slow, quick], timeout=30) == ([quick], [slow])
+        trainkit.cancel(slow)
+
+    def test_a_failure_reaches_those_who_take_its_value(self) -> None:
+        failed = remote(ray_actors.fail_until).remote(os.devnull, 9, LookupError)
+        with pytest.raises(LookupError, match="call") as caught:
+            trainkit.get(remote(same).remote(remote(same).remote(failed)))
+        assert isinstance(caught.value, TaskError)
+
+    def test_the_part_of_an_argument_that_cannot_travel_is_named(self) -> None:
+        lock = threading.Lock()
+        with pytest.raises(SerializationError, match="variable 'lock' of the enclosing scope"):
+            remote(lambda: lock).remote()
+        with pytest.raises(SerializationError, match=r"config\['lock'\]"):
+            trainkit.runtime.api.ensure_serializable({"lock": lock}, "config")
+
+
+class TestActors:
+    def test_a_handle_that_was_found_knows_the_methods(self) -> None:
+        kept = remote(Many, name="many").remote()
+        found = trainkit.get_actor("many")
+        assert [trainkit.get(ref) for ref in found.count.remote(2)] == [0, 1]
+        with pytest.raises(AttributeError, match="no method 'missing'"):
+            found.missing  # noqa: B018
+        assert trainkit.get(kept.note.remote(1)) == [1]
+
+    def test_one_that_is_not_ours_is_not_taken_for_one(self) -> None:
+        theirs = ray.remote(Loop).options(name="theirs").remote()
+        with pytest.raises(ConfigError, match="not made by trainkit"):
+            trainkit.get_actor("theirs")
+        ray.kill(theirs)
+
+    def test_environment_and_folder_are_its_own(self, tmp_path: Path) -> None:
+        actor = remote(Many, env={"COLOUR": "blue"}, runtime_env={"working_dir": str(tmp_path)}).remote()
+        assert trainkit.get(actor.variable.remote("COLOUR")) == "blue"
+        assert trainkit.get(actor.folder.remote()) == str(tmp_path)
+
+    def test_an_event_loop_awaits_references(self) -> None:
+        assert trainkit.get(remote(Loop).remote().double.remote([trainkit.put(21)])) == 42
+
+    def test_a_function_carries_a_handle(self) -> None:
+        actor = remote(Many).remote()
+        assert trainkit.get(remote(lambda: trainkit.get(actor.note.remote(2))).remote()) == [2]
+
+
+class TestSession:
+    def test_a_scratch_folder_is_shared(self) -> None:
+        here = trainkit.runtime.api.scratch_dir()
+        assert trainkit.get(remote(lambda: trainkit.runtime.api.scratch_dir()).remote()) == here
+
+    def test_large_arrays_are_read_in_place(self) -> None:
+        ref = trainkit.put(np.ones(1_000_000))
+        one, two = trainkit.get([ref, ref])
+        assert np.shares_memory(one, two)
+
+    def test_a_forked_process_is_refused(self) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                trainkit.put(1)
+            except ObjectLostError:
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

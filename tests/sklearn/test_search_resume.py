@@ -1,0 +1,282 @@
+"""Ctrl-C in `fit`, and a second `fit`, which does only what is missing. # row 2.10"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import eventually
+from tests.runtime.local.programs import Programs
+from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
+from trainkit.errors import StoreError
+from trainkit.sklearn import TuneGridSearchCV
+from trainkit.sklearn.outcomes import candidate_key, claim_folder, digest, known_of
+
+X, Y = data()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    programs = Programs(tmp_path)
+    yield programs
+    programs.end()
+
+
+SEARCH = """
+    import json, sys
+    from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+    from trainkit.sklearn import TuneGridSearchCV
+
+    folder = sys.argv[1]
+    grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]
+    odd = ScriptedEstimator(log=f"{folder}/log", gate=f"{folder}/gate")
+    search = TuneGridSearchCV(odd, grid, cv=3, n_jobs=1, **json.loads(sys.argv[2]))
+
+    def told():
+        numbers = [params["number"] for params in search.cv_results_["params"]]
+        told = {"numbers": numbers, "best": search.best_params_, "score": search.best_score_}
+        print(json.dumps(told | {"refitted": hasattr(search, "best_estimator_")}), flush=True)
+
+    try:
+        search.fit(*data())
+    except KeyboardInterrupt:
+        told()
+        print("interrupted", flush=True)
+    sys.stdin.readline()
+    search.fit(*data())
+    told()
+"""
+
+
+def waiting(folder: Path) -> bool:
+    return (folder / "gate.waiting").exists()
+
+
+def begin_and_wait(programs: Programs, script: str, **arguments: str) -> subprocess.Popen[str]:
+    (programs.folder / "gate").touch()
+    program = programs.begin(script, str(programs.folder), json.dumps(arguments))
+    assert eventually(lambda: waiting(programs.folder) or program.poll() is not None, 60)
+    return program
+
+
+@pytest.mark.external
+def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(programs: Programs) -> None:
+    """Row 2.10: SIGINT in `fit`; a second `fit` runs only the missing folds, counted."""
+    program = begin_and_wait(programs, SEARCH)
+    program.send_signal(signal.SIGINT)
+    (programs.folder / "gate").unlink()  # what runs may end in order
+    out, err = program.communicate("\n", timeout=60)
+    assert program.returncode == 0, err
+    first, interrupted, second = out.splitlines()
+    assert interrupted == "interrupted"
+    assert set(json.loads(first)["numbers"]) >= {1, 2}
+    assert json.loads(first)["best"] == {"how": "fine", "number": 1}
+    assert not json.loads(first)["refitted"]
+    assert json.loads(second)["numbers"] == [1, 2, 3, 4]
+    assert json.loads(second)["refitted"]
+    fits = done(programs.folder / "log")
+    refit = fits.pop()
+    assert refit.startswith("fine 1 30")
+    assert len(fits) == len(set(fits)) == 12, fits  # each fold of each candidate once, in both fits together
+    assert not programs.processes()
+
+
+@pytest.mark.external
+def test_ctrl_c_twice_ends_at_once(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "3600")  # that long it would wait for the fold after one
+    program = begin_and_wait(programs, SEARCH.replace("except KeyboardInterrupt", "except ZeroDivisionError"))
+    for _ in range(60):
+        program.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # two that come together are one
+            program.wait(1)
+            break
+    _, err = program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in err
+    assert eventually(lambda: not programs.processes())
+
+
+@pytest.mark.external
+def test_a_driver_that_is_killed_leaves_no_process_and_no_file(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = programs.folder / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("TRAINKIT_LOG_DIR", str(programs.folder / "logs"))  # these stay
+    program = begin_and_wait(programs, SEARCH)
+    assert list(scratch.glob("trainkit-sklearn-*"))
+    program.kill()
+    program.communicate(timeout=60)
+    assert eventually(lambda: not programs.processes())
+    assert eventually(lambda: not list(scratch.iterdir())), list(scratch.iterdir())
+
+
+@pytest.mark.external
+def test_a_search_with_a_name_goes_on_after_its_driver_was_killed(programs: Programs) -> None:
+    kept = {"name": "odd", "local_dir": str(programs.folder / "kept")}
+    program = begin_and_wait(programs, SEARCH, **kept)
+    program.kill()
+    program.communicate(timeout=60)
+    assert eventually(lambda: not programs.processes())
+    (programs.folder / "gate").unlink()
+    before = done(programs.folder / "log")
+    program = programs.begin(SEARCH, str(programs.folder), json.dumps(kept))
+    out, err = program.communicate("\n", timeout=90)
+    assert program.returncode == 0, err
+    assert json.loads(out.splitlines()[0])["numbers"] == [1, 2, 3, 4]
+    fits = [line for line in done(programs.folder / "log") if line.split()[2] != "30"]
+    assert before
+    # The fold at which it was killed is begun anew; and the search that was finished is measured again by
+    # the second `fit` of the script.
+    assert len(fits) == 24
+    assert len(set(fits)) == 12
+    assert sorted(folder.name for folder in (programs.folder / "kept").iterdir()) == ["odd", "odd_2", "odd_3"]
+
+
+@pytest.mark.usefixtures("runtime")
+class TestInThisProcess:
+    """One interrupted search, then what the second `fit` does anew."""
+
+    @pytest.fixture
+    def search(self, tmp_path: Path) -> TuneGridSearchCV:
+        gate = tmp_path / "gate"
+        gate.touch()
+        grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]
+        odd = ScriptedEstimator(log=str(tmp_path / "log"), gate=str(gate))
+        search = TuneGridSearchCV(odd, grid, cv=3, n_jobs=1, refit=False)
+
+        def interrupt() -> None:
+            assert eventually(lambda: waiting(tmp_path), 60)
+            os.kill(os.getpid(), signal.SIGINT)
+            gate.unlink()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the search ended before")  # if one was cut off
+            search.fit(X, Y)
+        thread.join()
+        return search
+
+    def new_fits(self, search: TuneGridSearchCV, X: Any, y: Any) -> list[str]:
+        log = Path(search.estimator.log)
+        before = len(done(log))
+        search.fit(X, y)
+        return done(log)[before:]
+
+    def test_the_same_data_needs_only_the_missing_folds(
+        self, search: TuneGridSearchCV, tmp_path: Path
+    ) -> None:
+        before = done(tmp_path / "log")
+        assert len(before) >= 6
+        missing = self.new_fits(search, X.copy(), Y.copy())
+        assert len(before) + len(missing) == len({*before, *missing}) == 12
+        assert search.cv_results_["split2_test_score"].shape == (4,)
+        assert len(self.new_fits(search, X, Y)) == 12, "a search that has ended is not gone on with"
+
+    @pytest.mark.parametrize("change", ["X", "y", "estimator", "cv", "scoring"])
+    def test_other_data_or_parameters_need_everything_anew(
+        self, search: TuneGridSearchCV, change: str
+    ) -> None:
+        features, target = X, Y
+        if change == "X":
+            features = X + 1.0
+        elif change == "y":
+            target = 1 - Y
+        elif change == "estimator":
+            search.estimator.gate = "elsewhere"
+        elif change == "cv":
+            search.cv = 4
+        else:
+            search.scoring = "f1"
+        assert len(self.new_fits(search, features, target)) == 4 * (4 if change == "cv" else 3)
+
+    def test_candidates_that_are_new_are_done_and_those_known_are_not(self, search: TuneGridSearchCV) -> None:
+        search.param_grid = {"how": ["fine"], "number": [2, 7]}
+        assert {line.split()[1] for line in self.new_fits(search, X, Y)} == {"7"}
+
+
+# --- the pure part --------------------------------------------------------------------------------
+
+
+def test_digests_differ_by_content_and_not_by_place() -> None:
+    array = np.arange(12.0).reshape(3, 4)
+    assert digest(array, "X") == digest(array.copy(), "X")
+    assert digest(array, "X") != digest(array.T, "X")
+    changed = array.copy()
+    changed[2, 3] = 7
+    assert digest(array, "X") != digest(changed, "X")
+
+
+_OWN_CLASS = """
+from sklearn.tree import DecisionTreeClassifier
+from trainkit.sklearn.outcomes import digest
+
+def helped(x):
+    return x + OFFSET
+
+OFFSET = 2
+
+class Slow(DecisionTreeClassifier):
+    def fit(self, X, y):
+        return super().fit(helped(X), y)
+
+print(digest({"estimator": Slow(max_depth=3)}, "it"))
+"""
+
+
+@pytest.mark.external
+def test_a_class_of_the_program_itself_is_known_again() -> None:
+    def told(program: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+
+    assert told(_OWN_CLASS) == told(_OWN_CLASS) != told(_OWN_CLASS.replace("OFFSET = 2", "OFFSET = 3"))
+
+
+def test_a_candidate_is_known_by_its_parameters() -> None:
+    assert candidate_key({"C": 1.0}) == candidate_key({"C": 1.0}) != candidate_key({"C": 2.0})
+    assert candidate_key({"C": 1.0}, "task") != candidate_key({"C": 1.0}, "other")
+
+
+def test_only_the_folds_before_the_first_gap_are_known() -> None:
+    def fold(split: int) -> dict[str, Any]:
+        times = {f"split{split}_{kind}": 0.1 for kind in ("fit_time", "score_time")}
+        return {**times, f"split{split}_test_score": 1.0, f"split{split}_n_test_samples": 5}
+
+    report = {"candidate_key": "a", **fold(0), **fold(2)}
+    assert [len(folds) for folds in known_of([report], 3).values()] == [1]
+    assert known_of([{"candidate_key": "", **fold(0)}, fold(1)], 3) == {}
+
+
+def test_names_are_counted(tmp_path: Path) -> None:
+    for expected in ("search", "search_2", "search_3"):
+        with claim_folder(tmp_path / "new", "search") as name:
+            assert name == expected
+            (tmp_path / "new" / name / "experiment.sqlite").touch()
+
+
+def test_a_name_is_given_once_to_those_that_begin_at_the_same_time(tmp_path: Path) -> None:
+    with claim_folder(tmp_path, "search") as first, claim_folder(tmp_path, "search") as second:
+        assert (first, second) == ("search", "search_2")
+    assert not list(tmp_path.iterdir()), "nothing came of them"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="search cannot be made"), claim_folder(tmp_path / "file", "search"):
+        pass

@@ -1,0 +1,118 @@
+"""What early stopping refuses before anything runs, and what it warns of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+from tests.sklearn.by_hand import SGD, X, Y
+from trainkit.errors import ConfigError
+from trainkit.sklearn import TuneGridSearchCV
+from trainkit.tune.schedulers import ASHAScheduler
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("estimator", "grid", "settings", "words"),
+    [
+        (SVC(), {"C": [1]}, {"early_stopping": True}, "SVC can't be trained a portion at a time"),
+        (
+            make_pipeline(StandardScaler(), SVC()),
+            {"svc__C": [1]},
+            {"early_stopping": True},
+            "SVC can't be trained a portion at a time",
+        ),
+        (
+            make_pipeline(StandardScaler(), SGD),
+            {"sgdclassifier__alpha": [1]},
+            {"early_stopping": True, "pipeline_auto_early_stop": False},
+            "pipeline_auto_early_stop=True",
+        ),
+        (
+            RandomForestClassifier(),
+            {"n_estimators": [10, 20]},
+            {"early_stopping": True},
+            "n_estimators is searched.*take n_estimators out of the search",
+        ),
+        (
+            RandomForestClassifier(n_estimators=3),
+            [{"max_depth": [1]}, {"max_depth": [2]}],
+            {"early_stopping": True},
+            "n_estimators=3 can't be divided into max_iters=5",
+        ),
+        (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "early_stopping='nobody' is none of asha"),
+        (SGD, {"alpha": [1]}, {"early_stopping": "Ahsa"}, "Did you mean 'asha'"),
+        (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping=3: give True"),
+        (SGD, {"alpha": [1]}, {"early_stopping": True, "max_iters": 0}, "max_iters=0: give a whole number"),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": ASHAScheduler(metric="loss", mode="max")},
+            r"ASHAScheduler\(metric='loss'\) contradicts the search, whose metric is 'average_test_score'",
+        ),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": ASHAScheduler(mode="min")},
+            r"ASHAScheduler\(mode='min'\) contradicts the search, whose mode is 'max'",
+        ),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": ASHAScheduler(time_attr="epoch")},
+            "counts by what candidates don't report: take time_attr='training_iteration'",
+        ),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": ASHAScheduler(grace_period=20)},
+            "judges nobody before training_iteration=20, and max_iters=5",
+        ),
+        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler judges by several metrics"),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": "PopulationBasedTraining"},
+            r"PopulationBasedTraining\(time_attr='training_iteration', perturbation_interval=1, "
+            r"hyperparam_mutations=\{'alpha': .*has nothing to explore",
+        ),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": True, "scoring": ["accuracy", "f1_macro"], "refit": False},
+            "refit=False names none of the scorers 'accuracy', 'f1_macro', and early_stopping needs to know",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(
+    estimator: Any, grid: Any, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TuneGridSearchCV(estimator, grid, **{"max_iters": 5, "cv": 2, **settings}).fit(X, Y)
+
+
+# row 1.38
+def test_one_report_is_no_early_stopping() -> None:
+    search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=True, cv=2)
+    with pytest.warns(UserWarning, match="max_iters=1 stops nothing.*set max_iters to") as told:
+        search.fit(X, Y)
+    assert {warning.filename for warning in told} == {__file__}
+    assert list(search.cv_results_["training_iteration"]) == [1]
+
+
+# row 1.38
+def test_many_reports_without_early_stopping_are_none() -> None:
+    search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, max_iters=5, cv=2)
+    with pytest.warns(UserWarning, match="max_iters=5 has no effect without early_stopping"):
+        search.fit(X, Y)
+    assert "training_iteration" not in search.cv_results_

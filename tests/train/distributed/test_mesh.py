@@ -1,0 +1,132 @@
+"""Workers in a grid: who holds a model together, and who is dealt which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.train.operators import Digits
+from trainkit.errors import ConfigError
+from trainkit.train import TorchTrainer
+from trainkit.train.distributed.mesh import (
+    DataParallelGroup,
+    Grid,
+    data_parallel_group,
+    degree_mistakes,
+    make_mesh,
+)
+from trainkit.train.distributed.process_group import ProcessGroup
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+# -- the rules ---------------------------------------------------------------------------------
+
+
+def test_ranks_stand_in_rows() -> None:
+    grid = Grid(world_size=6, model_ways=2)
+    assert grid.data_ways == 3
+    assert grid.rows() == [[0, 1], [2, 3], [4, 5]]
+    assert [grid.place(rank) for rank in range(6)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize(("world_size", "model_ways"), [(1, 1), (4, 1), (4, 4), (12, 3), (2, 4), (6, 4)])
+def test_a_grid_has_each_worker_once_or_is_refused(world_size: int, model_ways: int) -> None:
+    wrong = list(degree_mistakes(model_ways, world_size))
+    assert bool(wrong) == (world_size % model_ways != 0)
+    if wrong:
+        with pytest.raises(ConfigError, match=f"num_workers a multiple of {model_ways}"):
+            Grid(world_size, model_ways)
+        return
+    grid = Grid(world_size, model_ways)
+    assert sorted(rank for row in grid.rows() for rank in row) == list(range(world_size))
+    for rank in range(world_size):
+        row, column = grid.place(rank)
+        assert grid.rows()[row][column] == rank
+
+
+@pytest.mark.parametrize("degree", [0, -2, 1.5, True, "2"])
+def test_a_degree_is_a_whole_number(degree: Any) -> None:
+    assert list(degree_mistakes(degree, 4)) == ["give a whole number of 1 or more"]
+
+
+# -- samples -----------------------------------------------------------------------------------
+
+
+class Told(ProcessGroup):
+    """Four workers, whose answers are given."""
+
+    world_size = 4
+
+    def __init__(self, rank: int, answers: Sequence[int]) -> None:
+        self.rank = rank
+        self.answers = list(answers)
+
+    def gather_integers(self, value: int) -> list[int]:
+        return self.answers
+
+
+def test_a_row_counts_as_one() -> None:
+    group = data_parallel_group(Told(3, [7, 7, 5, 5]), 2)
+    assert (group.rank, group.world_size) == (1, 2)
+    assert group.gather_integers(5) == [7, 5]
+    alone = ProcessGroup()
+    assert data_parallel_group(alone, 1) is alone
+
+
+def test_a_row_has_the_same_batches() -> None:
+    group = DataParallelGroup(Told(0, [7, 7, 5, 6]), Grid(4, 2))
+    with pytest.raises(ConfigError, match=r"workers \[2, 3\] hold one model .* count \[5, 6\]"):
+        group.gather_integers(7)
+
+
+# -- among processes ---------------------------------------------------------------------------
+
+
+def meet(operator: Any) -> dict[str, Any]:
+    whole = operator._context.strategy.group
+    mesh = make_mesh(whole, {"data": 2, "model": 2}, torch.device("cpu"))
+    data = data_parallel_group(whole, 2)
+    sums = {}
+    for name in ("data", "model"):
+        total = torch.tensor([whole.rank])
+        dist.all_reduce(total, group=mesh.get_group(name))
+        sums[name] = int(total)
+    flat = make_mesh(whole, {"data": 4}, torch.device("cpu"))
+    timeouts = {
+        group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        for group in mesh.get_all_groups()
+    }
+    return {
+        "place": tuple(mesh.get_coordinate() or ()),
+        "names": mesh.mesh_dim_names,
+        "sums": sums,
+        "flat": (flat.mesh_dim_names, flat.size()),
+        "timeouts": timeouts,
+        "data": (data.rank, data.world_size),
+        "order": data.broadcast_integers([whole.rank, 8]),
+        "long": [data.broadcast_integers(range(whole.rank, count)) for count in (0, 4095, 4096, 9000)],
+        "gathered": data.gather_integers(data.rank * 10),
+        "all": (data.all_true(True), data.all_true(whole.rank != 3)),
+    }
+
+
+def test_four_workers_meet_in_a_grid() -> None:
+    with TorchTrainer(training_operator_cls=Digits, num_workers=4, use_gpu=False, timeout_s=60) as gang:
+        told = gang.apply_all_operators(meet)
+    for rank, seen in enumerate(told):
+        row, column = divmod(rank, 2)
+        assert seen["place"] == (row, column)
+        assert seen["names"] == ("data", "model")
+        assert seen["sums"] == {"data": 2 * column + 2, "model": 4 * row + 1}
+        assert seen["flat"] == (("data",), 4)
+        assert seen["timeouts"] == {60.0}
+        assert seen["data"] == (row, 2)
+        assert seen["order"] == [0, 8]
+        assert seen["long"] == [list(range(count)) for count in (0, 4095, 4096, 9000)]
+        assert seen["gathered"] == [0, 10]
+        assert seen["all"] == (True, False)

@@ -1,0 +1,268 @@
+"""An operator by itself, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.train.operators import Digits, plain_losses
+from trainkit.errors import ConfigError
+from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train.options import wrong_signature
+from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.epoch import EpochBatches
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 2))
+
+
+class Bare(TrainingOperator):
+    def setup(self, config: dict[str, Any]) -> None:
+        pass
+
+
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.5)
+
+
+def epoch(operator: TrainingOperator, num_steps: int | None = None) -> Any:
+    assert operator.train_feed is not None
+    return operator.train_epoch(
+        EpochBatches(operator.train_feed.batches(0, num_steps)), {}, num_steps=num_steps
+    )
+
+
+def test_register_returns_what_it_was_given_in_the_same_shape() -> None:
+    model, loss = net(), nn.MSELoss()
+    optimizer = sgd(model)
+    assert Bare().register(models=model, optimizers=optimizer) == (model, optimizer)
+    assert Bare().register(models=[model], optimizers=[optimizer], criterion=loss) == (
+        [model],
+        [optimizer],
+        loss,
+    )
+
+    one = Bare({}, WorkerContext(scheduler_step_freq="epoch"))
+    scheduler = StepLR(optimizer, 1)
+    returned = one.register(models=model, optimizers=optimizer, criterion=loss, schedulers=scheduler)
+    assert returned == (model, optimizer, loss, scheduler)
+    assert (one.model, one.optimizer, one.criterion, one.scheduler) == returned
+
+
+def test_a_model_that_is_a_sequence_is_one_model() -> None:
+    operator = Bare()
+    model = net()
+    operator.register(models=model, optimizers=sgd(model))
+    assert operator.models == [model]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"models": "net"}, r"register\(models=\): give one Module or a list of them, not 'net'"),
+        ({"optimizers": []}, r"register\(optimizers=\): give one Optimizer or a list"),
+        ({"schedulers": object()}, "has no step"),
+    ],
+)
+def test_register_names_what_is_wrong(arguments: dict[str, Any], text: str) -> None:
+    model = net()
+    with pytest.raises(ConfigError, match=text):
+        Bare().register(**{"models": model, "optimizers": sgd(model), **arguments})
+
+
+def test_schedulers_need_a_frequency_that_can_drive_them() -> None:
+    model = net()
+    optimizer = sgd(model)
+    with pytest.raises(ConfigError, match="scheduler_step_freq='batch', 'epoch' or 'manual'"):
+        Bare().register(models=model, optimizers=optimizer, schedulers=StepLR(optimizer, 1))
+    plateau = Bare({}, WorkerContext(scheduler_step_freq="epoch"))
+    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.*update_scheduler"):
+        plateau.register(models=model, optimizers=optimizer, schedulers=ReduceLROnPlateau(optimizer))
+
+
+def test_registering_twice_is_refused() -> None:
+    operator, model = Bare(), net()
+    operator.register(models=model, optimizers=sgd(model))
+    with pytest.raises(ConfigError, match="called twice"):
+        operator.register(models=model, optimizers=sgd(model))
+
+
+def test_setup_must_be_defined() -> None:
+    with pytest.raises(NotImplementedError, match="TrainingOperator must define setup"):
+        TrainingOperator()
+
+
+def test_unknown_arguments_are_refused() -> None:
+    model = net()
+    with pytest.raises(TypeError, match="horovod_args"):
+        Bare().register(models=model, optimizers=sgd(model), horovod_args={})  # type: ignore[call-arg]
+
+
+def test_it_knows_where_it_runs() -> None:
+    operator = Bare({"a": 1})
+    assert operator.config == {"a": 1}
+    assert (operator.world_rank, operator.local_rank, operator.world_size) == (0, 0, 1)
+    assert operator.device == torch.device("cpu")
+    assert operator.devices == [operator.device]
+    assert not operator.use_gpu
+    assert not operator.use_tqdm
+    assert operator.scheduler_step_freq is None
+
+
+@pytest.mark.parametrize("samples", [1, 50, 100])
+def test_the_default_loop_is_the_plain_loop_bit_by_bit(samples: int) -> None:
+    config = {"samples": samples, "batch_size": 16}
+    operator = Digits(config)
+    epoch(operator, num_steps=30)
+    assert [loss for loss, _ in operator.steps] == plain_losses(config, 30)
+    assert operator.global_step == 30
+
+
+def test_validation_leaves_no_gradients_and_counts_every_sample() -> None:
+    operator = Digits({"samples": 70, "batch_size": 32})
+    assert operator.validation_feed is not None
+    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+    assert result["num_samples"] == 70
+    assert result["batch_count"] == 3
+    assert 0 <= result["val_accuracy"] <= 1
+    assert all(parameter.grad is None for parameter in operator.model.parameters())
+    assert not operator.model.training
+
+
+def test_a_regression_has_no_accuracy() -> None:
+    class Regression(TrainingOperator):
+        def setup(self, config: dict[str, Any]) -> None:
+            model = nn.Linear(4, 1)
+            self.register(models=model, optimizers=sgd(model), criterion=nn.MSELoss())
+            self.register_data(
+                validation_loader=DataLoader(TensorDataset(torch.randn(6, 4), torch.randn(6, 1)), 4)
+            )
+
+    operator = Regression()
+    assert operator.validation_feed is not None
+    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+    assert set(result) == {"batch_count", "num_samples", "val_loss", "last_val_loss"}
+
+
+def test_info_reaches_the_step() -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Listener(Digits):
+        def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+            seen.append(batch_info)
+            return {"loss": 0.0, "num_samples": 1}
+
+    operator = Listener({"samples": 4, "batch_size": 2})
+    assert operator.train_feed is not None
+    operator.train_epoch(EpochBatches(operator.train_feed.batches()), {"note": "x"})
+    assert seen == [
+        {"note": "x", "batch_idx": 0, "global_step": 0},
+        {"note": "x", "batch_idx": 1, "global_step": 1},
+    ]
+
+
+def test_a_scheduler_stepped_by_batch() -> None:
+    class Scheduled(Digits):
+        def setup(self, config: dict[str, Any]) -> None:
+            model = nn.Linear(64, 10)
+            optimizer = sgd(model)
+            self.register(
+                models=model,
+                optimizers=optimizer,
+                criterion=nn.CrossEntropyLoss(),
+                schedulers=StepLR(optimizer, 1, gamma=0.5),
+            )
+            data = TensorDataset(torch.randn(6, 64), torch.zeros(6, dtype=torch.int64))
+            self.register_data(train_loader=DataLoader(data, 2))
+            self.steps = []
+
+    operator = Scheduled({}, WorkerContext(scheduler_step_freq="batch"))
+    epoch(operator)
+    assert operator.scheduler.get_last_lr() == [0.5 * 0.5**3]
+
+
+def test_what_the_default_step_lacks_is_named() -> None:
+    class TwoModels(TrainingOperator):
+        def setup(self, config: dict[str, Any]) -> None:
+            models = [net(), net()]
+            self.register(models=models, optimizers=sgd(*models), criterion=nn.MSELoss())
+
+    class NoLoss(TrainingOperator):
+        def setup(self, config: dict[str, Any]) -> None:
+            model = net()
+            self.register(models=model, optimizers=sgd(model))
+
+    with pytest.raises(ConfigError, match=r"none was registered: call register\(models=.*in setup"):
+        Bare().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
+    with pytest.raises(ConfigError, match=r"one model with one optimizer; 2 and 1 were registered"):
+        TwoModels().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
+    with pytest.raises(ConfigError, match=r"needs a loss: register\(criterion=...\)"):
+        NoLoss().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
+    with pytest.raises(ConfigError, match=r"\(\*features, target\), but the loader gave a dict"):
+        Digits({"samples": 4}).train_batch({"x": 1}, {})
+
+
+class Distilled(Digits):
+    """A frozen teacher beside the model that learns."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.teacher = nn.Sequential(nn.Dropout(), nn.Linear(4, 2)).requires_grad_(False)
+        self.registered.models.append(self.teacher)
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        return {"taught": float(self.teacher[0].training), "learning": float(self.models[0].training)}
+
+    def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        return {"taught": float(self.teacher[0].training), "learning": float(self.models[0].training)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_frozen_model_stays_in_the_mode_it_was_left_in(training: bool) -> None:
+    operator = Distilled({"samples": 4})
+    operator.teacher[0].train(training)
+    operator.teacher[1].train(not training)
+    assert operator.validation_feed is not None
+    for _ in range(2):
+        result = epoch(operator)
+        assert (result["taught"], result["learning"]) == (training, 1)
+        result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+        assert (result["taught"], result["learning"]) == (0, 0)
+        assert [module.training for module in operator.teacher] == [training, not training]
+
+
+class ShortEpoch(Digits):
+    def train_epoch(self, iterator: Any) -> Any:  # type: ignore[override]
+        return super().train_epoch(iterator, {})
+
+
+class ShortStep(Digits):
+    def train_batch(self, batch: Any) -> Any:  # type: ignore[override]
+        return {}
+
+
+class OwnNames(Digits):
+    def setup(self, options: dict[str, Any]) -> None:
+        super().setup(options)
+
+    def train_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        return super().train_epoch(*args, **kwargs)
+
+    @staticmethod
+    def validate_batch(batch: Any, info: Any) -> Any:
+        return {}
+
+
+def test_methods_that_cannot_be_called_are_told_when_the_class_is_given() -> None:
+    shown = r"can't be called .*: define train_epoch\(self, iterator, info, num_steps=None, epoch_idx=0\)"
+    with pytest.raises(ConfigError, match=shown):
+        TorchTrainer(training_operator_cls=ShortEpoch)
+    with pytest.raises(ConfigError, match=r"define train_batch\(self, batch, batch_info\)"):
+        TorchTrainer(training_operator_cls=ShortStep)
+    assert wrong_signature(OwnNames) is None

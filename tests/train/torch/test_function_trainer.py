@@ -1,0 +1,111 @@
+"""The trainer of functions on the local engine, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.suites.function_trainer import FunctionTrainerSuite
+from trainkit import train, tune
+from trainkit.errors import ConfigError, TuneError
+from trainkit.train import RunConfig, ScalingConfig, get_dataset_shard
+from trainkit.train.torch import TorchConfig, TorchTrainer
+from trainkit.train.torch.worker import shared_gpus
+
+
+@pytest.mark.usefixtures("runtime")
+class TestLocalEngine(FunctionTrainerSuite):
+    """The trainer of functions with forked workers."""
+
+
+def test_workers_see_the_gpus_of_their_machine() -> None:
+    everyone = [("a", ("0",)), ("b", ("0", "1")), ("a", ("3",)), ("a", ("3",))]
+    assert shared_gpus(everyone, everyone[0]) == (("0", "3"), (0,))
+    assert shared_gpus(everyone, everyone[1]) == (("0", "1"), (0, 1))
+    assert shared_gpus(everyone, everyone[3]) == (("0", "3"), (1,))
+
+
+def drawn() -> None:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, torch.rand(()).item())
+    train.report({"drawn": everyone})
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_seeded_search_repeats_on_all_workers(tmp_path: Path) -> None:
+    class Locked(tune.Callback):
+        """A callback that can't be sent to a worker, and need not."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    two = ScalingConfig(num_workers=2)
+    run = RunConfig(storage_path=str(tmp_path), verbose=0, callbacks=[Locked()])
+    tuned = tune.TuneConfig(seed=1)
+    tuners = [
+        tune.Tuner(TorchTrainer(drawn, scaling_config=two, run_config=run), tune_config=tuned) for _ in "ab"
+    ]
+    first, second = (tuner.fit()[0].metrics["drawn"] for tuner in tuners)
+    assert first == second
+    assert first[0] != first[1]
+
+
+def unclean() -> None:
+    try:
+        for _ in range(2):
+            train.report({"loss": 1.0})
+    finally:
+        raise LookupError("the clean-up is cursed")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_what_the_clean_up_of_a_stopped_worker_raises_is_printed(tmp_path: Path) -> None:
+    run = RunConfig(storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 1}, log_to_file=True)
+    result = TorchTrainer(unclean, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
+    assert Path(result.path, "stderr").read_text().count("the clean-up is cursed") >= 2
+
+
+def one(config: dict[str, Any]) -> None:
+    raise AssertionError("is never called")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (3, {}, "give a function"),
+        (lambda config, rank: None, {}, r"takes \(config, rank\): give a function of the configuration"),
+        (one, {"train_loop_config": [1]}, r"train_loop_config=\[1\] is no Mapping"),
+        (one, {"scaling_config": {"num_workers": 2}}, "is no ScalingConfig"),
+        (one, {"scaling_config": ScalingConfig(num_workers=0)}, "num_workers=0"),
+        (one, {"torch_config": TorchConfig(backend="nccl")}, r"needs ScalingConfig\(use_gpu=True\)"),
+        (one, {"resume_from_checkpoint": "/somewhere"}, r"give a Checkpoint\.from_directory"),
+        (one, {"num_workers": 2}, r"has no argument num_workers\. The number of workers .*=ScalingConfig"),
+        (one, {"datasets": [1]}, "give a dictionary of data sets by name"),
+    ],
+)
+def test_a_mistake_is_told_at_once(function: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TorchTrainer(function, **arguments)
+
+
+async def waits(config: dict[str, Any]) -> None: ...
+
+
+def yields(config: dict[str, Any]) -> Any:
+    yield {}
+
+
+@pytest.mark.parametrize("function", [waits, yields])
+def test_a_function_that_is_no_plain_one_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError, match="is async or yields: give a plain function"):
+        TorchTrainer(function)
+
+
+def test_a_shard_is_a_workers() -> None:
+    with pytest.raises(TuneError, match="outside a trial"):
+        get_dataset_shard("train")

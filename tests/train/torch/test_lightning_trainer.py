@@ -1,0 +1,121 @@
+"""Lightning's own Trainer, and Fabric, in a function trainer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.torch import library_loops
+from tests.train.torch.launched import column, trainer, under_torchrun
+from trainkit.errors import ConfigError, TrainingFailedError
+from trainkit.train import FailureConfig
+
+PRELOAD = ("torch", "lightning.pytorch")
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return under_torchrun(tmp_path_factory.mktemp("launched"), "lightning", "fabric")
+
+
+def test_the_curve_is_that_of_torchrun_though_a_worker_fails(launched: Any, tmp_path: Path) -> None:
+    again = {"failure_config": FailureConfig(max_failures=1)}
+    result = trainer(library_loops.lightning, tmp_path, {"fails_at": 2}, run=again).fit()
+    for name in ("loss", "epoch", "step"):
+        assert list(result.metrics_dataframe[name]) == column(launched["lightning"], name)
+    assert os.listdir(result.checkpoint.path) == ["checkpoint.ckpt"]
+
+
+def test_a_script_for_torchrun_runs_as_it_is(launched: Any, tmp_path: Path) -> None:
+    result = trainer(library_loops.lightning, tmp_path, {"plain": True}).fit()
+    assert list(result.metrics_dataframe["loss"]) == column(launched["lightning"], "loss")
+
+
+def test_fabric_finds_the_workers(launched: Any, tmp_path: Path) -> None:
+    result = trainer(library_loops.fabric, tmp_path).fit()
+    assert list(result.metrics_dataframe["loss"]) == column(launched["fabric"], "loss")
+    assert result.metrics["processes"] == 2
+
+
+def test_fsdp_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match="RayFSDPStrategy needs GPUs") as caught:
+        trainer(library_loops.lightning, tmp_path, {"strategy": "RayFSDPStrategy"}).fit()
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def deepspeed(config: dict[str, Any]) -> None:
+    from trainkit.train.lightning import RayDeepSpeedStrategy
+
+    RayDeepSpeedStrategy()
+
+
+def test_deepspeed_is_refused_where_it_is_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match="you must have DeepSpeed installed"):
+        trainer(deepspeed, tmp_path, workers=1).fit()
+
+
+def unprepared(config: dict[str, Any]) -> None:
+    import lightning.pytorch as pl
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from trainkit.train.lightning import RayDDPStrategy, prepare_trainer
+
+    if config["strategy"]:
+        more = {"strategy": "ddp", "devices": 2}
+    else:
+        more = {"strategy": RayDDPStrategy(), "plugins": [LightningEnvironment()]}
+    prepare_trainer(pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **more))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (True, "DDPStrategy is not one of RayDDPStrategy, RayFSDPStrategy and RayDeepSpeedStrategy"),
+        (False, r"LightningEnvironment takes this for worker \d of 1, but it is worker \d of 2"),
+    ],
+)
+def test_a_trainer_that_would_not_train_together_is_refused(
+    strategy: bool, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingFailedError, match=message) as caught:
+        trainer(unprepared, tmp_path, {"strategy": strategy}).fit()
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_names_extend_the_package_that_is_in_use(package: str) -> None:
+    code = f"""if True:
+        import {package} as pl
+        from trainkit.train.lightning import RayDDPStrategy, RayTrainReportCallback
+        assert issubclass(RayDDPStrategy, pl.strategies.DDPStrategy)
+        assert issubclass(RayTrainReportCallback, pl.Callback)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "absent", "message"),
+    [
+        (
+            "lightning",
+            ("lightning", "pytorch_lightning"),
+            r"Lightning trainers need \w*lightning: .*ml.lightning",
+        ),
+        ("huggingface.transformers", ("transformers",), "Transformers trainers need .*ml.transformers"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(module: str, absent: tuple[str, ...], message: str) -> None:
+    code = f"""if True:
+        import sys
+        sys.modules |= dict.fromkeys({absent})
+        from trainkit.train.{module} import RayTrainReportCallback
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert re.search(f"MissingDependencyError: {message}", done.stderr), done.stderr

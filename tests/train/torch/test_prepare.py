@@ -1,0 +1,162 @@
+"""Loaders, models and optimizers that are prepared: no sampler, copy or schedule is lost."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from trainkit.errors import ConfigError
+from trainkit.train.torch import (
+    accelerate,
+    backward,
+    prepare,
+    prepare_data_loader,
+    prepare_model,
+    prepare_optimizer,
+)
+
+DATA = TensorDataset(torch.arange(8.0))
+
+
+@pytest.fixture
+def two_workers() -> Iterator[None]:
+    """The first of two ranks, by the process group of torch in which the others are left out."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
+    accelerate(amp=True)
+    yield
+    accelerate(amp=False)
+
+
+class Own(RandomSampler):
+    """A sampler of the user's own."""
+
+
+@pytest.mark.usefixtures("two_workers")
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SubsetRandomSampler(range(4)),
+        WeightedRandomSampler([1.0] * 8, 8),
+        RandomSampler(DATA, replacement=True),
+        RandomSampler(DATA, num_samples=4),
+        SequentialSampler(range(4)),
+        Own(DATA),
+    ],
+)
+def test_a_sampler_of_ones_own_is_not_dropped(sampler: Sampler[int]) -> None:
+    loader: DataLoader[Any] = DataLoader(DATA, batch_size=2, sampler=sampler)
+    with pytest.raises(
+        ConfigError, match=f"has a {type(sampler).__name__} of your own.*add_dist_sampler=False"
+    ):
+        prepare_data_loader(loader)
+    assert prepare_data_loader(loader, add_dist_sampler=False) is loader
+
+
+@pytest.mark.usefixtures("two_workers")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_samples_are_shared(shuffle: bool) -> None:
+    loader = prepare_data_loader(DataLoader(DATA, batch_size=2, shuffle=shuffle))
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert loader.sampler.shuffle is shuffle
+    assert [len(features) for (features,) in loader] == [2, 2]
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_batches_of_a_share_are_left_alone() -> None:
+    batches = BatchSampler(DistributedSampler(DATA), batch_size=2, drop_last=False)
+    loader: DataLoader[Any] = DataLoader(DATA, batch_sampler=batches)
+    assert prepare_data_loader(loader) is loader
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_batches_of_ones_own_are_refused() -> None:
+    batches = BatchSampler(SequentialSampler(DATA), batch_size=2, drop_last=False)
+    with pytest.raises(ConfigError, match="this loader has a batch_sampler"):
+        prepare_data_loader(DataLoader(DATA, batch_sampler=batches))
+
+
+class Line(nn.Module):
+    """A linear layer, with a forward whose arguments have names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, features: torch.Tensor) -> Any:
+        return self.layer(features)
+
+
+def saved(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.usefixtures("half_precision")
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved])
+def test_copies_of_a_model_in_half_precision_have_weights_of_their_own(copied: Any) -> None:
+    model, features = prepare_model(Line()), torch.ones(1, 2)
+    other = copied(model)
+    before = model(features)
+    assert before.dtype is other(features).dtype is torch.bfloat16
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert other(features).item() == 0
+    assert torch.equal(model(features), before)
+
+
+@pytest.mark.usefixtures("half_precision")
+def test_a_forward_in_half_precision_is_the_models() -> None:
+    assert list(inspect.signature(prepare_model(Line()).forward).parameters) == ["features"]
+    model = nn.Identity()
+    plain = Line()
+    model.forward = plain.forward  # type: ignore[method-assign]
+    features = torch.ones(1, 2)
+    assert torch.equal(prepare_model(model)(features), prepare_model(plain)(features))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("first", [False, True], ids=["schedule after", "schedule before"])
+def test_a_schedule_takes_an_optimizer_that_scales_back(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # accelerate() makes one on a GPU only; torch has one for CPUs that computes the same.
+    monkeypatch.setattr(prepare._Precision, "scaler", torch.amp.GradScaler("cpu"))
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) if first else None
+    optimizer = prepare_optimizer(optimizer)
+    schedule = schedule or torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    for expected in (0.0, -0.5):
+        optimizer.zero_grad()
+        backward(weight.sum())
+        optimizer.step()
+        schedule.step()
+        assert weight.item() == expected
+    assert schedule.get_last_lr() == [0.25]

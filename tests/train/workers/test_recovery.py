@@ -1,0 +1,370 @@
+"""Workers are lost, and the run goes on as if they had not been: real processes, real signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import trainkit
+from tests.conftest import eventually
+from tests.train.operators import Digits, lose_patience, make_parts
+from tests.train.workers.killed_operator import KilledOperator, pid_of
+from trainkit.errors import ActorDiedError, ConfigError, GangError, InfeasibleError
+from trainkit.runtime.local.system import process
+from trainkit.runtime.scheduling import PlacementGroup
+from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.workers import placement, recovery
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+EPOCHS = 3
+
+
+def trainer(operator: type[TrainingOperator] = KilledOperator, **options: Any) -> TorchTrainer:
+    torch.manual_seed(7)
+    arguments = {"num_workers": 2, "timeout_s": 60, "scheduler_step_freq": "epoch", **options}
+    return TorchTrainer(training_operator_cls=operator, use_gpu=False, **arguments)
+
+
+def run(gang: TorchTrainer, tmp_path: Path) -> tuple[list[Any], dict[str, Any]]:
+    """Each epoch's numbers, and the state after the last; a checkpoint is saved between two of them."""
+    numbers = []
+    for _ in range(EPOCHS):
+        numbers += [gang.train(), gang.validate()]
+        gang.save(tmp_path / "c")
+    return numbers, gang.state_dict()
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(identical, one, other))
+    return bool(one == other)
+
+
+_undisturbed: dict[str, Any] = {}
+
+
+def undisturbed(workers: int, tmp_path: Path, **options: Any) -> Any:
+    key = f"{workers} {options}"
+    if key not in _undisturbed:
+        with trainer(num_workers=workers, config={}, **options) as gang:
+            _undisturbed[key] = run(gang, tmp_path)
+    return _undisturbed[key]
+
+
+def mortal(at: str, rank: int, folder: Path, lives: int = 1, **options: Any) -> TorchTrainer:
+    (folder / "lives").write_text("life\n" * lives)
+    config = {"at": at, "rank": rank, "folder": str(folder), **options.pop("config", {})}
+    return trainer(config=config, **options)
+
+
+@pytest.mark.parametrize(
+    ("at", "rank"), [("train 1", 0), ("train 5", 1), ("train 11", 0), ("validate 0", 1), ("validate 2", 0)]
+)
+def test_a_killed_worker_changes_no_number(
+    at: str, rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = undisturbed(2, tmp_path)
+    with caplog.at_level(logging.WARNING, "trainkit.train"), mortal(at, rank, tmp_path) as gang:
+        found = run(gang, tmp_path)
+    assert identical(found, expected)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"worker {rank} of 2 died" in line
+    assert line.endswith(f"the workers are formed again, and {at.split()[0]}() starts over")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
+    """Worker 0 writes; the other one is killed by it while it does."""
+    expected = undisturbed(2, tmp_path)
+    with mortal("save", 0, tmp_path, lives=0, config={"kill_rank": rank}) as gang:
+        numbers = []
+        for epoch in range(EPOCHS):
+            numbers += [gang.train(), gang.validate()]
+            if epoch == 1:
+                (tmp_path / "lives").write_text("life")
+            assert gang.save(tmp_path / "c") == tmp_path / "c"
+        state = gang.state_dict()
+    assert identical((numbers, state), expected)
+    assert (tmp_path / "lives").read_text() == "", "somebody was killed"
+    with trainer(config={}) as gang:
+        gang.load(tmp_path / "c")
+        assert gang.train()["epoch"] == EPOCHS + 1
+
+
+@pytest.mark.parametrize("at", ["train 1", "train 5"])
+def test_the_worker_in_this_process_goes_back_with_the_others(at: str, tmp_path: Path) -> None:
+    expected = undisturbed(2, tmp_path, use_local=True)
+    with mortal(at, 1, tmp_path, use_local=True) as gang:
+        assert identical(run(gang, tmp_path), expected)
+    assert not dist.is_initialized()
+
+
+def test_what_was_done_between_epochs_is_not_lost(tmp_path: Path) -> None:
+    def halve(operator: Any) -> None:
+        operator.optimizer.param_groups[0]["lr"] /= 2
+
+    def work(gang: TorchTrainer) -> Any:
+        gang.train(num_steps=2)
+        kept = gang.state_dict()
+        gang.update_scheduler(3)
+        gang.validate(num_steps=1)
+        rates = [gang.apply_all_operators(rate)]
+        first = gang.train(num_steps=2)
+        gang.apply_all_operators(halve)
+        rates.append(gang.apply_all_operators(rate))
+        second = gang.train(num_steps=2)
+        gang.load_state_dict(kept)
+        return rates, first, second, gang.train(num_steps=2), gang.state_dict()
+
+    def rate(operator: Any) -> float:
+        return operator.optimizer.param_groups[0]["lr"]
+
+    with trainer(config={}) as gang:
+        expected = work(gang)
+    # Twice in each: with the calls before still to be repeated, and with a snapshot of their own.
+    for at in ("train 3", "train 5"):
+        with mortal(at, 1, tmp_path, lives=2) as gang:
+            assert identical(work(gang), expected)
+
+
+def test_one_killed_between_two_calls(tmp_path: Path) -> None:
+    expected = undisturbed(2, tmp_path)
+    with mortal("never", 0, tmp_path) as gang:
+        numbers = []
+        for epoch in range(EPOCHS):
+            numbers.append(gang.train())
+            os.kill(pid_of(tmp_path, epoch % 2), signal.SIGKILL)
+            numbers.append(gang.validate())
+            gang.save(tmp_path / "c")
+        assert identical((numbers, gang.state_dict()), expected)
+
+
+class Impatient(KilledOperator):
+    """Worker 0 does not wait for long in the sixth step, the first time."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        first = Path(self.config["folder"]) / "first"
+        if self.world_rank == 0 and batch_info["global_step"] == 5 and not first.exists():
+            first.touch()
+            lose_patience()
+        return super().train_batch(batch, batch_info)
+
+
+def test_a_hung_worker_is_ended_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = undisturbed(2, tmp_path)
+    stopped = {"signal": signal.SIGSTOP}
+    with mortal("train 5", 1, tmp_path, config=stopped, operator=Impatient) as gang:
+        assert identical(run(gang, tmp_path), expected)
+    assert "worker 1 of 2 did not enter step 2 within timeout_s=60, where worker 0 waited" in caplog.text
+
+
+def test_without_retries_no_snapshot_is_taken(tmp_path: Path) -> None:
+    with mortal("save", 0, tmp_path) as gang:
+        gang.train(max_retries=0)
+        gang.validate(max_retries=0)
+        assert (tmp_path / "lives").read_text() == "life\n", "the operator was not asked for its state"
+        with pytest.raises(GangError, match="worker 0 of 2 died"):
+            gang.save(tmp_path / "c")
+        with pytest.raises(GangError, match="make a new TorchTrainer"):
+            gang.train()
+
+
+def test_one_that_dies_every_time(tmp_path: Path) -> None:
+    with mortal("train 0", 1, tmp_path, lives=9) as gang:
+        with pytest.raises(GangError) as caught:
+            gang.train(max_retries=2)
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "train() lost workers although it was run again 2 times (max_retries=2):"
+        listed = [line.partition(":")[0] for line in lines if line[:1].isdigit()]
+        assert listed == [f"{number}. worker 1 of 2 died" for number in (1, 2, 3)]
+        assert isinstance(caught.value.__cause__, GangError)
+        assert isinstance(caught.value.__cause__.__cause__, ActorDiedError)
+        assert trainkit.available_resources()["CPU"] == 4, "its places are free again at once"
+    assert len((tmp_path / "lives").read_text().splitlines()) == 6
+
+
+def test_a_death_in_setting_up_again_counts_as_one(tmp_path: Path) -> None:
+    with mortal("setup", 1, tmp_path, lives=0) as gang:
+        gang.train()
+        (tmp_path / "lives").write_text("one\ntwo")
+        os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
+        assert gang.train(max_retries=3)["epoch"] == 2
+        assert (tmp_path / "lives").read_text() == ""
+
+
+class Picky(KilledOperator):
+    def setup(self, config: dict[str, Any]) -> None:
+        if (Path(config["folder"]) / "refuse").exists():
+            raise LookupError("not again")
+        super().setup(config)
+
+
+def test_an_error_of_the_operator_while_it_is_set_up_again_is_shown(tmp_path: Path) -> None:
+    with mortal("never", 0, tmp_path, operator=Picky) as gang:
+        gang.train()
+        (tmp_path / "refuse").touch()
+        os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
+        with pytest.raises(LookupError, match="not again"):
+            gang.train()
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
+
+
+@pytest.mark.parametrize("max_retries", [-1, 1.5, True, "many"])
+def test_max_retries_is_a_number(max_retries: Any) -> None:
+    with trainer(num_workers=1, use_local=True, config={}) as gang:
+        for method in (gang.train, gang.validate):
+            with pytest.raises(ConfigError, match=f"max_retries={max_retries!r}"):
+                method(max_retries=max_retries)
+
+
+# -- other numbers of workers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["train 1", "train 4"])
+def test_three_workers_are_formed_again(at: str, tmp_path: Path) -> None:
+    expected = undisturbed(3, tmp_path)
+    with mortal(at, 2, tmp_path, num_workers=3) as gang:
+        assert identical(run(gang, tmp_path), expected)
+
+
+def allow_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What there is room for is waited for, however long it takes to be granted."""
+    for module in (placement, placement):
+        monkeypatch.setattr(module, "AT_ONCE_S", 60)
+
+
+def test_fewer_workers_go_on_and_more_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CPUs are taken away, as a cluster's scheduler does it, and given back."""
+    allow_for_a_slow_machine(monkeypatch)
+    config = {BATCH_SIZE: 24, "samples": 120, "dtype": torch.float64}
+    hooks = tmp_path / "hooks"
+
+    def hook() -> None:
+        with hooks.open("a") as file:
+            file.write("x")
+
+    options: dict[str, Any] = {"min_workers": 1, "timeout_s": 60, "initialization_hook": hook}
+    with trainer(Digits, config=config, num_workers=3, **options) as gang:
+        numbers = [len(gang.train(reduce_results=False))]
+        monkeypatch.setattr(recovery, "REFORM_WAIT_S", 0.2)  # For what there is no room for.
+        (own,) = trainkit.list_placement_groups()
+        others = [trainkit.placement_group([{"CPU": 1}]) for _ in range(2)]
+        trainkit.remove_placement_group(PlacementGroup(int(own["placement_group_id"], 16), own["bundles"]))
+        assert all(other.wait(10) for other in others)
+        numbers.append(len(gang.train(reduce_results=False)))
+        for other in others:
+            trainkit.remove_placement_group(other)
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == 2)
+        numbers.append(len(gang.train(reduce_results=False)))
+        model = gang.get_model()
+    assert numbers == [3, 2, 3]
+    assert len(hooks.read_text()) == sum(numbers)
+    expected = plain_model(config, 15)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, expected[name], atol=1e-9, rtol=0)
+    assert "2 of num_workers=3 workers train now, fewer than the 3 before" in caplog.text
+    assert "3 of num_workers=3 workers train now, more than the 2 before" in caplog.text
+
+
+def test_a_first_gang_may_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_for_a_slow_machine(monkeypatch)
+    monkeypatch.setattr(recovery, "REFORM_WAIT_S", 0.2)
+    held = trainkit.placement_group([{"CPU": 3}])
+    assert held.wait(10)
+    with trainer(Digits, config={"samples": 20}, num_workers=2, min_workers=1) as gang:
+        assert len(gang.train(reduce_results=False)) == 1
+    trainkit.remove_placement_group(held)
+    with trainer(Digits, config={"samples": 20}, num_workers=9, min_workers=3) as gang:
+        assert len(gang.validate(reduce_results=False)) == 4, "the machine never has room for 9"
+    with pytest.raises(InfeasibleError, match="not enough CPU"):
+        trainer(Digits, config={"samples": 20}, num_workers=9, min_workers=5)
+
+
+def plain_model(config: dict[str, Any], steps: int) -> dict[str, torch.Tensor]:
+    """The weights after `steps` steps of a plain loop on the data that the trainer shuffles."""
+    model, optimizer, criterion, loader, _ = make_parts(config)
+    done = 0
+    while done < steps:
+        for features, target in loader:
+            optimizer.zero_grad()
+            criterion(model(features), target).backward()
+            optimizer.step()
+            done += 1
+    return model.state_dict()
+
+
+INTERRUPTED = """
+import os, signal, time
+from pathlib import Path
+
+import trainkit
+from tests.train.operators import Digits
+from trainkit.errors import GangError
+from trainkit.train import TorchTrainer
+
+class Slow(Digits):
+    def setup(self, config):
+        if Path("again").exists():
+            Path("setting_up").touch()
+            time.sleep(60)
+        with open("pids", "a") as file:
+            file.write(f"{os.getpid()} ")
+        super().setup(config)
+
+if __name__ == "__main__":
+    trainkit.init(num_cpus=2)
+    trainer = TorchTrainer(training_operator_cls=Slow, config={"samples": 40}, num_workers=2, use_gpu=False)
+    trainer.train()
+    pids = Path("pids").read_text().split()
+    Path("again").touch()
+    os.kill(int(pids[-1]), signal.SIGKILL)
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        print("interrupted")
+    while trainkit.available_resources().get("CPU", 0) < 2:
+        time.sleep(0.01)
+    print(trainkit.available_resources()["CPU"])
+    try:
+        trainer.train()
+    except GangError:
+        print("ended")
+"""
+
+
+def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    with subprocess.Popen(
+        [sys.executable, "program.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    ) as program:
+        try:
+            assert eventually((tmp_path / "setting_up").exists, 90)
+            started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
+            program.send_signal(signal.SIGINT)
+            output, _ = program.communicate(timeout=120)
+        finally:
+            program.kill()
+    assert output == "interrupted\n2.0\nended\n"
+    assert eventually(lambda: not [pid for pid in started if process.exists(pid)], 30)

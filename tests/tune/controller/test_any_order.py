@@ -1,0 +1,96 @@
+"""The controller under any order of events: the experiment always ends, with every trial settled."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import examples
+from tests.tune.controller.harness import Play
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
+from trainkit.tune.core.trial import Failure
+from trainkit.tune.schedulers import ASHAScheduler
+
+OUT_OF_MEMORY = Failure("MemoryError", "", out_of_memory=True)
+
+
+def less(config):
+    return {"x": config["x"] / 2} if config["x"] > 0.1 else None
+
+
+@given(st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_whatever_happens_the_experiment_ends_with_every_trial_settled(data):
+    samples, cpus = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))
+    play = Play(
+        num_samples=samples,
+        cpus=cpus,
+        metric="m",
+        scheduler=ASHAScheduler(max_t=5, reduction_factor=2),
+        failure=FailureConfig(
+            max_failures=data.draw(st.integers(0, 2)),
+            max_failed_trials=data.draw(st.sampled_from([None, None, 2])),
+            out_of_memory=data.draw(st.sampled_from([None, "retry_alone", less])),
+        ),
+        trial_timeout_s=data.draw(st.sampled_from([None, 50])),
+        checkpoints=CheckpointConfig(num_to_keep=data.draw(st.sampled_from([None, 1, 2]))),
+    )
+    saved: dict[int, int] = {}
+    for _ in range(400):
+        if play.controller.done:
+            break
+        assert len(play.calls) <= cpus
+        alone = [trial for trial in play.controller.trials if trial.trial_id in play.calls and trial.alone]
+        assert not alone or len(play.calls) == 1
+        if data.draw(st.integers(0, 60)) == 0:
+            asked = data.draw(st.sampled_from([*(trial.trial_id for trial in play.controller.trials), None]))
+            play.send(ev.StopAsked(play.time, "ann", asked))
+        if data.draw(st.integers(0, 30)) == 0:
+            play.tick(20)
+        if data.draw(st.integers(0, 40)) == 0:
+            failures = sum(trial.failures for trial in play.controller.trials)
+            play.lost()
+            assert sum(trial.failures for trial in play.controller.trials) == failures
+        if not play.calls:
+            continue
+        trial_id = data.draw(st.sampled_from(sorted(play.calls)))
+        index = int(trial_id.split("_")[1])
+        match play.calls[trial_id]:
+            case "setup":
+                act = data.draw(st.sampled_from(["start", "start", "start", "fail", "interrupt"]))
+                if act == "start":
+                    play.started(index)
+                elif act == "fail":
+                    play.failed(index)
+                elif data.draw(st.integers(0, 20)) == 0:
+                    play.interrupt()
+            case "advance":
+                act = data.draw(st.sampled_from(["report"] * 6 + ["save", "done", "fail", "oom", "finish"]))
+                metrics = {"m": data.draw(st.floats(0, 1) | st.just(math.nan))}
+                if act == "fail":
+                    play.failed(index)
+                elif act == "oom":
+                    play.send(ev.Failed(*play._who(index), OUT_OF_MEMORY))
+                elif act == "finish":
+                    play.finished(index)
+                else:
+                    number = saved.get(index, 0)
+                    saved[index] = number + (act == "save")
+                    name = f"checkpoint_{number:06d}" if act == "save" else None
+                    play.reported(index, metrics, name, done=act == "done")
+            case "stop":
+                play.finished(index) if data.draw(st.booleans()) else play.tick(100)
+    assert play.controller.done
+    assert play.calls == {}
+    assert len(play.controller.ledger) == 0
+    play.controller.close(play.time)
+    ending = play.controller.ended_by
+    allowed = {"TERMINATED", "ERROR"} | ({"PENDING"} if ending and ending.resumable else set())
+    assert set(play.statuses()) <= allowed
+    keys = [(r.trial.trial_id, r.attempt, r.iteration) for r in play.recorded(ev.ResultAdded)]
+    assert len(keys) == len(set(keys))
+    if not play.controller.ending:
+        assert len(play.controller.trials) == samples

@@ -1,0 +1,150 @@
+"""How an experiment ends, and that the same seed gives the same one."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError, MetricError
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def reporting(config):
+    for step in range(3):
+        tune.report({"loss": config["x"] / (step + 1), "step": step})
+
+
+def test_the_time_budget_ends_an_endless_search(fit):
+    def trainable(config):
+        time.sleep(0.01)
+        return {"loss": config["x"]}
+
+    grid = fit(trainable, {"x": tune.uniform(0, 1)}, metric="loss", num_samples=-1, time_budget_s=0.3)
+    assert len(grid) >= 1
+    assert {result.status for result in grid} == {"TERMINATED"}
+
+
+def test_the_time_budget_ends_an_endless_search_of_trials_that_never_start(fit):
+    calls = []
+
+    def request(config):
+        calls.append(config)
+        if len(calls) > 2:
+            raise ValueError("no more")
+        return {"cpu": 1}
+
+    trainable = tune.with_resources(reporting, request)
+    grid = fit(trainable, {"x": tune.uniform(0, 1)}, num_samples=-1, time_budget_s=0.1)
+    assert grid.num_terminated >= 1
+    assert grid.num_errors >= 1
+    assert all("no more" in str(error) for error in grid.errors)
+
+
+def test_a_metric_never_reported_is_an_error_that_names_the_others(fit):
+    grid = fit(lambda config: {"val_acc": 0.5}, metric="accuracy", mode="max", num_samples=2)
+    assert grid.num_errors == 2
+    assert isinstance(grid.errors[0], MetricError)
+    assert "reported were val_acc" in str(grid.errors[0])
+    with pytest.raises(MetricError, match="reported were val_acc"):
+        grid.get_best_result()
+    assert grid.get_best_result("val_acc", "max").metrics["val_acc"] == 0.5
+
+
+def says_done(config):
+    for n in range(10):
+        try:
+            tune.report({"loss": n, "done": n == config["n"]})
+        finally:
+            if n == config["n"]:
+                Path(tune.get_context().get_trial_dir(), "cleaned").touch()
+    time.sleep(3600)
+
+
+def yields_done(config):
+    for n in range(10):
+        yield {"loss": n, "done": n == config["n"]}
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize("trainable", [says_done, yields_done])
+@pytest.mark.parametrize("stop", [None, {"done": True}, {"done": True, "loss": 99}])
+def test_a_report_that_says_done_ends_its_trial(fit, trainable, stop):
+    run = {"stop": stop, "verbose": False}
+    grid = fit(trainable, {"n": tune.grid_search([0, 3])}, metric="loss", run=run)
+    assert [(len(result.history), result.metrics["loss"]) for result in grid] == [(1, 0), (4, 3)]
+    assert {(result.status, result.reason) for result in grid} == {("TERMINATED", "reported done=True")}
+    assert all(result.metrics["done"] is True for result in grid)
+    if trainable is says_done:
+        assert all(Path(result.path, "cleaned").exists() for result in grid)
+
+
+def test_who_says_done_is_not_paused_nor_taken_over(fit):
+    scheduler = tune.schedulers.HyperBandScheduler(max_t=9)
+    grid = fit(says_done, {"n": tune.grid_search([0, 0, 0])}, metric="loss", scheduler=scheduler)
+    assert [(result.status, len(result.history)) for result in grid] == [("TERMINATED", 1)] * 3
+
+
+def test_nan_everywhere_ends_and_says_so(fit):
+    scheduler = tune.schedulers.ASHAScheduler(max_t=5)
+    grid = fit(
+        lambda config: ({"loss": math.nan} for _ in range(9)),
+        metric="loss",
+        num_samples=3,
+        scheduler=scheduler,
+    )
+    assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 1]
+    assert grid.num_terminated == 3
+    with pytest.raises(MetricError, match="finite number"):
+        grid.get_best_result()
+    assert math.isnan(grid.get_best_result(filter_nan_and_inf=False).metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        (
+            {"a": {"x": lambda: 3}, "y": tune.uniform(0, 1)},
+            "param_space['a/x'] is a lambda, which goes to the",
+        ),
+        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which goes to the trials as it is"),
+        ({"betas": (0.9, 0.999), "y": tune.uniform(0, 1)}, ""),
+        ({"size": (3, 3), "make": str}, ""),
+        ({"y": tune.choice([lambda: 3, (0, 1)]), "z": tune.sample_from(lambda spec: 3)}, ""),
+    ],
+)
+def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, told):
+    fit(lambda config: 1.0, space)
+    assert told in caplog.text
+    assert bool(told) == ("as it is" in caplog.text)
+
+
+def test_an_existing_name_is_refused(fit):
+    fit(reporting, {"x": 1})
+    with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):
+        fit(reporting, {"x": 1})
+
+
+def test_a_second_fit_is_refused_in_the_same_words_and_leaves_the_results(tmp_path):
+    run = tune.RunConfig(name="e", storage_path=tmp_path)
+    tuner = tune.Tuner(lambda config: config["x"], param_space={"x": 1.0}, run_config=run)
+    first = tuner.fit()
+    with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):
+        tuner.fit()
+    assert tuner.get_results() is first
+
+
+def test_the_same_seed_gives_the_same_experiment(fit):
+    def outcome(name, seed, scheduler):
+        settings = {"metric": "loss", "num_samples": 9, "seed": seed, "scheduler": scheduler}
+        grid = fit(reporting, {"x": tune.uniform(0, 1)}, run={"name": name}, **settings)
+        return [(result.trial_id, result.config, result.metrics["loss"], result.reason) for result in grid]
+
+    scheduler = tune.schedulers.ASHAScheduler(max_t=3, reduction_factor=2, brackets=2)
+    first = outcome("a", 7, scheduler)
+    assert outcome("b", 7, scheduler) == first  # also: the user's scheduler is not used up
+    assert outcome("c", 8, scheduler) != first

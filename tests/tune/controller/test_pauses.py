@@ -1,0 +1,373 @@
+"""What the controller does with a scheduler that pauses trials, by a rule of the tests' own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tune.controller.harness import Play
+from trainkit import tune
+from trainkit.tune.controller import events as ev
+from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from trainkit.tune.store.reader import ExperimentReader
+
+PAUSE = Decision(Verdict.PAUSE, {"rule": "half"})
+
+
+class Half(TrialScheduler):
+    """All wait after their first report until `size` have come, or none comes any more; the best goes on."""
+
+    label = "half"
+
+    def __init__(self, size: int = 3, lets_go: bool = True) -> None:
+        super().__init__()
+        self.size, self.lets_go = size, lets_go
+        self.scores: dict[str, float] = {}
+        self.winner: str | None = None
+        self.added = 0
+        self._verdicts: list[tuple[str, Decision]] = []
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"size": self.size, "lets_go": self.lets_go}
+
+    def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
+        self.added += 1
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        if trial_id == self.winner or trial_id in self.scores:
+            return Decision(Verdict.CONTINUE)
+        self.scores[trial_id] = score or 0.0
+        if len(self.scores) == self.size:
+            self._choose()
+        return PAUSE
+
+    def _choose(self) -> None:
+        if self.winner is None and self.scores:
+            self.winner = max(self.scores, key=lambda each: self.scores[each])
+            losers = [each for each in self.scores if each != self.winner] if self.lets_go else []
+            self._verdicts = [(each, Decision(Verdict.STOP, {"rule": "half"})) for each in losers]
+
+    def verdicts(self) -> Sequence[tuple[str, Decision]]:
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        if pending:
+            return pending[0]
+        return self.winner if self.winner in paused else None
+
+    def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
+        return {"rule": "half", "of": len(self.scores)}
+
+    def on_no_more_trials(self) -> None:
+        self.size = min(self.size, self.added)
+        if len(self.scores) == self.size:
+            self._choose()
+
+
+def play(size: int = 3, lets_go: bool = True, **arguments: Any) -> Play:
+    arguments = {"num_samples": 3, "cpus": 1, "metric": "m", "mode": "max", **arguments}
+    return Play(scheduler=Half(size, lets_go), **arguments)
+
+
+def until_paused(game: Play, index: int, value: float) -> None:
+    game.started(index)
+    game.reported(index, {"m": value})
+    game.finished(index, checkpoint="checkpoint_000000")
+
+
+def test_a_pause_saves_ends_the_process_and_goes_on_from_the_checkpoint():
+    game = play()
+    game.started(0)
+    (stop,) = game.reported(0, {"m": 5.0})
+    assert stop == ev.Stop(game.trial(0).trial_id, save=True)
+    game.finished(0, checkpoint="checkpoint_000000")
+    assert game.statuses() == ["PAUSED", "PENDING"]
+    until_paused(game, 1, 1.0)
+    until_paused(game, 2, 2.0)
+    assert game.statuses() == ["PENDING", "TERMINATED", "TERMINATED"]
+    winner = game.trial(0)
+    assert (winner.attempt, winner.reason) == (1, "resumed by half: rule half, of 3")
+    assert game.calls == {winner.trial_id: "setup"}
+    assert game.iterations[winner.trial_id] == 1
+    game.started(0)
+    game.reported(0, {"m": 6.0}, done=True)
+    assert game.controller.done
+    verdicts = [str(each.decision.verdict) for each in game.recorded(ev.DecisionMade)]
+    assert verdicts == ["PAUSE", "PAUSE", "PAUSE", "STOP", "STOP", "RESUME"]
+
+
+def test_a_trial_that_would_go_on_at_once_keeps_its_process():
+    game = play()
+    until_paused(game, 0, 1.0)
+    until_paused(game, 1, 2.0)
+    game.started(2)
+    (advance,) = game.reported(2, {"m": 3.0})
+    assert advance == ev.Advance(game.trial(2).trial_id)
+    assert game.trial(2).attempt == 0
+    assert [str(each.decision.verdict) for each in game.recorded(ev.DecisionMade)][-4:] == [
+        "PAUSE",
+        "STOP",
+        "STOP",
+        "RESUME",
+    ]
+    other = play(keeps_processes=False)
+    until_paused(other, 0, 1.0)
+    until_paused(other, 1, 2.0)
+    other.started(2)
+    (stop,) = other.reported(2, {"m": 3.0})
+    assert isinstance(stop, ev.Stop)
+
+
+def test_a_verdict_on_a_trial_that_is_still_saving_ends_it():
+    game = play(cpus=3)
+    for index in range(3):
+        game.started(index)
+    game.reported(0, {"m": 1.0})
+    game.reported(1, {"m": 3.0})
+    game.reported(2, {"m": 2.0})
+    game.finished(0)  # no checkpoint needed: it is not paused any more
+    assert game.statuses() == ["TERMINATED", "RUNNING", "RUNNING"]
+
+
+def test_without_a_checkpoint_the_first_pause_is_an_error():
+    game = play()
+    game.started(0)
+    game.reported(0, {"m": 5.0})
+    game.finished(0)
+    assert game.statuses()[0] == "ERROR"
+    assert "define save_checkpoint()" in game.trial(0).failure.message
+
+
+def test_what_nobody_chooses_is_let_go_and_said_to_be_not_promoted():
+    game = play(lets_go=False)
+    for index in range(3):
+        until_paused(game, index, -float(index))
+    assert game.statuses() == ["PENDING", "PAUSED", "PAUSED"]
+    game.started(0)
+    game.reported(0, {"m": 0.0}, done=True)
+    assert game.statuses() == ["TERMINATED"] * 3
+    assert [game.trial(index).reason for index in (1, 2)] == ["not promoted"] * 2
+    assert game.controller.done
+
+
+def test_the_scheduler_hears_that_no_trial_comes_before_paused_ones_are_let_go():
+    game = play(size=10)
+    until_paused(game, 0, 0.0)
+    until_paused(game, 1, 1.0)
+    game.started(2)
+    game.reported(2, {"m": 2.0})
+    assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
+
+
+def test_a_limiter_counts_paused_trials_as_resting():
+    limiter = ConcurrencyLimiter(BasicVariantGenerator(), 1)
+    game = play(searcher=limiter, cpus=4)
+    for index in range(2):
+        assert len(game.calls) == 1
+        until_paused(game, index, float(index))
+    game.started(2)
+    game.reported(2, {"m": 2.0})
+    assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
+
+
+class StallsAfterTwo(BasicVariantGenerator):
+    """Suggests a third only once one of the first two has ended."""
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if trial_id.endswith("2") and not self.ended:
+            return None
+        return super().suggest(trial_id)
+
+    ended = False
+
+    def on_trial_complete(self, *args: Any, **kwargs: Any) -> None:
+        self.ended = True
+        super().on_trial_complete(*args, **kwargs)
+
+
+def test_where_all_are_paused_and_the_searcher_waits_the_scheduler_goes_on():
+    game = play(searcher=StallsAfterTwo(), size=3, cpus=2)
+    until_paused(game, 0, 0.0)
+    until_paused(game, 1, 1.0)
+    assert game.statuses() == ["TERMINATED", "PENDING", "PENDING"]
+
+
+def test_stop_asked_of_a_paused_trial_ends_it():
+    game = play()
+    until_paused(game, 0, 1.0)
+    game.send(ev.StopAsked(game.time, "somebody", game.trial(0).trial_id))
+    assert (game.statuses()[0], game.trial(0).reason) == ("TERMINATED", "stopped by somebody")
+
+
+def test_an_interrupt_leaves_paused_trials_paused_and_a_budget_lets_them_go():
+    game = play()
+    until_paused(game, 0, 1.0)
+    game.interrupt()
+    game.started(1)
+    game.finished(1)
+    assert game.controller.done
+    game.controller.close(game.time)
+    assert game.statuses() == ["PAUSED", "PENDING"]
+    budget = play(time_budget_s=1.0)
+    until_paused(budget, 0, 1.0)
+    budget.tick(2.0)
+    budget.started(1)
+    budget.finished(1)
+    budget.controller.close(budget.time)
+    assert budget.statuses() == ["TERMINATED", "TERMINATED"]
+    assert budget.trial(0).reason == "time budget: not promoted"
+
+
+# --- another trial's state ------------------------------------------------------------------------
+
+
+class Exchange(Half):
+    """Every report after the first pauses with trial 0 and then trial 1 as donors; saves at the first."""
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        if time == 1:
+            return Decision(Verdict.CONTINUE, {"rule": "save"}, save=True)
+        donors = tuple(Donor(f"test_{index:05d}", {"x": index + 0.5}) for index in (0, 1))
+        return Decision(Verdict.PAUSE, {"rule": "exploit"}, donors=donors)
+
+    def choose_trial_to_run(
+        self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
+    ) -> str | None:
+        return pending[0] if pending else paused[0] if paused else None
+
+
+def exchanging() -> Play:
+    return Play(scheduler=Exchange(), num_samples=3, cpus=3, metric="m", mode="max")
+
+
+def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():
+    game = exchanging()
+    for index in range(3):
+        game.started(index)
+    (save,) = game.reported(0, {"m": 1.0})
+    assert save == ev.Save(game.trial(0).trial_id)
+    assert game.saved(0, "checkpoint_000000") == [ev.Advance(game.trial(0).trial_id)]
+    game.reported(2, {"m": 1.0})
+    game.saved(2)  # it can't save
+    game.reported(2, {"m": 0.0})
+    game.finished(2, "checkpoint_000000")
+    (adoption,) = game.adoptions
+    assert (adoption.donor, adoption.dirname) == (game.trial(0), "checkpoint_000001")
+    assert game.statuses()[2] == "PAUSED"
+    suggested = game.trial(2).config
+    game.adopted()
+    receiver = game.trial(2)
+    assert (receiver.config, receiver.suggested, receiver.attempt) == ({"x": 0.5}, suggested, 1)
+    assert game.calls[receiver.trial_id] == "setup"
+    assert game.iterations[receiver.trial_id] == 2  # its own count goes on
+    (change,) = game.recorded(ev.Rearranged)
+    assert (change.donor, change.donor_iteration, change.config) == (game.trial(0), 1, {"x": 0.5})
+
+
+def test_a_donor_that_is_saving_is_waited_for():
+    game = exchanging()
+    for index in range(3):
+        game.started(index)
+    game.reported(0, {"m": 1.0})
+    for value in (1.0, 0.0):
+        game.reported(2, {"m": value})
+        if value:
+            game.saved(2)
+    game.finished(2, "checkpoint_000000")
+    assert not game.adoptions
+    game.saved(0, "checkpoint_000000")
+    assert len(game.adoptions) == 1
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_a_donors_checkpoint_or_its_copy_the_trial_goes_on_as_it_is(there):
+    game = exchanging()
+    for index in range(3):
+        game.started(index)
+    if there:
+        game.reported(1, {"m": 1.0})
+        game.saved(1, "checkpoint_000000")
+    game.reported(2, {"m": 1.0})
+    game.saved(2)
+    game.reported(2, {"m": 0.0})
+    game.finished(2, "checkpoint_000000")
+    if there:
+        assert game.adoptions[0].donor is game.trial(1)
+        game.adopted(problem="the disk is full")
+    noted = [each.detail for each in game.recorded(ev.Noted) if each.kind == "no exchange"]
+    assert noted == ["the disk is full" if there else "no checkpoint has test_00000, test_00001"]
+    assert game.calls[game.trial(2).trial_id] == "setup"
+    assert not game.trial(2).tried
+
+
+# --- with real trials, files and a restore --------------------------------------------------------
+
+
+class Counting(tune.Trainable):
+    def setup(self, config):
+        self.x, self.state = config["x"], []
+
+    def step(self):
+        self.state.append(self.x)
+        return {"m": self.x, "state": str(self.state), "done": self.iteration == 3}
+
+    def save_checkpoint(self, path):
+        Path(path, "state").write_text(json.dumps(self.state))
+
+    def load_checkpoint(self, path):
+        self.state = json.loads(Path(path, "state").read_text())
+
+
+def counting(results, scheduler, callbacks=()):
+    return tune.Tuner(
+        Counting,
+        param_space={"x": tune.grid_search([1, 2, 3])},
+        tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler, max_concurrent_trials=1),
+        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=list(callbacks)),
+    )
+
+
+def test_paused_trials_of_a_class_go_on_where_they_were(inline, results):
+    grid = counting(results, Half(3)).fit()
+    assert [result.status for result in grid] == ["TERMINATED"] * 3
+    assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 4]
+    assert grid[2].metrics["state"] == "[3, 3, 3, 3]"
+
+
+class CutShort(tune.Callback):
+    def __init__(self, after):
+        self.after, self.seen = after, 0
+
+    def on_step_end(self, iteration, trials, **info):
+        self.seen += 1
+        if self.seen == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", range(1, 22, 2))
+def test_a_restore_from_any_step_comes_to_the_same_end(inline, results, after):
+    try:
+        counting(results, Half(3), [CutShort(after)]).fit()
+    except KeyboardInterrupt:
+        run, again = tune.RunConfig(callbacks=[CutShort(0)]), tune.TuneConfig(scheduler=Half(3))
+        grid = tune.Tuner.restore(results / "e", Counting, tune_config=again, run_config=run).fit()
+        assert [result.status for result in grid] == ["TERMINATED"] * 3
+        assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 4]
+        assert grid[2].metrics["state"] == "[3, 3, 3, 3]"
+        with ExperimentReader(results / "e") as reader:
+            decided = [(each["trial_id"][-1], each["verdict"]) for each in reader.decisions()]
+        assert decided == [
+            *((str(index), "PAUSE") for index in range(3)),
+            ("0", "STOP"),
+            ("1", "STOP"),
+            ("2", "RESUME"),
+        ]

@@ -1,0 +1,243 @@
+"""A restored experiment is the one that was left: its settings, decisions, counts, files and results."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.schedulers import FIFOScheduler
+from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
+from trainkit.tune.search import BasicVariantGenerator
+from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.restore import replay
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def stored_settings(folder: Path) -> dict:
+    with ExperimentReader(folder) as reader:
+        facts = reader.facts()
+    return {**facts["tune_config"], **facts["run_config"]}
+
+
+def test_settings_that_are_not_given_again_stay_as_stored(fit, tmp_path):
+    def endless(config):
+        while True:
+            tune.report({"loss": config["x"]})
+
+    fit(
+        endless,
+        {"x": tune.uniform(0, 1)},
+        metric="loss",
+        num_samples=2,
+        max_concurrent_trials=1,
+        scheduler=tune.schedulers.ASHAScheduler(max_t=50, grace_period=50),
+        run={
+            "stop": {"training_iteration": 3},
+            "callbacks": [tune.Callback()],
+            "failure_config": tune.FailureConfig(max_failures=2),
+            "checkpoint_config": tune.CheckpointConfig(num_to_keep=1),
+        },
+    )
+    before = stored_settings(tmp_path / "e")
+    with pytest.raises(ConfigError, match=r"RunConfig\(callbacks=\[...\]\)"):
+        tune.Tuner.restore(tmp_path / "e", endless)
+    grid = tune.Tuner.restore(
+        tmp_path / "e",
+        endless,
+        run_config=tune.RunConfig(callbacks=[tune.Callback()]),
+        tune_config=tune.TuneConfig(num_samples=4),
+    ).fit()
+    assert [result.metrics["training_iteration"] for result in grid] == [3] * 4
+    assert stored_settings(tmp_path / "e") == {**before, "num_samples": 4}
+
+
+def test_all_that_is_to_be_given_again_is_said_at_once(fit, tmp_path):
+    class Own(FIFOScheduler):
+        pass
+
+    class OwnSearch(BasicVariantGenerator):
+        pass
+
+    def once(config):
+        return 1.0
+
+    def stop(trial_id, result):
+        return True
+
+    fit(once, scheduler=Own(), search_alg=OwnSearch(), run={"stop": stop, "callbacks": [tune.Callback()]})
+    with pytest.raises(ConfigError, match=r"TuneConfig\(search_alg=..., scheduler=...\)"):
+        tune.Tuner.restore(tmp_path / "e", once)
+    own = tune.TuneConfig(scheduler=Own(), search_alg=OwnSearch())
+    with pytest.raises(ConfigError, match=r"RunConfig\(stop=..., callbacks=\[...\]\)"):
+        tune.Tuner.restore(tmp_path / "e", once, tune_config=own)
+    run = tune.RunConfig(stop=stop, callbacks=[tune.Callback()])
+    assert len(tune.Tuner.restore(tmp_path / "e", once, tune_config=own, run_config=run).fit()) == 1
+
+
+class Told(TrialScheduler):
+    """Keeps what it is told."""
+
+    needs_metric = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list = []
+
+    @property
+    def arguments(self) -> dict:
+        return {}
+
+    def __deepcopy__(self, memo: dict) -> Told:
+        return self
+
+    def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
+        self.log.append((trial_id, time))
+        return Decision(Verdict.CONTINUE)
+
+
+def test_a_replay_tells_the_scheduler_what_the_live_run_did(fit, tmp_path):
+    def trainable(config):
+        for step in range(3):
+            if config["x"] == 1 and step == 1:
+                tune.report({"loss": "not a number", "a": step})
+            elif config["x"] == 2 and step == 2:
+                tune.report({"loss": 1.0})  # lacks what the stop rule waits for
+            else:
+                tune.report({"loss": 1.0, "a": step})
+
+    live = Told()
+    space = {"x": tune.grid_search([0, 1, 2])}
+    grid = fit(trainable, space, metric="loss", scheduler=live, run={"stop": {"a": 10}})
+    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "ERROR"]
+    replayed, searcher = Told(), BasicVariantGenerator()
+    replayed.set_search_properties("loss", "min", scheduler_generator(0))
+    searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=1, seed=0)
+    with ExperimentReader(tmp_path / "e") as reader:
+        replay(reader.log(), reader.trials(), Proposals(searcher, Space.of(space)), replayed)
+    assert replayed.log == live.log
+
+
+def test_a_restore_onto_less_says_so_before_anything_runs(fit, tmp_path):
+    path = tmp_path / "unlucky"
+    path.touch()
+
+    def trainable(config):
+        start = tune.get_checkpoint().to_dict()["step"] if tune.get_checkpoint() else 0
+        tune.report({"start": start}, checkpoint=tune.Checkpoint.from_dict({"step": start + 1}))
+        if path.exists():
+            raise RuntimeError("not yet")
+
+    space = {"n": tune.grid_search([1, 1, 2])}
+    fit(tune.with_resources(trainable, lambda config: {"cpu": config["n"]}), space)
+    path.unlink()
+    more = tune.with_resources(trainable, lambda config: {"cpu": config["n"] + 1})
+    with pytest.raises(InfeasibleError, match="3 CPU"):
+        tune.Tuner.restore(tmp_path / "e", more, restart_errored=True).fit()
+    again = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
+    grid = tune.Tuner.restore(tmp_path / "e", again, resume_errored=True).fit()
+    assert grid.num_terminated == 3
+    assert [result.metrics["start"] for result in grid] == [1, 1, 1], "the checkpoints were still there"
+
+
+@pytest.mark.parametrize("how", ["retry", "restore"])
+def test_totals_go_on_from_the_checkpoint(fit, tmp_path, how):
+    def trainable(config):
+        checkpoint = tune.get_checkpoint()
+        scratch = Path(tune.get_context().get_trial_dir(), "scratch")
+        scratch.mkdir(exist_ok=True)
+        for step in range(2 if checkpoint else 0, 6):
+            saved = tune.Checkpoint(scratch) if step == 1 else None
+            tune.report({"timesteps_this_iter": 10, "time_total_s": 1.5 * (step + 1)}, checkpoint=saved)
+            if step == 4 and checkpoint is None:
+                raise RuntimeError("work of three steps is lost")
+
+    failures = tune.FailureConfig(max_failures=1 if how == "retry" else 0)
+    grid = fit(trainable, run={"failure_config": failures})
+    if how == "restore":
+        assert grid.num_errors == 1
+        grid = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    history = grid[0].history
+    assert [row["timesteps_total"] for row in history] == [10 * (step + 1) for step in range(6)]
+    with ExperimentReader(tmp_path / "e") as reader:
+        (kept,) = reader.trials()[0].checkpoints
+    assert (kept.iteration, kept.time_total_s, kept.timesteps_total) == (2, 3.0, 20)
+
+
+def test_the_users_own_folders_survive_a_restore(fit, tmp_path):
+    def trainable(config):
+        trial_dir = Path(tune.get_context().get_trial_dir())
+        for name in ("checkpoint_best", ".checkpoint_old", "checkpoint_12", "checkpoint_000099"):
+            (trial_dir / name).mkdir(exist_ok=True)
+        return 1.0
+
+    grid = fit(trainable)
+    tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    left = {path.name for path in Path(grid[0].path).iterdir() if path.is_dir()}
+    assert left == {"checkpoint_best", ".checkpoint_old", "checkpoint_12"}  # the last is a name of ours
+
+
+def test_results_of_a_restored_tuner_are_those_of_fit(fit, tmp_path):
+    def trainable(config):
+        return {"loss": config["x"], "kind": config["kind"].__name__}
+
+    space = {"x": tune.uniform(0, 1), "kind": tune.choice([dict, list]), "bad": math.nan}
+    scheduler = tune.schedulers.ASHAScheduler(metric="loss", mode="min", max_t=4)
+    grid = fit(trainable, space, num_samples=5, scheduler=scheduler)
+    again = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space).get_results()
+    assert again.get_best_result().trial_id == grid.get_best_result().trial_id
+    assert [result.config["kind"] for result in again] == [result.config["kind"] for result in grid]
+    assert [result.status for result in again] == [result.status for result in grid]
+
+
+def test_a_restored_tuner_may_fit_twice(fit, tmp_path):
+    def trainable(config):
+        return {"loss": config["x"]}
+
+    space = {"x": tune.uniform(0, 1)}
+    grid = fit(trainable, space, metric="loss", num_samples=3)
+    tuner = tune.Tuner.restore(tmp_path / "e", trainable)
+    assert [result.config for result in tuner.fit()] == [result.config for result in grid]
+    assert [result.config for result in tuner.fit()] == [result.config for result in grid]
+
+
+def test_a_restore_with_another_trainable_is_told_of(fit, tmp_path, caplog):
+    def first(config):
+        return {"loss": 1.0}
+
+    def second(config):
+        return {"loss": 2.0}
+
+    assert fit(first, {}, metric="loss").num_unfinished == 0
+    tune.Tuner.restore(tmp_path / "e", second).fit()
+    assert "started with the trainable first and goes on with second" in caplog.text
+
+
+def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):
+    """As after a restore on a machine whose clock is behind."""
+
+    def trainable(config):
+        tune.report({"loss": 1.0})
+        if not (tmp_path / "mended").exists():
+            raise ValueError("not mended")
+
+    fit(trainable)
+    with contextlib.closing(sqlite3.connect(tmp_path / "e" / "experiment.sqlite")) as connection, connection:
+        connection.execute("UPDATE events SET time = time + 3600")
+        connection.execute("UPDATE attempts SET started = started + 3600")
+    (tmp_path / "mended").touch()
+    (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    assert [attempt.outcome for attempt in result.attempts] == ["ValueError: not mended", "finished"]
+    first, second = result.attempts
+    assert first.started < second.started
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert 0 < reader.spent_s() < 1800

@@ -1,0 +1,323 @@
+"""What a user asks of a grid and of one result: best, checkpoints, attempts, tables, looks, reading back."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import MetricError, StoreError, TrialError
+from trainkit.tune.controller import events as ev
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.store.writer import ExperimentStore
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def saving(config):
+    for step, score in enumerate(config["scores"], 1):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step.txt").write_text(str(step))
+            tune.report({"score": score, "step": step}, checkpoint=tune.Checkpoint.from_directory(folder))
+    if config.get("fails"):
+        raise ValueError("on purpose")
+
+
+def step_of(checkpoint: tune.Checkpoint) -> str:
+    return Path(checkpoint.path, "step.txt").read_text()
+
+
+def test_best_and_last_report_and_their_checkpoints(fit):
+    """Row 1.9: 0.9 then 0.1 gives best 0.9, last 0.1, checkpoint of step 1, and who ranked it."""
+    grid = fit(saving, {"scores": tune.grid_search([[0.9, 0.1], [0.3, 0.5]])}, metric="score", mode="max")
+    best = grid.get_best_result(scope="all")
+    assert (best.best_metrics["score"], best.metrics["score"]) == (0.9, 0.1)
+    assert step_of(best.best_checkpoint) == "1"
+    assert step_of(best.checkpoint) == "2"
+    assert best.ranked_by == "all"
+    assert "best by: score, max, scope='all'" in repr(best)
+    last = grid.get_best_result()
+    assert (last.ranked_by, last.metrics["score"]) == ("last", 0.5)
+    assert [report["step"] for _, report in best.best_checkpoints] == [1, 2]
+    assert step_of(best.get_best_checkpoint("step", "max")) == "2"
+    assert step_of(best.get_best_checkpoint("step", "min")) == "1"
+
+
+def test_a_result_is_read_back_from_its_folder(fit):
+    grid = fit(saving, {"scores": [0.9, 0.1], "fails": True}, metric="score", mode="max")
+    back = tune.Result.from_path(grid[0].path)
+    assert (back.metrics, back.config, back.status) == (grid[0].metrics, grid[0].config, "ERROR")
+    assert isinstance(back.error, TrialError)
+    assert "on purpose" in str(back.error)
+    assert step_of(back.best_checkpoint) == "1"
+    with pytest.raises(StoreError, match=r"no trial with the folder nobody"):
+        tune.Result.from_path(Path(grid.experiment_path) / "nobody")
+    with pytest.raises(StoreError, match="no such folder"):
+        tune.Result.from_path("/nowhere/at/all")
+
+
+def test_ray_names_of_a_result(fit):
+    result = fit(saving, {"scores": [0.5]}, metric="score", mode="max")[0]
+    assert result.log_dir == Path(result.path)
+    assert result.logdir == result.local_path == result.path
+    assert result.last_result is result.metrics
+    assert result.metric_analysis["score"] == dict.fromkeys(
+        ("max", "min", "avg", "last", "last-5-avg", "last-10-avg"), 0.5
+    )
+    assert Path(os.path.join(result.checkpoint, "step.txt")).exists()  # as a path, too
+
+
+def test_the_filesystem_of_a_result_is_this_machines(fit):
+    pytest.importorskip("fsspec")
+    grid = fit(saving, {"scores": [0.5]})
+    assert grid[0].filesystem.exists(f"{grid[0].path}/result.json")
+    assert grid.filesystem.exists(grid.experiment_path)
+
+
+def flaky(config):
+    marker = Path(tune.get_context().get_trial_dir(), "tried")
+    tune.report({"score": 1})
+    if not marker.exists():
+        marker.touch()
+        raise OSError("once")
+    tune.report({"score": 2})
+
+
+def test_attempts_of_a_trial(fit):
+    run = {"failure_config": tune.FailureConfig(max_failures=1)}
+    result = fit(flaky, {"x": 3}, run=run)[0]
+    first, second = result.attempts
+    assert (first.number, first.reports, first.iteration) == (0, 1, 0)
+    assert "retry 1 of 1 after OSError" in first.outcome
+    assert (second.number, second.reports, second.outcome) == (1, 2, "finished")
+    assert first.config == second.config == {"x": 3}
+    assert first.started <= second.started
+    assert second.pid == os.getpid()  # the inline engine
+    assert [report["score"] for report in result.history] == [1, 2]
+
+
+def late(config):
+    tune.report({"a": 1.0, "nested": {"loss": math.nan}})
+    tune.report({"a": math.inf, "nested": {"loss": 0.5}, "late": "x"})
+
+
+def test_late_keys_nan_and_nested_keys_in_tables(fit, tmp_path):
+    """Row 1.31, reading: late keys, NaN and infinity, nested keys; a table goes to CSV and back."""
+    pandas = pytest.importorskip("pandas")
+    grid = fit(late, {"net": {"width": tune.grid_search([8, 16])}})
+    table = grid[0].metrics_dataframe
+    assert list(table["a"]) == [1.0, math.inf]
+    assert math.isnan(table["nested/loss"][0])
+    assert math.isnan(table["late"][0])
+    assert table["late"][1] == "x"
+    grid.get_dataframe().to_csv(tmp_path / "all.csv", index=False)
+    back = pandas.read_csv(tmp_path / "all.csv")
+    assert list(back["config/net/width"]) == [8, 16]
+    assert list(back["a"]) == [math.inf, math.inf]
+
+
+def test_best_rows_of_a_table_leave_out_trials_without_the_metric(fit):
+    pytest.importorskip("pandas")
+    grid = fit(late, {"x": tune.grid_search([1, 2])})
+    table = grid.get_dataframe("nested/loss", "min")
+    assert list(table["config/x"]) == [1, 2]
+    assert list(table["nested/loss"]) == [0.5, 0.5]
+    assert len(grid.get_dataframe("nobody", "min")) == 0
+
+
+def test_looks(fit):
+    def some_fail(config):
+        tune.report({"score": config["x"] / 3})
+        if config["x"] == 2:
+            raise ValueError("<two>")
+
+    grid = fit(some_fail, {"x": tune.grid_search(range(12)), "same": "for all"}, metric="score", mode="max")
+    head, names, *rows, rest = repr(grid).splitlines()
+    assert head == f"ResultGrid(12 trials, 11 terminated, 1 failed, in {grid.experiment_path})"
+    assert names.split() == ["trial", "status", "score", "iteration", "x"]
+    assert len(rows) == 10
+    assert rows[0].split()[1:] == ["TERMINATED", "3.66667", "1", "11"]
+    assert rest == "10 of 12 trials, best last score (max) first"
+    html = grid._repr_html_()
+    assert html.count("<tr>") == 11
+    assert "3.66667" in html
+    failed = grid[2]
+    assert "status: ERROR (ValueError: <two>)" in repr(failed)
+    assert "config: x=2, same=for all" in repr(failed)
+    assert "&lt;two&gt;" in failed._repr_html_()
+    assert "<two>" not in failed._repr_html_()
+
+
+def test_an_experiment_without_trials_or_metric_has_a_look_too(tmp_path):
+    assert repr(ResultGrid(tmp_path, [])) == f"ResultGrid(0 trials, 0 terminated, in {tmp_path})"
+    assert "<table>" in ResultGrid(tmp_path, [])._repr_html_()
+
+
+def test_everything_opens_after_a_move(fit, tmp_path):
+    """Row 1.36: `mv` the folder, open it, compare."""
+    grid = fit(saving, {"scores": tune.grid_search([[0.9, 0.1], [0.3, 0.5]])}, metric="score", mode="max")
+    kept = [(result.metrics["score"], step_of(result.best_checkpoint)) for result in grid]
+    moved = tmp_path / "elsewhere" / "deep"
+    moved.parent.mkdir()
+    shutil.move(grid.experiment_path, moved)
+    back = ResultGrid.from_path(moved)
+    assert [(result.metrics["score"], step_of(result.best_checkpoint)) for result in back] == kept
+    assert all(result.path.startswith(str(moved)) for result in back)
+    assert [len(result.history) for result in back] == [2, 2]
+    analysis = tune.ExperimentAnalysis(moved)
+    assert analysis.best_logdir.startswith(str(moved))
+    assert step_of(analysis.best_checkpoint) == "2"
+    assert tune.Result.from_path(back[1].path).metrics["score"] == 0.5
+    assert [result.metrics["score"] for result in tune.Tuner.restore(moved, saving).get_results()] == [
+        0.1,
+        0.5,
+    ]
+
+
+def test_an_address_opens_on_another_machine(fit, tmp_path, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "here"))
+    address = f"memory://{tmp_path.name}"
+    fit(saving, {"scores": [0.9, 0.1]}, metric="score", mode="max", run={"storage_path": address})
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "there"))
+    grid = ResultGrid.from_path(f"{address}/e")
+    assert grid.experiment_path == str(tmp_path / "there" / "e")
+    assert step_of(grid[0].best_checkpoint) == "1"
+    memory = fsspec.filesystem("memory")
+    analysis = tune.ExperimentAnalysis(f"/{tmp_path.name}/e", storage_filesystem=memory)
+    assert analysis.best_result["score"] == 0.1
+    trial = Path(grid[0].path).name
+    assert tune.Result.from_path(f"{address}/e/{trial}/").metrics["score"] == 0.1
+    with pytest.raises(StoreError, match="holds no experiment"):
+        ResultGrid.from_path(f"{address}/other")
+
+
+def test_objects_in_a_configuration_are_in_its_reports(fit):
+    thing = object()
+    result = fit(lambda config: {"x": 1}, {"thing": tune.choice([thing])})[0]
+    assert result.history[0]["config"]["thing"] is thing
+    assert result.metrics["config"]["thing"] is thing
+
+
+def test_a_grid_travels_as_a_pickle(fit):
+    grid = fit(saving, {"scores": [0.5]}, metric="score", mode="max")
+    back = pickle.loads(pickle.dumps(grid))
+    assert back[0].history == grid[0].history
+    assert back.get_best_result() == grid.get_best_result()
+
+
+def test_metric_and_mode_of_a_scheduler_mean_best_after_reading_back(fit):
+    scheduler = tune.schedulers.ASHAScheduler(metric="score", mode="max", max_t=5)
+    grid = fit(saving, {"scores": tune.grid_search([[0.1], [0.2]])}, scheduler=scheduler)
+    assert ResultGrid.from_path(grid.experiment_path).get_best_result().metrics["score"] == 0.2
+
+
+@pytest.mark.external
+def test_a_running_experiment_is_read_while_another_process_writes(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, time
+            from pathlib import Path
+            import trainkit
+            from trainkit import tune
+
+            def forever(config):
+                step = 0
+                while not Path(sys.argv[1], "enough").exists():
+                    step += 1
+                    tune.report({"step": step})
+                    time.sleep(0.01)
+
+            trainkit.init(engine="inline", num_cpus=1)
+            run = tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)
+            tune.Tuner(
+                forever, run_config=run, tune_config=tune.TuneConfig(metric="step", mode="max")
+            ).fit()
+            """
+        )
+    )
+    folder = tmp_path / "e"
+    writer = subprocess.Popen([sys.executable, script, tmp_path])
+    try:
+        seen: list[int] = []
+        deadline = time.monotonic() + 60
+        while len(seen) < 3 and time.monotonic() < deadline and writer.poll() is None:
+            if (folder / "experiment.sqlite").exists():
+                grid = ResultGrid.from_path(folder)
+                if len(grid) and grid[0].metrics and grid[0].metrics["step"] not in seen:
+                    assert grid[0].status == "RUNNING"
+                    assert grid.num_unfinished == 1
+                    steps = [report["step"] for report in grid[0].history]
+                    assert steps == list(range(1, len(steps) + 1))
+                    assert len(steps) >= grid[0].metrics["step"]
+                    assert tune.ExperimentAnalysis(folder).best_result["step"] >= grid[0].metrics["step"]
+                    seen.append(grid[0].metrics["step"])
+            time.sleep(0.02)
+        assert len(seen) == 3
+        assert seen == sorted(seen)
+        (tmp_path / "enough").touch()
+        assert writer.wait(timeout=60) == 0
+    finally:
+        writer.kill()
+        writer.wait()
+    assert ResultGrid.from_path(folder)[0].status == "TERMINATED"
+
+
+def many(folder: Path, count: int) -> None:
+    store = ExperimentStore.create(
+        folder, {"seed": 1, "space": {}, "tune_config": {"metric": "loss", "mode": "min"}}
+    )
+    for start in range(0, count, 500):
+        records: list[ev.Record] = []
+        for index in range(start, start + 500):
+            trial = Trial(f"t_{index:05d}", index, {"lr": index / count}, f"f_{index}", f"f_{index}")
+            records += [ev.TrialAdded(trial), ev.AttemptStarted(trial, 0, 1.0, 1, "host", "ip", 0)]
+            for iteration in (1, 2):
+                metrics = {"training_iteration": iteration, "loss": index / iteration}
+                records.append(ev.ResultAdded(trial, 0, iteration, 1.0, metrics, metrics))
+            records.append(ev.StatusChanged(trial, 2.0, TrialStatus.TERMINATED, "finished", 0, 0))
+        store.commit(records)
+    store.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_trials_load_in_two_seconds_of_processor_time(tmp_path):
+    many(tmp_path / "e", 10_000)
+    began = time.process_time()
+    grid = ResultGrid.from_path(tmp_path / "e")
+    best = grid.get_best_result()
+    assert time.process_time() - began < 2
+    assert (len(grid), best.trial_id) == (10_000, "t_00000")
+    # A trial's own reports cost nothing that grows with the others.
+    began = time.process_time()
+    assert [len(result.history) for result in grid[:50]] == [2] * 50
+    assert time.process_time() - began < 1
+
+
+def test_a_trial_that_never_ran_has_a_result(tmp_path):
+    many(tmp_path / "e", 500)
+    with sqlite3.connect(tmp_path / "e" / "experiment.sqlite") as file:
+        for table in ("results", "attempts", "events"):
+            file.execute(f"DELETE FROM {table}")
+        file.execute("UPDATE trials SET status = 'PENDING'")
+    file.close()
+    grid = ResultGrid.from_path(tmp_path / "e")
+    assert grid.num_unfinished == 500
+    assert (grid[0].metrics, grid[0].history, grid[0].attempts, grid[0].checkpoint) == ({}, [], [], None)
+    assert grid[0].best_metrics is None
+    with pytest.raises(MetricError, match="nothing was reported"):
+        grid.get_best_result()

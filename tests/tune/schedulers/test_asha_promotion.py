@@ -1,0 +1,384 @@
+"""ASHA's published form: the worked trace, and laws that hold for every order of events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tune.schedulers.promoted_trials import PromotedTrials, asha
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
+from trainkit.tune.schedulers.base import words_for
+
+PAUSE, STOP, CONTINUE = Verdict.PAUSE, Verdict.STOP, Verdict.CONTINUE
+
+
+# --- 4: the worked trace --------------------------------------------------------------------------
+
+LOSSES = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6]
+TRACE = "(0,0)(1,0)(2,0)(1,1)(3,0)(4,0)(5,0)(5,1)(6,0)(7,0)(8,0)(3,1)(1,2)"
+
+
+def toy(scheduler: ASHAScheduler | None = None) -> PromotedTrials:
+    scheduler = scheduler or asha("min", max_t=9, reduction_factor=3)
+    return PromotedTrials(scheduler, lambda number, time: LOSSES[number], (1, 3, 9), len(LOSSES))
+
+
+def trace(shop: PromotedTrials) -> str:
+    return "".join(f"({number},{shop.levels.index(time)})" for number, time in shop.jobs)
+
+
+def test_4_the_worked_trace():
+    shop = toy()
+    shop.run()
+    assert trace(shop) == TRACE
+    assert sum(time for _, time in shop.jobs) == 27  # each job from scratch
+    spent = sum(
+        time - max((t for n, t in shop.jobs[:at] if n == number), default=0)
+        for at, (number, time) in enumerate(shop.jobs)
+    )
+    assert spent == 21
+    assert sorted(shop.paused, key=int) == ["0", "2", "3", "4", "5", "6", "7", "8"]
+
+
+def test_4_and_28_the_same_trace_from_any_point_of_it():
+    """Told the events so far, and none of the questions, another scheduler answers the rest as this one."""
+    whole = toy()
+    whole.run()
+    assert len(whole.calls) > 40
+    for cut in range(len(whole.calls)):
+        again = ASHAScheduler(**whole.scheduler.arguments)
+        again.set_search_properties("m", "min", scheduler_generator(0))
+        for name, args, _ in whole.calls[:cut]:
+            if name != "choose_trial_to_run":
+                getattr(again, name)(*args)
+        for name, args, answer in whole.calls[cut:]:
+            assert getattr(again, name)(*args) == answer
+
+
+def test_reasons_name_rung_rank_and_cutoff():
+    shop = toy()
+    shop.run()
+    texts = [words_for(decision, "ASHA") for decision in shop.decisions]
+    assert texts[:4] == [
+        "paused by ASHA: rung 1, rank 1 of 1, 0 may go on",
+        "paused by ASHA: rung 1, rank 1 of 2, 0 may go on",
+        "paused by ASHA: rung 1, rank 3 of 3, 1 may go on, cutoff 0.1",
+        "resumed by ASHA: rung 1, rank 1 of 3, 1 may go on, cutoff 0.1",
+    ]
+    assert texts[-2:] == [
+        "resumed by ASHA: rung 3, rank 1 of 3, 1 may go on, cutoff 0.1",
+        "stopped by ASHA: reached max_t=9",
+    ]
+    assert shop.decisions[3].reason == {
+        "rule": "rung",
+        "rung": 1,
+        "rank": 1,
+        "entries": 3,
+        "places": 1,
+        "cutoff": 0.1,
+        "budget": 0,
+    }
+
+
+# --- 5: one rung ----------------------------------------------------------------------------------
+
+
+def promotions(arrivals: Iterable[float], eta: int = 3, mode: str = "max") -> list[list[int]]:
+    """After each arrival at the first rung, who is promoted then, as places of arrival from 0."""
+    scheduler = asha(mode, max_t=1000, reduction_factor=eta)
+    paused: dict[str, None] = {}
+    promoted = []
+    for number, value in enumerate(arrivals):
+        scheduler.on_trial_add(str(number))
+        if scheduler.on_result(str(number), {"training_iteration": 1, "m": value}).verdict is PAUSE:
+            paused[str(number)] = None
+        now = []
+        while (chosen := scheduler.choose_trial_to_run([], list(paused))) is not None:
+            del paused[chosen]
+            scheduler.on_trial_resume(chosen)
+            now.append(int(chosen))
+        promoted.append(now)
+    return promoted
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "promoted"),
+    [
+        ([5, 1, 9, 3, 7, 2, 8, 4, 6], [0, 0, 9, 0, 0, 7, 8, 0, 0]),
+        (range(1, 10), [0, 0, 3, 4, 5, 6, 7, 8, 9]),
+        (range(9, 0, -1), [0, 0, 9, 0, 0, 8, 0, 0, 7]),
+    ],
+)
+def test_5_worked_promotions(arrivals, promoted):
+    expected = [[list(arrivals).index(value)] if value else [] for value in promoted]
+    assert promotions(arrivals) == expected
+    assert promotions([-value for value in arrivals], mode="min") == expected
+
+
+def test_5_equal_scores_are_promoted_as_they_came():
+    assert promotions([1] * 6) == [[], [], [0], [], [], [1]]
+
+
+def test_5_as_many_are_promoted_in_random_orders_as_published():
+    """Of 243 in random order 89.2 on average, of which 8.2 are not among the best 81."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(60):
+        order = rng.permutation(243).tolist()
+        through = [order[number] for each in promotions(order) for number in each]
+        rows.append((len(through), sum(value < 243 - 81 for value in through)))
+    for column, published in zip(np.transpose(rows), (89.2, 8.2), strict=True):
+        assert column.mean() == pytest.approx(published, abs=0.05 + 4 * column.std() / 60**0.5)
+
+
+@pytest.mark.parametrize(("n", "wrong"), [(27, 1.6), (81, 3.5)])
+def test_5_wrong_promotions_grow_slower_than_the_entries(n, wrong):
+    rng = np.random.default_rng(1)
+    counts = []
+    for _ in range(60):
+        order = rng.permutation(n).tolist()
+        counts.append(sum(order[at] < n - n // 3 for each in promotions(order) for at in each))
+    assert np.mean(counts) == pytest.approx(wrong, abs=0.05 + 4 * np.std(counts) / 60**0.5)
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+LEVELS = (1, 2, 4, 8)
+scores = st.integers(-4, 4) | st.sampled_from([math.nan, math.inf, -math.inf])
+tables = st.lists(st.tuples(scores, scores, scores, scores), min_size=1, max_size=30)
+orders = st.lists(st.integers(0, 1000), max_size=150)
+
+
+def shop_of(table, scheduler: ASHAScheduler, sign: int = 1) -> PromotedTrials:
+    return PromotedTrials(scheduler, lambda n, t: sign * table[n][LEVELS.index(int(t))], LEVELS, len(table))
+
+
+@given(tables, orders, st.integers(1, 8), st.data())
+def test_2_and_3_who_is_promoted_and_when_a_new_one_starts(table, order, workers, data):
+    """Against the rule written out: each time, all entries of each rung are gone through."""
+    shop = shop_of(table, asha(max_t=8, reduction_factor=2))
+    entries: list[list[tuple[float, int, int]]] = [[], [], []]  # by rung: score, negated arrival, trial
+    promoted: list[set[int]] = [set(), set(), set()]
+
+    def promotable(rung: int) -> list[int]:
+        best = sorted(entries[rung], reverse=True)[: len(entries[rung]) // 2]
+        waiting = {int(trial) for trial, at in shop.paused.items() if at == rung}
+        return [number for _, _, number in best if number not in promoted[rung] and number in waiting]
+
+    order = iter(order)
+    while True:
+        while len(shop.running) < workers:
+            expected = next(((rung, numbers[0]) for rung in (2, 1, 0) if (numbers := promotable(rung))), None)
+            if not shop.take():
+                assert expected is None
+                break
+            number, time = shop.jobs[-1]
+            if time == 1:
+                assert expected is None, "a new one, though one could be promoted"
+            else:
+                rung = LEVELS.index(time) - 1
+                assert (rung, number) == expected
+                assert number not in promoted[rung], "left a rung twice"
+                promoted[rung].add(number)
+        if not shop.running:
+            break
+        which = next(order, 0) % len(shop.running)
+        number, time = shop.jobs[shop.running[which]]
+        decision = shop.finish(which, fails=data.draw(st.integers(0, 9)) == 0)
+        if decision is not None and time < 8:
+            value = shop.value(number, time)
+            score = value if math.isfinite(value) else -math.inf
+            entries[LEVELS.index(time)].append((score, -len(entries[LEVELS.index(time)]), number))
+            assert decision.verdict is (STOP if score == -math.inf else PAUSE)
+
+
+@given(tables, orders, st.integers(1, 8), st.integers(0, 100))
+def test_6_min_of_the_negated_metric_decides_the_same(table, order, workers, seed):
+    shops = []
+    for mode, sign in (("max", 1), ("min", -1)):
+        shop = shop_of(table, asha(mode, seed, max_t=8, reduction_factor=2), sign)
+        shop.run(workers, order)
+        shops.append(shop)
+    assert shops[0].jobs == shops[1].jobs
+    for one, other in zip(shops[0].decisions, shops[1].decisions, strict=True):
+        assert one.verdict is other.verdict
+        assert {**one.reason, "cutoff": 0} == {**other.reason, "cutoff": 0}
+        assert one.reason.get("cutoff", 0) == -other.reason.get("cutoff", 0)
+
+
+@given(st.integers(1, 60), st.integers(2, 5))
+def test_7_a_constant_metric_is_thinned_out(n, eta):
+    assert [number for each in promotions([0.5] * n, eta) for number in each] == list(range(n // eta))
+
+
+@given(st.lists(scores, max_size=40), st.integers(2, 4))
+def test_8_nan_and_infinity_stop_and_count_as_the_worst(values, eta):
+    worst = [value if math.isfinite(value) else -1e308 for value in values]
+    bad = {number for number, value in enumerate(values) if not math.isfinite(value)}
+    for with_bad, without in zip(promotions(values, eta), promotions(worst, eta), strict=True):
+        assert not bad & set(with_bad)
+        assert with_bad == [number for number in without if number not in bad]
+
+
+def test_9_a_jump_is_judged_once_on_the_highest_level():
+    scheduler = asha(max_t=1000, reduction_factor=4)
+    for name in ("jumper", "slow"):
+        scheduler.on_trial_add(name)
+    reason = scheduler.on_result("jumper", {"training_iteration": 20, "m": 1.0}).reason
+    assert (reason["rung"], reason["entries"], reason["skipped"]) == (16, 1, 2)
+    assert scheduler.on_result("slow", {"training_iteration": 1, "m": 0.0}).reason["entries"] == 1
+    scheduler.on_trial_resume("jumper")
+    assert scheduler.on_result("jumper", {"training_iteration": 21, "m": -9.0}) == Decision(CONTINUE)
+    scheduler.on_trial_resume("slow")
+    assert scheduler.on_result("slow", {"training_iteration": 4, "m": 0.0}).reason["entries"] == 1
+
+
+@given(tables, orders, st.integers(1, 4), orders)
+def test_10_late_and_backward_reports_change_nothing(table, order, workers, disturbances):
+    clean, disturbed = (shop_of(table, asha(max_t=8, reduction_factor=2)) for _ in range(2))
+    noise = iter(disturbances)
+    on_result = disturbed.scheduler.on_result
+
+    def noisy(trial_id, result):
+        decision = on_result(trial_id, result)
+        t = result["training_iteration"]
+        again = {"training_iteration": min(t, next(noise, 9) % 9), "m": 5.0}
+        assert on_result(trial_id, again).reason.get("rule") in (None, "waits", "late report")
+        return decision
+
+    disturbed.scheduler.on_result = noisy  # type: ignore[method-assign]
+    clean.run(workers, order)
+    disturbed.run(workers, order)
+    assert clean.jobs == disturbed.jobs
+    assert clean.decisions == disturbed.decisions
+
+
+def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():
+    scheduler = asha(max_t=27, reduction_factor=3)
+    for name in "abc":
+        scheduler.on_trial_add(name)
+        assert scheduler.on_result(name, {"training_iteration": 1, "m": 1.0}).verdict is PAUSE
+    scheduler.on_trial_resume("a")
+    assert scheduler.on_result("a", {"training_iteration": 3, "m": 1.0}).verdict is PAUSE
+    # Its process died before it had saved; it goes on from the checkpoint of before.
+    assert scheduler.on_result("a", {"training_iteration": 1, "m": 0.0}) == Decision(CONTINUE)
+    assert scheduler.on_result("a", {"training_iteration": 2, "m": 0.0}) == Decision(CONTINUE)
+    again = scheduler.on_result("a", {"training_iteration": 3, "m": 0.0})
+    assert again == Decision(PAUSE, {"rule": "waits", "rung": 3})
+    assert words_for(again, "ASHA") == "paused by ASHA: it waits to be promoted from rung 3"
+    # Once it is promoted, what it has passed is behind it.
+    for name in "de":
+        scheduler.on_trial_add(name)
+        assert scheduler.on_result(name, {"training_iteration": 3, "m": 0.0}).verdict is PAUSE
+    assert scheduler.choose_trial_to_run([], ["a", "b", "c", "d", "e"]) == "a"
+    scheduler.on_trial_resume("a")
+    assert scheduler.on_result("a", {"training_iteration": 3, "m": 0.0}) == Decision(CONTINUE)
+
+
+def test_11_a_result_without_the_metric_still_ends_at_max_t():
+    scheduler = asha(max_t=9, reduction_factor=3)
+    scheduler.on_trial_add("a")
+    assert scheduler.on_result("a", {"training_iteration": 1}) == Decision(CONTINUE)
+    # It is judged at its next report, which has reached the same rung.
+    assert scheduler.on_result("a", {"training_iteration": 2, "m": 1.0}).reason["rung"] == 1
+    scheduler.on_trial_resume("a")
+    assert scheduler.on_result("a", {"training_iteration": 12}) == Decision(
+        STOP, {"rule": "max_t", "max_t": 9}
+    )
+
+
+@pytest.mark.parametrize(("eta", "k"), [(2, 4), (3, 3), (4, 2)])
+def test_12_with_all_reports_before_any_decision_it_is_synchronous_halving(eta, k):
+    n = eta**k
+    values = np.random.default_rng(k).permutation(n).tolist()
+    levels = tuple(eta**at for at in range(k + 1))
+    shop = PromotedTrials(asha(max_t=n, reduction_factor=eta), lambda number, time: values[number], levels, n)
+    while shop.take():
+        while shop.take():
+            pass
+        while shop.running:
+            shop.finish(0)
+    for rung, level in enumerate(levels):
+        there = {number for number, time in shop.jobs if time == level}
+        assert there == {number for number in range(n) if values[number] >= n - n // eta**rung}
+
+
+def test_13_each_bracket_promotes_within_itself():
+    scheduler = asha(max_t=27, reduction_factor=3, brackets=2)
+    for number in range(60):
+        scheduler.on_trial_add(str(number))
+    by_bracket = [[str(n) for n in range(60) if scheduler.bracket_of(str(n)) == b] for b in range(2)]
+    paused = []
+    for bracket, level in ((0, 1), (1, 3)):
+        for value, trial in enumerate(by_bracket[bracket][:3]):
+            decision = scheduler.on_result(trial, {"training_iteration": level, "m": value})
+            assert decision.reason["rung"] == level
+            assert decision.reason.get("bracket", 0) == bracket
+            assert decision.reason["budget"] == bracket  # the level's place among those of all brackets
+            paused.append(trial)
+    # The higher level goes first, whichever bracket it is of.
+    for bracket in (1, 0):
+        chosen = scheduler.choose_trial_to_run([], paused)
+        assert chosen == by_bracket[bracket][2]
+        scheduler.on_trial_resume(chosen)
+        paused.remove(chosen)
+    assert scheduler.choose_trial_to_run([], paused) is None
+
+
+# --- who can go on --------------------------------------------------------------------------------
+
+
+def three_at_the_first_rung(values=(1.0, 3.0, 2.0)) -> ASHAScheduler:
+    scheduler = asha(max_t=27, reduction_factor=3)
+    for number, value in enumerate(values):
+        scheduler.on_trial_add(str(number))
+        scheduler.on_result(str(number), {"training_iteration": 1, "m": value})
+    return scheduler
+
+
+def test_one_that_still_saves_is_passed_over():
+    scheduler = three_at_the_first_rung((1.0, 3.0, 2.0, 5.0, 4.0, 0.0))
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "4", "5"]) == "4"  # "3" is the best, "4" second
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "5"]) is None  # no other is among the best two
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "3", "4", "5"]) == "3"
+
+
+def test_a_promotion_goes_before_what_waits_to_run():
+    scheduler = three_at_the_first_rung()
+    scheduler.on_trial_add("new")
+    assert scheduler.choose_trial_to_run(["new"], ["0", "1", "2"]) == "1"
+    scheduler.on_trial_resume("1")
+    assert scheduler.choose_trial_to_run(["new"], ["0", "2"]) == "new"
+    assert scheduler.choose_trial_to_run([], ["0", "2"], new=True) is None
+    assert scheduler.choose_trial_to_run([], ["0", "2"], new=False) is None
+
+
+@pytest.mark.parametrize("ends", ["on_trial_complete", "on_trial_error"])
+def test_one_that_has_ended_is_not_promoted_and_stays_an_entry(ends):
+    scheduler = three_at_the_first_rung()
+    getattr(scheduler, ends)("1")
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2"]) is None
+    scheduler.on_trial_add("3")
+    reason = scheduler.on_result("3", {"training_iteration": 1, "m": 2.5}).reason
+    assert (reason["rank"], reason["entries"], reason["cutoff"]) == (2, 4, 3.0)
+    # Run once more, it waits again.
+    assert scheduler.on_result("1", {"training_iteration": 1, "m": 0.0}).verdict is PAUSE
+    assert scheduler.choose_trial_to_run([], ["0", "1", "2", "3"]) == "1"
+
+
+def test_a_trial_that_nobody_judged_has_no_reason_to_go_on():
+    scheduler = three_at_the_first_rung()
+    scheduler.on_trial_add("odd")
+    assert scheduler.on_trial_resume("odd") == {}
+
+
+def test_the_stopping_form_lets_paused_trials_go_on_in_order():
+    scheduler = ASHAScheduler(metric="m", mode="max")
+    assert scheduler.choose_trial_to_run([], ["b", "a"]) == "b"
+    assert scheduler.choose_trial_to_run(["c"], ["b", "a"]) == "c"

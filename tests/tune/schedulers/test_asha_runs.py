@@ -1,0 +1,312 @@
+"""ASHA's published form in whole experiments: simulated ones, and trials that save and go on from files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import examples
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import ASHAScheduler, create_scheduler
+from trainkit.tune.simulation.simulate import Simulation
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+LOSSES = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6]
+JOBS = [
+    (0, 1),
+    (1, 1),
+    (2, 1),
+    (1, 3),
+    (3, 1),
+    (4, 1),
+    (5, 1),
+    (5, 3),
+    (6, 1),
+    (7, 1),
+    (8, 1),
+    (3, 3),
+    (1, 9),
+]
+"""The worked trace: with one worker, which trial ran next, and up to which iteration."""
+
+
+def promotion(**arguments) -> ASHAScheduler:
+    return ASHAScheduler(**{"max_t": 9, "reduction_factor": 3, **arguments}, type="promotion")
+
+
+def fixed(config, training_iteration, rng):
+    return {"loss": config["loss"]}
+
+
+def simulated(losses, scheduler=None, mode="min", **settings) -> Simulation:
+    return tune.simulate(
+        fixed,
+        {"loss": tune.grid_search(list(losses))},
+        tune.TuneConfig(metric="loss", mode=mode, scheduler=scheduler or promotion(), allow_duplicates=True),
+        seed=0,
+        **settings,
+    )
+
+
+def number(results: Simulation, trial_id: str) -> int:
+    return [result.trial_id for result in results].index(trial_id)
+
+
+# --- the simulated controller ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("resume", "work"), [(True, 21), (False, 27)])
+def test_4_the_worked_trace_on_the_controller(resume, work):
+    results = simulated(LOSSES, resume=resume)
+    reached = {}  # a job ends with a pause or at max_t
+    ends = [
+        each
+        for each in results.decisions()
+        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
+    ]
+    assert [(number(results, each["trial_id"]), each["iteration"]) for each in ends] == JOBS
+    reached = {result.metrics["loss"]: result.metrics["training_iteration"] for result in results}
+    assert reached == {loss: {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1) for loss in LOSSES}
+    assert results.work == work
+    assert {(result.metrics["loss"], result.reason) for result in results} == {
+        (0.1, "stopped by ASHA: reached max_t=9"),
+        *((loss / 10, f"not promoted: rung 3, rank {loss} of 3, 1 place") for loss in (2, 3)),
+        *((loss / 10, f"not promoted: rung 1, rank {loss} of 9, 3 places") for loss in range(4, 10)),
+    }
+    assert results.num_terminated == 9
+
+
+@pytest.mark.parametrize(("resume", "first_full_s"), [(False, 13), (True, 9)])
+def test_the_toy_bracket_has_its_first_full_configuration_on_time(resume, first_full_s):
+    results = simulated(LOSSES, workers=9, resume=resume)
+    assert results.get_best_result().metrics["training_iteration"] == 9
+    assert results.busy_s == (21 if resume else 27)
+    (end,) = [span.ended for span in results.timeline if "max_t" in span.reason]
+    assert end == first_full_s
+
+
+@given(
+    st.lists(st.integers(0, 5) | st.just(math.nan), min_size=1, max_size=30),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.05, 0.3]),
+    st.integers(0, 3),
+    st.integers(1, 3),
+)
+@settings(max_examples=examples(40))
+def test_every_trial_ends_whatever_fails(losses, workers, failures, max_failures, brackets):
+    results = simulated(
+        losses,
+        promotion(brackets=brackets),
+        workers=workers,
+        failures=failures,
+        run_config=tune.RunConfig(failure_config=tune.FailureConfig(max_failures=max_failures)),
+    )
+    assert {str(result.status) for result in results} <= {"TERMINATED", "ERROR"}
+    assert len(results) == len(losses)
+    # Each that left a rung was among the best third there, and left it once.
+    left = [each for each in results.decisions() if each["verdict"] == "RESUME"]
+    assert all(each["rank"] <= each["places"] == each["entries"] // 3 for each in left)
+    assert len({(each["trial_id"], each["rung"]) for each in left}) == len(left)
+    finite = {result.trial_id for result in results if math.isfinite(result.metrics.get("loss", 0.0))}
+    assert {each["trial_id"] for each in left} <= finite
+
+
+def test_8_nan_everywhere_ends_every_trial_at_its_first_rung():
+    results = simulated([math.nan] * 7, workers=2)
+    assert [result.reason for result in results] == [
+        f"stopped by ASHA: rung 1, rank {n} of {n}, {n // 3} may go on" for n in range(1, 8)
+    ]
+
+
+# row 1.14
+@pytest.mark.parametrize("falling", [True, False])
+def test_in_both_orders_the_same_top_quarter_runs_to_the_end(falling):
+    """One at a time, best first or worst first: where the stopping form stops 15 or none."""
+    scores = sorted(range(16), reverse=falling)
+    scheduler = promotion(max_t=4, reduction_factor=4)
+    results = simulated(scores, scheduler, mode="max")
+    full = {result.metrics["loss"] for result in results if result.metrics["training_iteration"] == 4}
+    assert {12, 13, 14, 15} <= full
+    assert results.work == 16 + 3 * len(full)
+    stopping = ASHAScheduler(max_t=4, reduction_factor=4)
+    stopped = ["rung" in result.reason for result in simulated(scores, stopping, mode="max") if result.reason]
+    assert sum(stopped) == (15 if falling else 0)
+
+
+# row 1.14
+@pytest.mark.parametrize("falling", [True, False])
+def test_of_those_that_run_together_exactly_the_top_quarter_runs_to_the_end(falling):
+    scores = sorted(range(16), reverse=falling)
+    results = simulated(scores, promotion(max_t=4, reduction_factor=4), mode="max", workers=16)
+    full = {result.metrics["loss"] for result in results if result.metrics["training_iteration"] == 4}
+    assert {12, 13, 14, 15} <= full
+    assert len(full) == (4 if falling else 13)
+
+
+def test_promotions_are_drawn_as_such():
+    pytest.importorskip("matplotlib")
+    from matplotlib.collections import PathCollection
+
+    results = simulated(LOSSES)
+    (axes,) = results.plot("rungs").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "1\n9 came\n3 went on",
+        "3\n3 came\n1 went on",
+    ]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == ["not promoted", "promoted"]
+    points = [each for each in axes.collections if isinstance(each, PathCollection)]
+    assert sorted(len(each.get_offsets()) for each in points) == [1, 2, 3, 6]
+
+
+# --- trials with files ----------------------------------------------------------------------------
+
+
+class Counting(tune.Trainable):
+    """Its state is all the iterations it has ever run, so nothing is run twice unnoticed."""
+
+    def setup(self, config):
+        self.ran: list[int] = []
+
+    def step(self):
+        self.ran.append(self.iteration)
+        return {"loss": self.config["loss"], "ran": str(self.ran)}
+
+    def save_checkpoint(self, path):
+        Path(path, "ran").write_text(json.dumps(self.ran))
+
+    def load_checkpoint(self, path):
+        self.ran = json.loads(Path(path, "ran").read_text())
+
+
+def counting(config):
+    checkpoint = tune.get_checkpoint()
+    ran = checkpoint.to_dict()["ran"] if checkpoint else []
+    for iteration in range(len(ran), 20):
+        ran.append(iteration)
+        tune.report(
+            {"loss": config["loss"], "ran": str(ran)}, checkpoint=tune.Checkpoint.from_dict({"ran": ran})
+        )
+
+
+def search(trainable, folder, scheduler=None, callbacks=(), **settings) -> tune.Tuner:
+    config = tune.TuneConfig(
+        metric="loss",
+        mode="min",
+        scheduler=scheduler or promotion(),
+        **{"max_concurrent_trials": 1, **settings},
+    )
+    run = tune.RunConfig(name="e", storage_path=folder, verbose=0, callbacks=list(callbacks))
+    return tune.Tuner(
+        trainable, param_space={"loss": tune.grid_search(LOSSES)}, tune_config=config, run_config=run
+    )
+
+
+def check_the_trace(grid):
+    assert [str(result.status) for result in grid] == ["TERMINATED"] * 9
+    for result, loss in zip(grid, LOSSES, strict=True):
+        reached = {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1)
+        assert result.metrics["training_iteration"] == reached
+        assert json.loads(result.metrics["ran"]) == list(range(reached))
+
+
+@pytest.mark.parametrize("trainable", [Counting, counting])
+def test_trials_go_on_from_their_checkpoints(trainable, tmp_path):
+    grid = search(trainable, tmp_path).fit()
+    check_the_trace(grid)
+    ends = [
+        each
+        for each in grid.decisions()
+        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
+    ]
+    ids = [result.trial_id for result in grid]
+    assert [(ids.index(each["trial_id"]), each["iteration"]) for each in ends] == JOBS
+    best = grid.get_best_result()
+    assert [(each["verdict"], each.get("rung"), each.get("rank")) for each in best.decisions] == [
+        ("PAUSE", 1, 1),
+        ("RESUME", 1, 1),
+        ("PAUSE", 3, 1),
+        ("RESUME", 3, 1),
+        ("STOP", None, None),
+    ]
+    assert best.reason == "stopped by ASHA: reached max_t=9"
+
+
+class CutShort(tune.Callback):
+    def __init__(self, after: int) -> None:
+        self.after, self.seen = after, 0
+
+    def on_step_end(self, iteration, trials, **info):
+        self.seen += 1
+        if self.seen == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [2, 5, 9, 14, 18, 23, 27, 33, 40])
+def test_28_a_restore_goes_on_with_the_same_decisions(after, tmp_path):
+    whole = search(Counting, tmp_path / "whole").fit()
+    try:
+        search(Counting, tmp_path, callbacks=[CutShort(after)]).fit()
+    except KeyboardInterrupt:
+        run = tune.RunConfig(callbacks=[CutShort(0)])
+        grid = tune.Tuner.restore(tmp_path / "e", Counting, run_config=run).fit()
+    else:
+        grid = tune.Tuner.restore(tmp_path / "e", Counting).get_results()
+    check_the_trace(grid)
+
+    def decided(grid) -> list[tuple]:
+        ids = [result.trial_id for result in grid]
+        return [
+            (
+                ids.index(each["trial_id"]),
+                *(each.get(key) for key in ("iteration", "verdict", "rung", "rank")),
+            )
+            for each in grid.decisions()
+        ]
+
+    assert decided(grid) == decided(whole)
+
+
+def test_a_trainable_without_checkpoints_is_told_once_to_have_them(tmp_path):
+    def forgetful(config):
+        for _ in range(9):
+            tune.report({"loss": config["loss"]})
+
+    with pytest.raises(
+        ConfigError, match=r"ASHA paused the trial, and it has no checkpoint to go on from.*ends"
+    ):
+        search(forgetful, tmp_path).fit()
+    restored = tune.Tuner.restore(tmp_path / "e", counting, restart_errored=True)
+    (result,) = restored.get_results()
+    assert (result.status, result.metrics["loss"]) == ("ERROR", LOSSES[0])
+    check_the_trace(restored.fit())
+
+
+def test_a_class_that_can_not_save_is_refused_before_anything_runs(tmp_path):
+    class Forgetful(tune.Trainable):
+        def step(self):
+            raise AssertionError("it runs")
+
+    tuner = search(Forgetful, tmp_path)
+    with pytest.raises(ConfigError, match="ASHA pauses trials, and those of Forgetful have no checkpoint"):
+        tuner.fit()
+    assert not (tmp_path / "e").exists()
+
+
+def test_stopping_needs_no_checkpoints(tmp_path):
+    class Forgetful(tune.Trainable):
+        def step(self):
+            return {"loss": self.config["loss"]}
+
+    assert search(Forgetful, tmp_path, ASHAScheduler(max_t=9, reduction_factor=3)).fit().num_errors == 0
+
+
+def test_it_is_made_by_name_too():
+    scheduler = create_scheduler("asynchyperband", type="promotion", max_t=27)
+    assert scheduler.arguments == promotion(max_t=27, reduction_factor=4).arguments

@@ -1,0 +1,404 @@
+"""Hyperband: its brackets to the digit, and the rule that each round is judged by."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import examples
+from tests.tune.schedulers.simulated_workers import SimulatedWorkers
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.core.seeds import scheduler_generator
+from trainkit.tune.schedulers import (
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    TrialScheduler,
+    Verdict,
+    create_scheduler,
+)
+from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
+
+STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
+BOTH = [HyperBandScheduler, HyperBandForBOHB]
+
+
+def hyperband(max_t=9, eta=3, mode="max", cls=HyperBandScheduler, **arguments) -> HyperBandScheduler:
+    scheduler = cls(metric="m", mode=mode, max_t=max_t, reduction_factor=eta, **arguments)
+    scheduler.set_search_properties("m", mode, scheduler_generator(0))
+    return scheduler
+
+
+def report(scheduler: TrialScheduler, trial: object, t: float, m: float | None = None):
+    result = {"training_iteration": t} if m is None else {"training_iteration": t, "m": m}
+    return scheduler.on_result(str(trial), result)
+
+
+def nine(**arguments) -> HyperBandScheduler:
+    """With the widest bracket of 9/3 full: 9 trials, judged at 1 and 3."""
+    scheduler = hyperband(**arguments)
+    for number in range(9):
+        scheduler.on_trial_add(str(number))
+    return scheduler
+
+
+def went_on(scheduler: TrialScheduler) -> list[str]:
+    """Those that go on, in the order they do."""
+    found = []
+    while (trial_id := scheduler.choose_trial_to_run([], [str(n) for n in range(99)])) is not None:
+        scheduler.on_trial_resume(trial_id)
+        found.append(trial_id)
+    return found
+
+
+# --- 14: tables and totals ------------------------------------------------------------------------
+
+TABLE_81 = [
+    [(1, 81), (3, 27), (9, 9), (27, 3), (81, 1)],
+    [(3, 34), (9, 11), (27, 3), (81, 1)],
+    [(9, 15), (27, 5), (81, 1)],
+    [(27, 8), (81, 2)],
+    [(81, 5)],
+]
+TOTALS = {  # (R, eta): trials, units from scratch, units with resume
+    (81, 3): (143, 1902, 1581),
+    (9, 3): (17, 78, 69),
+    (27, 3): (49, 423, 357),
+    (16, 2): (43, 372, 278),
+    (64, 4): (98, 1000, 884),
+    (256, 4): (378, 6000, 5232),
+}
+
+
+def test_14_the_table_is_the_pseudocodes():
+    plans = bracket_plans(81, 3)
+    assert [plan.rounds(3) for plan in plans] == TABLE_81
+    sizes = [plan.size for plan in plans]
+    assert sizes == [81, 34, 15, 8, 5]
+    assert sizes != [81, 27, 9, 6, 5]  # the example table of the same paper
+
+
+@pytest.mark.parametrize(("pair", "totals"), TOTALS.items())
+def test_14_totals(pair, totals):
+    trials, scratch, resume = 0, 0, 0
+    for plan in bracket_plans(*pair):
+        trials += plan.size
+        before = 0
+        for level, entries in plan.rounds(pair[1]):
+            scratch += entries * level
+            resume += entries * (level - before)
+            before = level
+    assert (trials, scratch, resume) == totals
+
+
+@pytest.mark.parametrize("workers", [1, 7, 32])
+@pytest.mark.parametrize("pair", [(9, 3), (27, 3), (16, 2)])
+def test_14_one_turn_of_all_brackets_costs_that_much(pair, workers):
+    trials, scratch, resume = TOTALS[pair]
+    crew = SimulatedWorkers(hyperband(*pair), samples=trials, workers=workers).run()
+    assert sum(trial.spent for trial in crew.trials.values()) == resume
+    # From scratch each round would be trained from the beginning.
+    judged = [decision.reason for _, _, decision in crew.decisions] + [reason for _, reason in crew.resumed]
+    levels = [reason.get("rung", pair[0]) for reason in judged if reason["rule"] in ("rung", "max_t")]
+    assert sum(levels) == scratch
+
+
+@pytest.mark.parametrize(
+    ("pair", "levels"),
+    [
+        ((60, 3), [2, 7, 20, 60]),
+        ((100, 3), [1, 4, 11, 33, 100]),
+        ((729, 3), [1, 3, 9, 27, 81, 243, 729]),  # int(729 * 3**-6) is 0: a bracket would be lost
+        ((243, 3), [1, 3, 9, 27, 81, 243]),  # log(243) / log(3) is 4.999...
+        ((1000, 10), [1, 10, 100, 1000]),
+        ((5, 2), [1, 3, 5]),  # 2.5 is rounded up
+        ((2.5, 2.5), [1, 2.5]),
+        ((2, 3), [2]),  # less than one level: a bracket of one trial that nobody judges
+        ((0.5, 3), [0.5]),
+    ],
+)
+def test_14_levels_are_shared_and_end_at_the_maximum(pair, levels):
+    assert list(shared_levels(*pair)) == levels
+    plans = bracket_plans(*pair)
+    assert [list(plan.levels) for plan in plans] == [levels[skipped:] for skipped in range(len(levels))]
+    assert [plan.lowest for plan in plans] == list(range(len(levels)))
+
+
+@given(st.integers(2, 10), st.integers(0, 10))
+def test_1_levels_of_an_exact_power(eta, k):
+    assert list(shared_levels(eta**k, eta)) == [eta**i for i in range(k + 1)]
+
+
+@given(st.floats(0.1, 3000) | st.integers(1, 3000), st.integers(2, 10) | st.floats(2, 10))
+def test_levels_rise_and_every_round_has_a_trial(max_t, eta):
+    for plan in bracket_plans(max_t, eta):
+        rounds = plan.rounds(eta)
+        assert rounds[-1][0] == max_t
+        assert all(a < b for (a, _), (b, _) in itertools.pairwise(rounds))
+        assert all(entries >= 1 for _, entries in rounds)
+
+
+# --- brackets fill one after another --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_the_widest_bracket_comes_first_and_the_turn_begins_again(cls):
+    scheduler = hyperband(cls=cls)
+    for number in range(19):
+        scheduler.on_trial_add(str(number))
+    assert [scheduler.bracket_of(str(n)) for n in range(19)] == [0] * 9 + [1] * 5 + [2] * 3 + [3] * 2
+
+
+def test_the_narrow_bracket_first_if_asked_for():
+    scheduler = hyperband(narrow_first=True)
+    for number in range(18):
+        scheduler.on_trial_add(str(number))
+    assert [scheduler.bracket_of(str(n)) for n in range(18)] == [0] * 3 + [1] * 5 + [2] * 9 + [3]
+
+
+def test_a_full_bracket_leaves_no_worker_idle():
+    """While the trials of a bracket wait for the slowest one, those of the next begin."""
+    scheduler = nine()
+    for number in range(8):
+        assert report(scheduler, number, 1, number).verdict is PAUSE
+    paused = [str(number) for number in range(8)]
+    assert scheduler.choose_trial_to_run([], paused, new=True) is None  # so a new trial starts
+    scheduler.on_trial_add("9")
+    assert scheduler.bracket_of("9") == 1
+    assert report(scheduler, 8, 1, 8.0).reason["awaits"] == 0
+    assert (
+        scheduler.choose_trial_to_run([], [*paused, "8"], new=True) == "8"
+    )  # so it need not end its process
+    assert scheduler.choose_trial_to_run([], paused, new=True) == "7"  # before any new trial
+
+
+# --- one round ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_round_is_judged_when_its_last_trial_arrives(mode):
+    sign = -1 if mode == "min" else 1
+    scheduler = nine(mode=mode)
+    for number, waits in zip(range(9), range(8, -1, -1), strict=True):
+        assert scheduler.verdicts() == []
+        decision = report(scheduler, number, 1, sign * (6.5 if number == 8 else number))
+        assert decision.verdict is PAUSE
+        assert decision.reason == {
+            "rule": "milestone",
+            "bracket": 0,
+            "rung": 1,
+            "budget": 0,
+            "awaits": waits,
+        }
+    facts = {"rule": "rung", "bracket": 0, "rung": 1, "budget": 0, "entries": 9, "places": 3}
+    cutoff = {"cutoff": sign * 6}
+    verdicts = scheduler.verdicts()
+    assert [each for each, _ in verdicts] == ["5", "4", "3", "2", "1", "0"]
+    assert [decision.reason["rank"] for _, decision in verdicts] == [4, 5, 6, 7, 8, 9]
+    assert all(decision.verdict is STOP for _, decision in verdicts)
+    assert scheduler.verdicts() == []  # once each
+    paused = [str(number) for number in range(9)]
+    for name, rank in {"8": 2, "7": 1, "6": 3}.items():  # the one that has a process, then the best first
+        assert scheduler.choose_trial_to_run([], paused) == name
+        assert scheduler.choose_trial_to_run([], paused) == name  # a question changes nothing
+        assert scheduler.on_trial_resume(name) == facts | cutoff | {"rank": rank}
+    assert scheduler.choose_trial_to_run([], paused) is None
+
+
+def test_the_last_to_come_is_stopped_by_its_own_report():
+    scheduler = nine()
+    for number in range(1, 9):
+        report(scheduler, number, 1, number)
+    last = report(scheduler, 0, 1, 0.0)
+    assert (last.verdict, last.reason["rule"], last.reason["rank"]) == (STOP, "rung", 9)
+    assert [each for each, _ in scheduler.verdicts()] == ["5", "4", "3", "2", "1"]
+
+
+def test_the_second_round_waits_only_for_those_that_went_on():
+    scheduler = nine()
+    for number in range(9):
+        report(scheduler, number, 1, number)
+    assert len(scheduler.verdicts()) == 6
+    assert went_on(scheduler) == ["8", "7", "6"]
+    assert report(scheduler, 8, 2, 0.0) == report(scheduler, 7, 2, 0.0)  # nothing is judged between
+    assert report(scheduler, 8, 3, 1.0).reason["awaits"] == 2
+    assert report(scheduler, 7, 3, 2.0).reason["awaits"] == 1
+    last = report(scheduler, 6, 3, 1.5)
+    assert last.verdict is STOP
+    assert (last.reason["rung"], last.reason["rank"], last.reason["entries"]) == (3, 2, 3)
+    assert [trial_id for trial_id, _ in scheduler.verdicts()] == ["8"]
+    scheduler.on_trial_resume("7")
+    assert report(scheduler, 7, 8, -5.0) == report(scheduler, 7, 4, 0.0)
+    end = report(scheduler, 7, 9, -5.0)
+    assert end.verdict is STOP
+    assert end.reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
+
+
+def test_ties_go_on_by_arrival():
+    """Property 7: a constant metric is thinned out like any other."""
+    scheduler = nine()
+    order = [4, 0, 8, 2, 6, 1, 3, 5, 7]
+    for number in order:
+        last = report(scheduler, number, 1, 0.5)
+    assert last.verdict is STOP
+    assert [int(each) for each, _ in scheduler.verdicts()] == [2, 6, 1, 3, 5]
+    paused = [str(number) for number in range(9)]
+    assert scheduler.choose_trial_to_run([], paused) == "4"
+
+
+@given(st.lists(st.integers(-3, 3), min_size=9, max_size=9), st.permutations(range(9)))
+def test_the_rule_is_the_one_written_down(values, order):
+    scheduler = nine()
+    decisions = [report(scheduler, number, 1, values[number]) for number in order]
+    best = sorted(order, key=lambda number: -values[number])[:3]
+    fell = {int(each) for each, _ in scheduler.verdicts()}
+    if decisions[-1].verdict is STOP:
+        fell.add(order[-1])
+    assert fell == set(range(9)) - set(best)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_8_nan_and_infinity_never_go_on(value, mode):
+    scheduler = nine(mode=mode)
+    for number in range(8):
+        report(scheduler, number, 1, value)
+    report(scheduler, 8, 1, 5.0)
+    assert len(scheduler.verdicts()) == 8
+    assert went_on(scheduler) == ["8"]  # of three places, two stay empty
+    other = nine(mode=mode)
+    for number in range(9):
+        last = report(other, number, 1, value)
+    assert last.verdict is STOP
+    assert len(other.verdicts()) == 8
+    assert other.choose_trial_to_run([], [str(number) for number in range(9)]) is None
+
+
+def test_11_without_the_metric_a_trial_stays_on_its_way_but_ends_at_max_t():
+    scheduler = nine()
+    for number in range(8):
+        report(scheduler, number, 1, number)
+    assert report(scheduler, 8, 1).verdict is CONTINUE
+    assert scheduler.on_result("8", {"m": 1.0}).verdict is CONTINUE  # no time: nothing to judge
+    assert scheduler.verdicts() == []
+    other = report(scheduler, 8, 50)
+    assert (other.verdict, other.reason) == (STOP, {"rule": "max_t", "max_t": 9, "bracket": 0})
+    assert len(scheduler.verdicts()) == 5  # 9 entries, so 3 of those that are left went on
+
+
+def test_a_value_that_comes_late_is_taken_at_the_level():
+    scheduler = nine()
+    for number in range(8):
+        report(scheduler, number, 1, number)
+    report(scheduler, 8, 1)
+    decision = report(scheduler, 8, 2, 100.0)
+    assert (decision.verdict, decision.reason["rung"], decision.reason["awaits"]) == (PAUSE, 1, 0)
+    assert scheduler.on_trial_resume("8")["rank"] == 1
+
+
+def test_9_a_jump_is_judged_at_the_level_that_was_awaited_and_the_next_counts_from_the_plan():
+    scheduler = nine()
+    assert report(scheduler, 0, 8, 100.0).reason["rung"] == 1
+    for number in range(1, 9):
+        report(scheduler, number, 1, number)
+    scheduler.on_trial_resume("0")
+    assert report(scheduler, 0, 8, 100.0) == report(scheduler, 7, 2, 0.0)  # the same report again
+    assert report(scheduler, 0, 8.5, 100.0).reason["rung"] == 3
+
+
+def test_a_jump_to_the_end_counts_where_the_trial_was_awaited():
+    scheduler = nine()
+    assert report(scheduler, 0, 9, 100.0).reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
+    scheduler.on_trial_complete("0")
+    for number in range(1, 9):
+        report(scheduler, number, 1, number)
+    assert len(scheduler.verdicts()) == 5
+    reason = scheduler.on_trial_resume("8")
+    assert (reason["rank"], reason["cutoff"]) == (2, 6)
+    assert went_on(scheduler) == ["7", "6"]  # the place of the first went to the next
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_without_a_last_stop_trials_run_on(cls):
+    scheduler = hyperband(max_t=2, eta=3, stop_last_trials=False, cls=cls)
+    scheduler.on_trial_add("0")
+    assert report(scheduler, 0, 1, 1.0).reason == {}
+    end = report(scheduler, 0, 2, 1.0)
+    assert (end.verdict, end.reason["budget"]) == (CONTINUE, 0)
+    assert report(scheduler, 0, 3, 1.0).reason == {}
+    wide = nine(stop_last_trials=False)
+    assert report(wide, 0, 50, 1.0).verdict is PAUSE
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_t": 0}, "max_t=0"),
+        ({"max_t": math.inf}, "max_t=inf"),
+        ({"reduction_factor": 1}, "reduction_factor=1: give a number of at least 2"),
+        ({"reduction_factor": math.nan}, "reduction_factor=nan"),
+        ({"mode": "maximum"}, "'maximum'"),
+        ({"time_attr": ""}, "time_attr=''"),
+    ],
+)
+@pytest.mark.parametrize("cls", BOTH)
+def test_bad_arguments_are_named(cls, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        cls(**arguments)
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_names_order_and_defaults_are_rays(cls):
+    assert cls("epoch", "loss", "min", 100, 4, False).arguments == {
+        "time_attr": "epoch",
+        "metric": "loss",
+        "mode": "min",
+        "max_t": 100,
+        "reduction_factor": 4,
+        "stop_last_trials": False,
+        "narrow_first": False,
+    }
+    defaults = cls().arguments
+    assert (defaults["time_attr"], defaults["max_t"], defaults["reduction_factor"]) == (
+        "training_iteration",
+        81,
+        3,
+    )
+    with pytest.raises(ConfigError, match="TuneConfig"):
+        cls().set_search_properties(None, None, scheduler_generator(0))
+
+
+def test_by_name():
+    assert type(create_scheduler("hyperband", max_t=27)) is HyperBandScheduler
+    assert type(create_scheduler("hb_bohb", max_t=27)) is HyperBandForBOHB
+    from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as by_its_module
+
+    assert tune.schedulers.HyperBandForBOHB is by_its_module
+
+
+@settings(max_examples=examples(200))
+@given(st.integers(2, 60), st.integers(2, 4), st.integers(1, 40), st.integers(1, 5), st.integers(0, 10**6))
+def test_6_min_of_the_negated_metric_decides_the_same(max_t, eta, samples, workers, seed):
+    chance = random.Random(seed)
+    values = [chance.choice([1.0, 2.0, math.nan, chance.random()]) for _ in range(samples)]
+
+    def play(mode: str, sign: int) -> list[object]:
+        crew = SimulatedWorkers(
+            hyperband(max_t, eta, mode),
+            samples=samples,
+            workers=workers,
+            value=lambda trial, time: sign * values[trial],
+            chance=random.Random(seed),
+            fail_rate=0.02,
+        ).run()
+        return [(who, when, each.verdict, each.reason.get("rank")) for who, when, each in crew.decisions]
+
+    assert play("max", 1) == play("min", -1)

@@ -1,0 +1,162 @@
+"""Hyperband under the real controller: whatever fails, and however many run at once, nothing is left over."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import examples
+from tests.tune.controller.harness import Play
+from trainkit import tune
+from trainkit.tune.controller import events as ev
+from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler, Verdict
+from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
+
+
+class Listening(BasicVariantGenerator):
+    """Keeps what it is told of decisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, int]] = []
+
+    def on_trial_decision(self, trial_id, result, decision):
+        if "budget" in decision.reason:
+            self.told.append((trial_id, decision.reason["budget"], result["training_iteration"]))
+
+
+class Random:
+    """Plays a whole experiment by chance: whose event comes next, what is reported, who fails."""
+
+    def __init__(self, seed: int, fail_rate: float, searcher: Searcher | None = None, **play) -> None:
+        self.chance = random.Random(seed)
+        self.fail_rate = fail_rate
+        self.searcher = searcher or Listening()
+        retries = tune.FailureConfig(max_failures=self.chance.choice([0, 1, 2]))
+        self.play = Play(searcher=self.searcher, metric="m", mode="max", failure=retries, **play)
+
+    def run(self) -> Play:
+        play, chance = self.play, self.chance
+        while not play.controller.done:
+            places = {trial.trial_id: trial.index for trial in play.controller.trials}
+            trial_id = chance.choice(sorted(play.calls))
+            index = places[trial_id]
+            if chance.random() < self.fail_rate:
+                play.failed(index)
+                continue
+            if self.fail_rate and chance.random() < self.fail_rate / 10:
+                play.lost()
+                continue
+            match play.calls[trial_id]:
+                case "setup":
+                    play.started(index)
+                case "advance":
+                    play.reported(index, {"m": chance.random()}, done=chance.random() < self.fail_rate / 10)
+                case "stop":
+                    play.finished(index, checkpoint=f"checkpoint_{play.trial(index).next_checkpoint:06d}")
+        play._take(play.controller.close(play.time))
+        return play
+
+
+BANDS = {
+    "max_t": st.integers(2, 100),
+    "eta": st.integers(2, 5),
+    "samples": st.integers(1, 40),
+    "workers": st.integers(1, 32),
+    "seed": st.integers(0, 2**32),
+}
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(**BANDS, fail_rate=st.sampled_from([0, 0.01, 0.1]))
+@example(max_t=100, eta=2, samples=40, workers=1, seed=0, fail_rate=0.0)
+@example(max_t=81, eta=3, samples=40, workers=32, seed=0, fail_rate=0.01)
+def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed, fail_rate):
+    """Row 1.15."""
+    cls = HyperBandScheduler if seed % 2 else HyperBandForBOHB
+    scheduler = cls(metric="m", mode="max", max_t=max_t, reduction_factor=eta)
+    experiment = Random(seed, fail_rate, num_samples=samples, cpus=workers, scheduler=scheduler)
+    play = experiment.run()
+    assert len(play.controller.trials) == samples
+    assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
+    # The rounds have let all go by themselves: no trial had to be ended because nothing else was left.
+    assert "not promoted" not in {trial.reason for trial in play.controller.trials}
+    # 17: every level that a trial has passed was told to the searcher once, whatever was decided there.
+    levels, plans = shared_levels(max_t, eta), bracket_plans(max_t, eta)
+    furthest = Counter()
+    for added in play.recorded(ev.ResultAdded):
+        furthest[added.trial.trial_id] = max(furthest[added.trial.trial_id], added.iteration)
+    expected = Counter(
+        (trial_id, levels.index(level), level)
+        for trial_id, time in furthest.items()
+        for level in plans[scheduler.bracket_of(trial_id) % len(plans)].levels
+        if level <= time
+    )
+    assert Counter(experiment.searcher.told) == expected
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_limited_searcher_still_fills_the_brackets(most):
+    """Paused trials don't count, so the rounds are those of an unlimited one."""
+    limited = ConcurrencyLimiter(BasicVariantGenerator(), max_concurrent=most)
+    scheduler = HyperBandForBOHB(metric="m", mode="max", max_t=9)
+    play = Random(0, 0.0, limited, num_samples=17, cpus=8, scheduler=scheduler).run()
+    ends = Counter(each.reason.partition(" of bracket")[0] for each in play.controller.trials)
+    stopped = f"stopped by {scheduler.label}: "
+    assert ends == {f"{stopped}rung 1": 6, f"{stopped}rung 3": 2 + 4, f"{stopped}reached max_t=9": 5}
+
+
+class Stalling(BasicVariantGenerator):
+    """Suggests nothing while `most` of its trials have not ended, paused or not."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.open = most, set()
+
+    def suggest(self, trial_id):
+        if len(self.open) >= self.most:
+            return None
+        self.open.add(trial_id)
+        return super().suggest(trial_id)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        self.open.discard(trial_id)
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(**BANDS, most=st.integers(1, 8), batch=st.booleans())
+def test_16_a_searcher_that_waits_for_paused_trials_stops_nothing(
+    max_t, eta, samples, workers, seed, most, batch
+):
+    """A bracket does not wait for trials that come only once its own have ended."""
+    searcher = ConcurrencyLimiter(BasicVariantGenerator(), most, batch=True) if batch else Stalling(most)
+    scheduler = HyperBandForBOHB(metric="m", mode="max", max_t=max_t, reduction_factor=eta)
+    play = Random(seed, 0.01, searcher, num_samples=samples, cpus=workers, scheduler=scheduler).run()
+    assert len(play.controller.trials) == samples
+    assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
+    assert "not promoted" not in {trial.reason for trial in play.controller.trials}
+
+
+def test_every_decision_has_its_reason_in_words():
+    scheduler = HyperBandScheduler(metric="m", mode="max", max_t=9)
+    play = Random(0, 0.0, num_samples=17, cpus=4, scheduler=scheduler).run()
+    made = [(each.decision.verdict, each.decision.reason["rule"]) for each in play.recorded(ev.DecisionMade)]
+    assert set(made) == {
+        (Verdict.PAUSE, "milestone"),
+        (Verdict.RESUME, "rung"),
+        (Verdict.STOP, "rung"),
+        (Verdict.STOP, "max_t"),
+    }
+    words = [each.reason for each in play.recorded(ev.StatusChanged)]
+    assert "paused by HyperBand: rung 1 of bracket 0, waits for 8 more to come there" in words
+    assert any(
+        each.startswith("resumed by HyperBand: rung 1 of bracket 0, rank 1 of 9, 3 may go on, cutoff")
+        for each in words
+    )
+    assert any(each.startswith("stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9") for each in words)
+    assert "stopped by HyperBand: reached max_t=9" in words

@@ -1,0 +1,263 @@
+"""Hyperband on trials that train: what it costs, what a restore goes on with, and trials that can't pause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
+from trainkit.tune.store.reader import ExperimentReader
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+TRAINED: Counter[str] = Counter()
+BROKEN: set[str] = set()
+
+
+class Climbing(tune.Trainable):
+    """Ends at no iteration of its own; x says how good it is."""
+
+    def setup(self, config):
+        self.x, self.step_no = config["x"], 0
+
+    def step(self):
+        if self.trial_id[-5:] in BROKEN:
+            raise ValueError("broken")
+        self.step_no += 1
+        TRAINED[self.trial_id] += 1
+        return {"m": self.x * self.step_no, "seen": self.step_no}
+
+    def save_checkpoint(self, path):
+        Path(path, "step").write_text(str(self.step_no))
+
+    def load_checkpoint(self, path):
+        self.step_no = int(Path(path, "step").read_text())
+
+
+def climbing(config):
+    checkpoint = tune.get_checkpoint()
+    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    folder = Path(tune.get_context().get_trial_dir(), "own")
+    folder.mkdir(exist_ok=True)
+    for step in range(start + 1, 100):
+        TRAINED[tune.get_context().get_trial_id()] += 1
+        (folder / "step").write_text(str(step))
+        tune.report({"m": config["x"] * step, "seen": step}, checkpoint=tune.Checkpoint(folder))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    TRAINED.clear()
+    BROKEN.clear()
+
+
+def rungs_of(grid) -> Counter:
+    """How often each verdict was given by each rule at each level."""
+    return Counter((each["rule"], each.get("rung"), each["verdict"]) for each in grid.decisions())
+
+
+@pytest.mark.parametrize("cls", [HyperBandScheduler, HyperBandForBOHB])
+@pytest.mark.parametrize("trainable", [Climbing, climbing])
+def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
+    """14: 17 trials and 69 units for 9 and 3, as trials go on from where they paused."""
+    keep = tune.CheckpointConfig(num_to_keep=1)
+    grid = fit(
+        trainable,
+        {"x": tune.uniform(0, 1)},
+        metric="m",
+        mode="max",
+        num_samples=17,
+        seed=1,
+        scheduler=cls(max_t=9),
+        run={"checkpoint_config": keep},
+    )
+    assert not grid.errors
+    assert (grid.num_terminated, sum(TRAINED.values())) == (17, 69)
+    assert all(result.metrics["seen"] == result.metrics["training_iteration"] for result in grid)
+    assert rungs_of(grid)["max_t", None, "STOP"] == 1 + 1 + 3
+    judged = Counter()
+    for (rule, rung, verdict), count in rungs_of(grid).items():
+        if rule == "rung":
+            judged[rung, verdict != "STOP"] += count
+    assert judged == {(1, True): 3, (1, False): 6, (3, True): 2, (3, False): 6}
+    best = max(grid, key=lambda result: result.config["x"])
+    assert best.metrics["training_iteration"] == 9
+
+
+def test_trials_without_checkpoints_can_not_pause_and_the_first_says_so_for_all(fit, tmp_path):
+    def forgetful(config):
+        for _ in range(20):
+            tune.report({"m": config["x"]})
+
+    def search():
+        return fit(
+            forgetful,
+            {"x": tune.grid_search([1, 2, 3, 4])},
+            metric="m",
+            mode="max",
+            max_concurrent_trials=2,
+            scheduler=HyperBandScheduler(max_t=9),
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"HyperBand paused the trial, and it has no checkpoint.*restart_errored"
+    ):
+        search()
+    grid = tune.Tuner.restore(tmp_path / "e", forgetful).get_results()
+    assert (len(grid), grid.num_errors) == (2, 2)  # those that ran by then
+
+
+def test_where_some_trials_save_one_that_does_not_fails_alone(fit):
+    def saves(config):
+        if config["x"] > 1:
+            climbing(config)
+        else:
+            tune.report({"m": config["x"]})
+
+    grid = fit(
+        saves,
+        {"x": tune.grid_search([4, 1, 3, 2])},
+        metric="m",
+        mode="max",
+        max_concurrent_trials=1,
+        scheduler=HyperBandScheduler(max_t=3),
+        run={"failure_config": tune.FailureConfig(max_failures=2)},
+    )
+    assert [str(result.status) for result in grid] == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
+    assert "no checkpoint to go on from" in str(grid.errors[0])
+
+
+def test_a_metric_that_never_comes_leaves_every_trial_to_max_t(fit):
+    """Bad input: nothing hangs, and the error names the metric."""
+
+    class Other(Climbing):
+        def step(self):
+            return {"other": 1.0}
+
+    grid = fit(
+        Other,
+        {"x": tune.uniform(0, 1)},
+        metric="m",
+        mode="max",
+        num_samples=5,
+        scheduler=HyperBandScheduler(max_t=9),
+    )
+    assert grid.num_errors == 5
+    assert "'m'" in str(grid.errors[0])
+
+
+@pytest.mark.parametrize("cls", [HyperBandScheduler, HyperBandForBOHB])
+def test_nothing_but_nan_ends(fit, cls):
+    class Lost(Climbing):
+        def step(self):
+            return {"m": float("nan")}
+
+    grid = fit(
+        Lost, {"x": tune.uniform(0, 1)}, metric="m", mode="max", num_samples=12, scheduler=cls(max_t=9)
+    )
+    assert grid.num_terminated == 12
+    first = [result.reason.partition(", cutoff")[0] for result in grid if "rank 1 " in result.reason]
+    # The second bracket, of 5 trials, got 3; no place of either is taken.
+    assert sorted(first) == [
+        f"stopped by {cls.label}: rung 1 of bracket 0, rank 1 of 9, 3 may go on",
+        f"stopped by {cls.label}: rung 3 of bracket 1, rank 1 of 3, 1 may go on",
+    ]
+
+
+def test_more_samples_open_new_brackets(fit, tmp_path):
+    fit(
+        Climbing,
+        {"x": tune.uniform(0, 1)},
+        metric="m",
+        mode="max",
+        num_samples=4,
+        seed=3,
+        scheduler=HyperBandScheduler(max_t=9),
+    )
+    first = sum(TRAINED.values())
+    grid = tune.Tuner.restore(tmp_path / "e", Climbing, tune_config=tune.TuneConfig(num_samples=10)).fit()
+    assert grid.num_terminated == 10
+    brackets = {each["trial_id"]: each["bracket"] for each in grid.decisions()}
+    assert Counter(brackets.values()) == {0: 4, 1: 5, 2: 1}
+    assert first == 4 + 2 + 6  # 4 to 1, then 1 to 3, and to 9
+    assert sum(TRAINED.values()) == first + (5 * 3 + 6) + 9
+
+
+def test_failed_trials_that_run_again_disturb_nobody(fit, tmp_path):
+    """What was decided on the others, by their failing too, is replayed as it was."""
+    space, config = {"x": tune.uniform(0, 1)}, {"metric": "m", "mode": "max", "num_samples": 9, "seed": 3}
+    BROKEN.update(["00000", "00004"])
+    before = fit(Climbing, space, scheduler=HyperBandScheduler(max_t=9), **config)
+    assert (before.num_errors, before.num_terminated) == (2, 7)
+    decided = before.decisions()
+    BROKEN.clear()
+    grid = tune.Tuner.restore(tmp_path / "e", Climbing, resume_errored=True).fit()
+    assert (grid.num_errors, grid.num_terminated) == (0, 9)
+    assert grid.decisions()[: len(decided)] == decided
+    again = {each["trial_id"] for each in grid.decisions()[len(decided) :]}
+    assert len(again) == 2  # each alone in a bracket, so it trains to its end
+    assert all(result.metrics["training_iteration"] == 9 for result in grid if result.trial_id in again)
+    # And once more: what the second one did is replayed, too.
+    tune.Tuner.restore(tmp_path / "e", Climbing).fit()
+    with ExperimentReader(tmp_path / "e") as reader:
+        assert {str(trial.status) for trial in reader.trials()} == {"TERMINATED"}
+
+
+class CutShort(tune.Callback):
+    def __init__(self, after: int) -> None:
+        self.after, self.seen = after, 0
+
+    def on_step_end(self, iteration, trials, **info):
+        self.seen += 1
+        if self.seen == self.after:
+            raise KeyboardInterrupt
+
+
+def decided(folder: Path) -> list[dict]:
+    """In order, what was decided on each trial by its number, and why."""
+    with ExperimentReader(folder) as reader:
+        return [
+            {**each, "trial_id": each["trial_id"][-5:], "time": None, "attempt": None}
+            for each in reader.decisions()
+        ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("whole")
+    turn(folder, 0).fit()
+    return decided(folder / "e")
+
+
+def turn(folder: Path, after: int) -> tune.Tuner:
+    return tune.Tuner(
+        Climbing,
+        param_space={"x": tune.uniform(0, 1)},
+        tune_config=tune.TuneConfig(
+            metric="m",
+            mode="max",
+            num_samples=17,
+            seed=1,
+            max_concurrent_trials=1,
+            scheduler=HyperBandScheduler(max_t=9),
+        ),
+        run_config=tune.RunConfig(
+            name="e", storage_path=folder, verbose=0, callbacks=[CutShort(after)], default_loggers=()
+        ),
+    )
+
+
+@pytest.mark.parametrize("after", [2, 20, 27, 35, 50, 77, 90, 101])
+def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(tmp_path, undisturbed, after):
+    with pytest.raises(KeyboardInterrupt):
+        turn(tmp_path, after).fit()
+    cut = decided(tmp_path / "e")
+    assert cut == undisturbed[: len(cut)] != undisturbed
+    run = tune.RunConfig(callbacks=[CutShort(0)])
+    grid = tune.Tuner.restore(tmp_path / "e", Climbing, run_config=run).fit()
+    assert grid.num_terminated == 17
+    assert decided(tmp_path / "e") == undisturbed

@@ -1,0 +1,290 @@
+"""A scheduler of one's own: what is refused, and who is said to be at fault."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.testing.scheduler import SchedulerSuite
+from trainkit.tune.schedulers import (
+    SCHEDULERS,
+    ASHAScheduler,
+    Decision,
+    Donor,
+    FIFOScheduler,
+    ResourceChangingScheduler,
+    TrialScheduler,
+    Verdict,
+    described_scheduler,
+)
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+def trainable(config):
+    for step in range(1, 5):
+        tune.report({"loss": 1 / step})
+
+
+# --- Ray's ----------------------------------------------------------------------------------------
+
+
+def rays_result(self, controller, trial, result):
+    return "STOP"
+
+
+def rays_add(self, tune_controller, trial):
+    pass
+
+
+def rays_complete(self, trial_runner, trial, result):
+    pass
+
+
+def rays_choice(self, controller):
+    return None
+
+
+@pytest.mark.parametrize("base", [FIFOScheduler, TrialScheduler, ASHAScheduler])
+@pytest.mark.parametrize(
+    ("name", "method", "words"),
+    [
+        ("on_trial_result", rays_result, r"never called here: define decide\(self, trial_id, time, score\)"),
+        ("on_trial_remove", rays_add, r"never called here: define on_trial_complete\(self, trial_id\)"),
+        ("on_trial_add", rays_add, r"given a tune_controller: define on_trial_add\(self, trial_id, config"),
+        ("on_trial_error", rays_add, r"define on_trial_error\(self, trial_id\).*by their ids"),
+        ("on_trial_complete", rays_complete, r"define on_trial_complete\(self, trial_id\).*unlike Ray's"),
+        ("choose_trial_to_run", rays_choice, r"define choose_trial_to_run\(self, pending, paused=\(\), \*, "),
+    ],
+)
+def test_methods_of_rays_schedulers_are_refused(base, name, method, words):
+    with pytest.raises(ConfigError, match=rf"Mine\.{name}\(.*{words}"):
+        type("Mine", (base,), {name: method})
+
+
+def test_a_mixin_is_looked_at_too():
+    mixin = type("Mixin", (), {"on_trial_result": rays_result})
+    with pytest.raises(ConfigError, match="on_trial_result"):
+        type("Mine", (mixin, FIFOScheduler), {})
+
+
+def test_what_can_not_be_called_is_refused():
+    with pytest.raises(ConfigError, match=r"Mine\.decide\(self, trial_id\) can't be called as it will be"):
+        type("Mine", (FIFOScheduler,), {"decide": lambda self, trial_id: None})
+    with pytest.raises(ConfigError, match="define verdicts"):
+        type("Mine", (FIFOScheduler,), {"verdicts": lambda self, trial_id: []})
+
+
+def test_a_method_of_ones_own_may_have_rays_name():
+    class Mine(FIFOScheduler):
+        def decide(self, trial_id, time, score):
+            return self.on_trial_result(trial_id)
+
+        def on_trial_result(self, trial_id):
+            return Decision(Verdict.STOP if trial_id else Verdict.CONTINUE)
+
+        def on_trial_add(self, *told, **more):
+            self.told = told
+
+    class Heir(Mine):
+        def on_no_more_trials(self):
+            pass
+
+    assert Heir().decide("a", 1.0, None).verdict is Verdict.STOP
+
+
+# --- what goes wrong as it runs -------------------------------------------------------------------
+
+
+class Own(FIFOScheduler):
+    pass
+
+
+def own(**methods):
+    return type("Own", (Own,), methods)()
+
+
+def nothing(self, trial_id, time, score):
+    return {}[trial_id]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("STOP", "returned 'STOP' for trial .*: return a Decision of trainkit.tune.schedulers, such as"),
+        (None, "returned None for trial .*: return a Decision"),
+        (Verdict.STOP, "return a Decision"),
+        (Decision("STOP"), "its verdict must be Verdict.CONTINUE or Verdict.PAUSE or Verdict.STOP"),
+        (Decision(Verdict.RESUME), "its verdict must be"),
+        (Decision(Verdict.STOP, "bad"), "its reason must be a dictionary"),
+        (Decision(Verdict.STOP, {"n": np.int64(3)}), r"its fact 'n' is .*3.*, a numpy\.int64, which .* hold"),
+        (Decision(Verdict.STOP, {"far": np.zeros(2)}), "trial .*: its fact 'far' is array"),
+        (Decision(Verdict.STOP, {("at", 1): 3}), r"its fact \('at', 1\) is named by a tuple, which"),
+        (Decision(Verdict.CONTINUE, {"seen": {1}}), r"its fact 'seen' is \{1\}, a set, which"),
+        (Decision(Verdict.PAUSE, donors=("a",)), "its donors must be Donors"),
+        (Decision(Verdict.PAUSE, donors=(Donor("a", None),)), "its donors must be Donors"),
+        (Decision(Verdict.CONTINUE, donors=(Donor("a", {}),)), "go with Verdict.PAUSE"),
+        (Decision(Verdict.PAUSE, request={"cpu": 2}), "its request must be a tune.PlacementGroupFactory"),
+    ],
+)
+def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
+    scheduler = own(decide=lambda self, trial_id, time, score: returned)
+    with pytest.raises(ConfigError, match=rf"the scheduler's Own\.decide\(\) .*{words}"):
+        fit(trainable, scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "words"),
+    [
+        ("decide", nothing, r"decide\(\) raised KeyError, told of a report of trial"),
+        ("on_result", lambda self, trial_id, result: 1 / 0, r"on_result\(\) raised ZeroDivisionError"),
+        ("on_trial_add", lambda self, trial_id, config: 1 / 0, r"on_trial_add\(\) raised .*told of trial"),
+        ("on_trial_complete", lambda self, trial_id: 1 / 0, r"on_trial_complete\(\) raised"),
+        ("verdicts", lambda self: None, r"verdicts\(\) returned None: return a list of pairs"),
+        ("verdicts", lambda self: ["ab", "cd"], r"verdicts\(\) has 'ab': give pairs"),
+        ("verdicts", lambda self: [("a", "STOP")], r"verdicts\(\) has 'STOP' on 'a': return a Decision"),
+        ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on 'a', which no trial has for an id"),
+        ("take_space", lambda self, space: 1 / 0, r"take_space\(\) raised ZeroDivisionError: "),
+        ("completed_space", lambda self, space: 1 / 0, r"completed_space\(\) raised ZeroDivisionError"),
+        ("arguments", property(lambda self: self.nowhere), "arguments raised AttributeError"),
+        ("arguments", property(lambda self: None), "arguments is None: return a dictionary"),
+    ],
+)
+def test_who_raises_is_named(fit, name, method, words):
+    with pytest.raises(ConfigError, match=rf"[Oo]wn\.{words}|decided {words}"):
+        fit(trainable, scheduler=own(**{name: method}))
+
+
+def test_a_choice_of_nobody_is_the_schedulers(fit):
+    class Chooser(Own):
+        def choose_trial_to_run(self, pending, paused=(), *, new=False):
+            return "nobody"
+
+    def failing(config):
+        raise ValueError("once more")
+
+    with pytest.raises(ConfigError, match=r"Chooser\.choose_trial_to_run\(\) returned 'nobody': return one"):
+        fit(failing, scheduler=Chooser(), run={"failure_config": tune.FailureConfig(max_failures=1)})
+
+
+def saving(config):
+    """Whether it saves, its configuration says."""
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "state").touch()
+            tune.report({"loss": 1.0}, checkpoint=tune.Checkpoint(folder) if config["saves"] else None)
+
+
+class Takes(Own):
+    """Once, the second trial takes over the state of `donor`, by its place or by a name."""
+
+    def __init__(self, donor, *, by_verdict=False):
+        super().__init__()
+        self.donor, self.by_verdict = donor, by_verdict
+        self.ids, self.waiting, self.once = [], [], True
+
+    def on_trial_add(self, trial_id, config):
+        self.ids.append(trial_id)
+
+    def decide(self, trial_id, time, score):
+        if not (self.once and len(self.ids) > 1 and trial_id == self.ids[1]):
+            return super().decide(trial_id, time, score)
+        self.once = False
+        donor = self.ids[self.donor] if isinstance(self.donor, int) else self.donor
+        taking = Decision(Verdict.PAUSE, {"rule": "mine"}, donors=(Donor(donor, {"saves": True, "x": 1}),))
+        if self.by_verdict:
+            self.waiting.append((trial_id, taking))
+        return Decision(Verdict.PAUSE, {"rule": "waits"}) if self.by_verdict else taking
+
+    def verdicts(self):
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+
+@pytest.mark.parametrize("by_verdict", [False, True])
+def test_a_donor_that_is_no_trial_is_the_schedulers(fit, tmp_path, by_verdict):
+    space = {"saves": True, "x": tune.grid_search([0, 0])}
+    with pytest.raises(
+        ConfigError, match=r"the scheduler Takes lets trial .* of 'nobody', which no trial has"
+    ):
+        fit(saving, space, scheduler=Takes("nobody", by_verdict=by_verdict), max_concurrent_trials=2)
+    mended = tune.TuneConfig(scheduler=Takes(0, by_verdict=by_verdict))
+    grid = tune.Tuner.restore(tmp_path / "e", saving, tune_config=mended).fit()
+    assert [str(result.status) for result in grid] == ["TERMINATED"] * 2, "nothing was lost by it"
+
+
+@pytest.mark.parametrize("by_verdict", [False, True])
+def test_a_donor_that_never_saves_is_none(fit, by_verdict):
+    space = {"saves": tune.grid_search([False, True]), "x": 0}
+    grid = fit(saving, space, scheduler=Takes(0, by_verdict=by_verdict), max_concurrent_trials=2)
+    assert [(str(result.status), result.config["x"]) for result in grid] == [("TERMINATED", 0)] * 2
+
+
+def test_where_neither_saves_the_pause_fails(fit):
+    space = {"saves": False, "x": tune.grid_search([0, 0])}
+    with pytest.raises(ConfigError, match="paused the trial, and it has no checkpoint to go on from"):
+        fit(saving, space, scheduler=Takes(0), max_concurrent_trials=2)
+
+
+def test_a_constructor_that_forgets_its_base_is_told_so():
+    class Forgetful(FIFOScheduler):
+        def __init__(self):
+            self.own = 1
+
+    with pytest.raises(ConfigError, match=r"let Forgetful\.__init__\(\) begin with super\(\)\.__init__\(\)"):
+        tune.TuneConfig(scheduler=Forgetful())
+    with pytest.raises(ConfigError, match="the scheduler Forgetful was made without its base"):
+        ResourceChangingScheduler(Forgetful())
+
+
+def test_who_is_wrapped_is_named(fit):
+    with pytest.raises(ConfigError, match=r"the scheduler's Own\.decide\(\) raised KeyError"):
+        fit(trainable, scheduler=ResourceChangingScheduler(own(decide=nothing)))
+
+
+def test_files_that_call_asha_by_its_longer_name_are_read():
+    old = {"class": "AsyncHyperBandScheduler", "arguments": ASHAScheduler(max_t=9).arguments}
+    assert described_scheduler(old).arguments == old["arguments"]
+
+
+def test_errors_call_asha_as_its_users_do(fit):
+    with pytest.raises(TypeError, match=r"ASHAScheduler.*unexpected keyword argument 'max_time'"):
+        ASHAScheduler(max_time=3)
+    with pytest.raises(ConfigError, match=r"^ASHAScheduler judges trials by a metric"):
+        fit(trainable, scheduler=ASHAScheduler())
+
+
+# --- what a suite finds ---------------------------------------------------------------------------
+
+
+class Forgets(TrialScheduler):
+    """Keeps no attribute of its argument's name, and gives facts that no file holds."""
+
+    def __init__(self, limit=1):
+        super().__init__()
+        self._limit = limit
+
+    def decide(self, trial_id, time, score):
+        return Decision(Verdict.STOP, {"rule": "limit", "at": np.int64(self._limit)})
+
+
+def test_an_argument_that_is_not_kept_is_named(fit, tmp_path, monkeypatch):
+    with pytest.raises(AssertionError, match=r"Forgets has no attribute for its arguments \['limit'\]"):
+        SchedulerSuite().test_it_is_made_again_from_its_arguments(Forgets)
+    monkeypatch.setattr(Forgets, "decide", lambda *asked: Decision(Verdict.CONTINUE))
+    fit(trainable, scheduler=Forgets(), metric="loss")
+    with pytest.raises(ConfigError, match=r"scheduler=Forgets.*reason: no installed package .*named Forgets"):
+        tune.Tuner.restore(tmp_path / "e", trainable)
+    monkeypatch.setitem(SCHEDULERS._own, "Forgets", f"{__name__}:Forgets")
+    with pytest.raises(ConfigError, match="Forgets keeps no attribute 'limit'"):
+        tune.Tuner.restore(tmp_path / "e", trainable)
+
+
+def test_a_suite_finds_facts_that_no_file_holds():
+    with pytest.raises(ConfigError, match=r"Forgets\.decide\(\) .* its fact 'at'"):
+        SchedulerSuite().test_the_same_seed_gives_the_same_log(Forgets)

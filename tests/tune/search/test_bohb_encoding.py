@@ -1,0 +1,104 @@
+"""Configurations as rows for BOHB's densities, and back."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.search.bohb_model import Encoding
+from trainkit.tune.space.search_space import Space
+
+DOMAINS = {
+    "uniform": tune.uniform(-1, 1),
+    "quniform": tune.quniform(0, 1, 0.1),
+    "loguniform": tune.loguniform(1e-5, 1),
+    "qloguniform": tune.qloguniform(0.5, 100, 0.5),
+    "randn": tune.randn(10, 2),
+    "qrandn": tune.qrandn(10, 2, 0.5),
+    "randint": tune.randint(-3, 100),
+    "qrandint": tune.qrandint(0, 100, 5),
+    "lograndint": tune.lograndint(1, 1000),
+    "qlograndint": tune.qlograndint(10, 1000, 10),
+    "large": tune.randint(0, 2**62),
+    "wide": tune.uniform(-1e308, 1e308),
+    "choice": tune.choice(["a", None, 1, 1.5, True]),
+    "twice": tune.choice(["a", "b", "a"]),
+}
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_value_is_told_by_its_number(name, seed):
+    space = Space.of({name: DOMAINS[name]})
+    encoding, rng = Encoding(space), np.random.default_rng(seed)
+    config = space.configuration(0, rng)
+    row = encoding.row(config)
+    if encoding.columns[0].categories is None:
+        assert 0 <= row[0] <= 1
+    back = encoding.config(row, rng)
+    if isinstance(config[name], (float, int)) and not isinstance(config[name], bool):
+        assert back[name] == pytest.approx(config[name], rel=1e-9, abs=1e-9)
+        assert space.contains(back)
+    else:
+        assert back == config
+    assert encoding.snapped(row[None]) == pytest.approx(row[None])
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_the_whole_column_is_values_of_the_domain(name):
+    space = Space.of({name: DOMAINS[name]})
+    encoding, rng = Encoding(space), np.random.default_rng(0)
+    count = encoding.columns[0].categories
+    for number in np.linspace(0, 1, 101) if count is None else range(count):
+        assert space.contains(encoding.config(np.array([float(number)]), rng))
+
+
+def test_whole_numbers_own_half_a_step_to_either_side():
+    encoding = Encoding(Space.of({"k": tune.randint(3, 7)}))
+    assert [encoding.row({"k": k})[0] for k in (3, 4, 5, 6)] == [0.125, 0.375, 0.625, 0.875]
+    numbers = np.linspace(0, 1, 4001)[:-1]
+    values = [encoding.config(np.array([x]), np.random.default_rng(0))["k"] for x in numbers]
+    assert [values.count(k) for k in (3, 4, 5, 6)] == [1000] * 4
+
+
+def test_logarithms_are_linear():
+    encoding = Encoding(Space.of({"lr": tune.loguniform(1e-4, 1), "k": tune.lograndint(1, 1001)}))
+    assert encoding.row({"lr": 1e-2, "k": 1})[0] == pytest.approx(0.5)
+    share = (math.log(30) - math.log(0.5)) / (math.log(1000.5) - math.log(0.5))
+    assert encoding.row({"lr": 1e-2, "k": 30})[1] == pytest.approx(share)
+
+
+def test_the_number_of_categories_is_the_space_s():
+    columns = Encoding(Space.of({"a": tune.choice(list("abcd")), "b": tune.choice(["x", "y", "x"])})).columns
+    assert [column.categories for column in columns] == [4, 2]
+
+
+# property 20
+def test_what_is_not_active_has_no_number_and_none_comes_of_it():
+    space = Space.of(
+        {
+            "momentum": tune.when({"kind": "sgd"}, tune.uniform(0, 1)),
+            "kind": tune.choice(["sgd", "adam"]),
+            "net": tune.choice([{"name": "flat"}, {"name": "deep", "layers": tune.randint(2, 9)}]),
+        }
+    )
+    encoding, rng = Encoding(space), np.random.default_rng(0)
+    names = [parameter.name for parameter in space.parameters]
+    row = encoding.row({"kind": "adam", "net": {"name": "flat"}})
+    assert {name for name, number in zip(names, row, strict=True) if np.isnan(number)} == {
+        "momentum",
+        "net/layers",
+    }
+    filled = np.where(np.isnan(row), 0.5, row)
+    assert encoding.config(filled, rng) == {"kind": "adam", "net": {"name": "flat"}}
+
+
+def test_a_grid_is_refused():
+    with pytest.raises(ConfigError, match=r"width: TuneBOHB draws, .* use choice"):
+        Encoding(Space.of({"width": tune.grid_search([1, 2])}))

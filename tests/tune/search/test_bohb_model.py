@@ -1,0 +1,294 @@
+"""BOHB's model: how many points it takes, the split, the budget, the share of chance."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.schedulers import Decision, Verdict
+from trainkit.tune.search.bohb import Observation, Observations, TuneBOHB, budget_of
+from trainkit.tune.search.bohb_model import BOHBConfig
+from trainkit.tune.space.search_space import Space
+
+LINE = {"x": tune.uniform(0, 1)}
+
+
+class Bench:
+    """A searcher that is told what trials came to."""
+
+    def __init__(self, space=LINE, seed=0, mode="min", **config) -> None:
+        self.searcher = TuneBOHB(bohb_config={"random_fraction": 0, **config})
+        self.searcher.begin(Space.of(space), metric="loss", mode=mode, num_samples=-1, seed=seed)
+        self.number = 0
+
+    def tell(self, config, loss, budget=0, verdict=Verdict.STOP) -> None:
+        trial_id = f"told {self.number}"
+        self.number += 1
+        assert self.searcher.replay(trial_id, config) == config
+        self.judged(trial_id, loss, budget, verdict)
+
+    def judged(self, trial_id, loss, budget=0, verdict=Verdict.STOP) -> None:
+        reason = {"rule": "rung", "rung": 3**budget, "budget": budget}
+        self.searcher.on_trial_decision(trial_id, {"loss": loss}, Decision(verdict, reason))
+
+    def tell_around(self, best, number=20, **where) -> None:
+        """Losses are the distances from `best`, of points spread evenly."""
+        for x in np.linspace(0, 0.999, number):
+            self.tell({"x": float(x)}, abs(x - best), **where)
+
+    def asked(self, number=40):
+        return [self.searcher.suggest(f"asked {self.number} {n}") for n in range(number)]
+
+    @property
+    def models(self) -> bool:
+        """True if suggestions crowd, as those of a model do."""
+        return float(np.std([config["x"] for config in self.asked(60)])) < 0.2
+
+
+# property 19: first model at d + 3 points with the paper's split
+@pytest.mark.parametrize(("split", "first"), [("paper", 4), ("hpbandster", 4)])
+def test_the_first_model_on_a_line(split, first):
+    bench = Bench(split=split, min_bandwidth=0.01)
+    for n, x in enumerate([0.2, 0.21, 0.9, 0.5]):
+        assert n == first or not bench.models
+        bench.tell({"x": x}, x)
+    assert bench.models
+
+
+# property 19
+@pytest.mark.parametrize("dimensions", [1, 2, 4, 8, 16])
+def test_the_sizes_of_the_two_parts(dimensions):
+    least = dimensions + 1
+    paper, other = BOHBConfig(), BOHBConfig(split="hpbandster")
+
+    def first(config):
+        return next(n for n in range(100) if config.split_sizes(n, n, dimensions) is not None)
+
+    assert (first(paper), first(other)) == (dimensions + 3, 2 * (dimensions + 1))
+    assert paper.split_sizes(dimensions + 3, dimensions + 3, dimensions) == (least, least)
+    assert other.split_sizes(2 * least, 2 * least, dimensions) == (least, least)
+    assert paper.split_sizes(1000, 1000, dimensions) == (150, 850)
+    assert other.split_sizes(1000, 1000, dimensions) == (150, 850)
+    many = BOHBConfig(min_points_in_model=30)
+    assert (first(many), many.least(dimensions)) == (32, 30)
+    assert BOHBConfig(min_points_in_model=1).least(dimensions) == least
+
+
+@given(
+    number=st.integers(0, 300),
+    infinite=st.integers(0, 300),
+    dimensions=st.integers(1, 20),
+    percent=st.floats(1, 99),
+    split=st.sampled_from(["paper", "hpbandster"]),
+)
+def test_no_part_is_larger_than_what_there_is(number, infinite, dimensions, percent, split):
+    finite = max(0, number - infinite)
+    config = BOHBConfig(top_n_percent=percent, split=split)
+    sizes = config.split_sizes(number, finite, dimensions)
+    if sizes is not None:
+        good, bad = sizes
+        assert dimensions < good <= finite and dimensions < bad <= number
+
+
+# property 19
+def test_the_largest_budget_with_enough_is_used():
+    bench = Bench()
+    bench.tell_around(0.2, budget=0)
+    assert np.median([config["x"] for config in bench.asked()]) == pytest.approx(0.2, abs=0.1)
+    for x in (0.8, 0.82, 0.1):
+        bench.tell({"x": x}, abs(x - 0.8), budget=1)
+    assert np.median([config["x"] for config in bench.asked()]) == pytest.approx(0.2, abs=0.1)
+    bench.tell({"x": 0.15}, 0.65, budget=1)
+    assert np.median([config["x"] for config in bench.asked()]) == pytest.approx(0.8, abs=0.1)
+    bench.tell_around(0.5, budget=0)  # of a smaller one, which changes nothing
+    assert np.median([config["x"] for config in bench.asked()]) == pytest.approx(0.8, abs=0.1)
+
+
+# property 19
+def test_a_third_is_random():
+    bench = Bench(random_fraction=1 / 3, min_bandwidth=1e-3)
+    for n in range(40):
+        bench.tell({"x": 0.5 + 1e-4 * n if n < 6 else n / 40}, n)
+    far = sum(abs(config["x"] - 0.5) > 0.02 for config in bench.asked(900))
+    assert far / 900 / 0.96 == pytest.approx(1 / 3, abs=0.05)
+
+
+# property 19
+def test_renamed_categories_are_proposed_alike():
+    """What is proposed for each is the same within error, whichever places they have in the list."""
+    losses = {"a": 0.1, "b": 0.9, "c": 0.3, "d": 0.8}
+    shares = []
+    for order in ("abcd", "dbca"):
+        bench = Bench({"kind": tune.choice(list(order)), "x": tune.uniform(0, 1)})
+        for n in range(40):
+            bench.tell({"kind": "abcd"[n % 4], "x": n / 40}, losses["abcd"[n % 4]] + n / 1000)
+        counts = Counter(config["kind"] for config in bench.asked(400))
+        shares.append([counts[name] / 400 for name in "abcd"])
+    assert shares[0] == pytest.approx(shares[1], abs=0.1)
+    assert shares[0][0] > 0.5
+
+
+def test_more_is_better_with_mode_max():
+    less, more = Bench(), Bench(mode="max")
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x = float(rng.random())
+        less.tell({"x": x}, x)
+        more.tell({"x": x}, -x)
+    assert less.asked() == more.asked()
+
+
+def test_worst_are_nan_infinities_and_failures():
+    """And they are never good, even where most are such."""
+    bench = Bench()
+    for n, loss in enumerate([math.nan, math.inf, -math.inf]):
+        for m in range(10):
+            bench.tell({"x": 0.9 + (10 * n + m) / 400}, loss)
+    for n in range(10):
+        trial_id = f"failed {n}"
+        bench.searcher.replay(trial_id, {"x": 0.8 + n / 200})
+        bench.searcher.on_trial_complete(trial_id, None, error=True)
+    assert not bench.models
+    for x in (0.1, 0.12, 0.3, 0.15):
+        bench.tell({"x": x}, x)
+    assert max(config["x"] for config in bench.asked()) < 0.75
+
+
+def test_a_suggestion_without_chance_beyond_its_number():
+    """The same is suggested however often and by whichever suggestion the model was made."""
+    often, once = Bench(), Bench()
+    for n in range(30):
+        often.searcher.suggest("thrown away")
+        often.searcher.on_rejected("thrown away", None)
+        for bench in (often, once):
+            bench.tell({"x": (n * 0.37) % 1}, n)
+    assert often.asked() == once.asked()
+
+
+# --- what is observed -----------------------------------------------------------------------------
+
+
+def everything(number, finite):
+    return number > 0
+
+
+def test_a_result_counts_once_at_a_budget():
+    known = Observations()
+    known.judge("a", 1, 0.5)
+    version = known.version
+    known.judge("a", 1, 0.7)
+    assert known.version == version
+    known.judge("b", 1, 0.6)
+    known.judge("a", 0, 0.9)
+    assert known.basis(everything) == [Observation("a", 0.5), Observation("b", 0.6)]
+
+
+# property 17
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.floats(0, 1)), min_size=1, max_size=40)
+)
+def test_on_every_budget_each_trial_has_its_first_loss(calls):
+    known, first = Observations(), {}
+    for trial_id, budget, loss in calls:
+        known.judge(trial_id, budget, loss)
+        first.setdefault((budget, trial_id), loss)
+    for least in range(1, 5):
+        # That none has enough means that no budget has been reached by so many.
+        counts = Counter(budget for budget, _ in first)
+        found = known.basis(lambda number, finite, least=least: number >= least)
+        fit = [budget for budget, count in counts.items() if count >= least]
+        if not fit:
+            assert found is None
+        else:
+            expected = [Observation(who, loss) for (at, who), loss in first.items() if at == max(fit)]
+            assert found == expected
+
+
+def test_where_nothing_is_judged_the_longest_trained_are_compared():
+    known = Observations()
+    for n in range(4):
+        known.end(f"short {n}", 3, n)
+    known.end("long", 9, 0.5)
+    known.end("longer", 27, 0.25)
+
+    def basis(least):
+        found = known.basis(lambda number, finite: number >= least)
+        return None if found is None else {each.trial_id for each in found}
+
+    assert basis(1) == {"longer"}
+    assert basis(2) == {"longer", "long"}
+    assert basis(3) == basis(6) == {"longer", "long", *(f"short {n}" for n in range(4))}
+    assert basis(7) is None
+    known.end("short 0", 27, 0.1)  # it went on
+    assert basis(2) == {"longer", "short 0"}
+    known.fail("long")
+    assert {each.trial_id: each.loss for each in known.basis(everything)}["long"] == math.inf
+
+
+def test_a_failure_counts_where_a_trial_never_came():
+    known = Observations()
+    known.judge("a", 0, 0.5)
+    known.judge("a", 1, 0.4)
+    known.judge("b", 0, 0.6)
+    known.judge("b", 1, 0.7)
+    known.judge("c", 0, 0.3)
+    known.fail("c")
+    known.fail("d")
+    assert known.basis(everything) == [
+        Observation("a", 0.4),
+        Observation("b", 0.7),
+        Observation("c", math.inf),
+        Observation("d", math.inf),
+    ]
+    assert known.basis(lambda number, finite: finite > 2) == [
+        Observation("a", 0.5),
+        Observation("b", 0.6),
+        Observation("c", 0.3),
+        Observation("d", math.inf),
+    ]
+    known.go_on("c")
+    assert {each.trial_id for each in known.basis(everything)} == {"a", "b", "d"}
+
+
+def test_what_was_evaluated_elsewhere_counts_on_the_largest_budget():
+    known = Observations()
+    known.evaluate("e", 0.1)
+    assert known.basis(everything) == [Observation("e", 0.1)]
+    known.judge("a", 0, 0.5)
+    known.judge("b", 0, 0.5)
+    known.judge("a", 1, 0.4)
+    assert known.basis(everything) == [Observation("e", 0.1), Observation("a", 0.4)]
+    assert known.basis(lambda number, finite: number > 2) is None
+
+
+def test_budgets_are_read_from_reasons():
+    assert budget_of({"rule": "rung", "rung": 27, "budget": 3}) == 3
+    assert budget_of({"rule": "rung", "rung": 27}) == 27
+    assert budget_of({"rule": "max_t", "max_t": 81}) == 81
+    assert budget_of({"rule": "late report"}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"min_points_in_model": 0}, "min_points_in_model=0: give 1 or more"),
+        ({"top_n_percent": 100}, "top_n_percent=100"),
+        ({"num_samples": 0}, "num_samples=0"),
+        ({"random_fraction": 1.5}, "random_fraction=1.5: give a number from 0 to 1"),
+        ({"bandwidth_factor": math.nan}, "bandwidth_factor=nan"),
+        ({"min_bandwidth": 0}, "min_bandwidth=0"),
+        ({"split": "half"}, "split='half' is none of 'paper', 'hpbandster'"),
+        ({"eta": 3}, "give a dictionary with any of min_points_in_model, top_n_percent"),
+        ([], "give a dictionary"),
+    ],
+)
+def test_what_bohb_config_may_not_hold(config, words):
+    with pytest.raises(ConfigError, match=words):
+        TuneBOHB(bohb_config=config)

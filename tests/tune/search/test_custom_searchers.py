@@ -1,0 +1,357 @@
+"""Searchers of the user's own, as they are written for Ray; the order of trials whatever the concurrency."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+from typing import ClassVar
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.tune.controller.harness import Play
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    Repeater,
+    Searcher,
+    create_searcher,
+)
+from trainkit.tune.search.optuna import OptunaSearch
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+class RaySearch(Searcher):
+    """As a searcher for Ray is written; only its imports were changed."""
+
+    def __init__(self, space=None, metric=None, mode=None, seed=0, **kwargs):
+        super().__init__(metric=metric, mode=mode, **kwargs)
+        self._space = space
+        self.rng = random.Random(seed)
+        self.live = {}
+        self.history = []
+        self.calls = []
+
+    def set_search_properties(self, metric, mode, config, **spec):
+        if self._space:
+            return False
+        self.calls.append((metric, mode, sorted(config), spec["num_samples"]))
+        self._space = {key: domain for key, domain in config.items() if hasattr(domain, "sample")}
+        if metric:
+            self._metric = metric
+        if mode:
+            self._mode = mode
+        return True
+
+    def suggest(self, trial_id):
+        if len(self.live) >= 2:
+            return None
+        if len(self.history) >= 7:
+            return Searcher.FINISHED
+        config = {key: self.rng.uniform(domain.lower, domain.upper) for key, domain in self._space.items()}
+        if self.history and self.rng.random() < 0.5:
+            best = min(self.history, key=lambda pair: pair[1])[0]
+            config = {key: value + self.rng.gauss(0, 0.01) for key, value in best.items()}
+        self.live[trial_id] = config
+        return config
+
+    def on_trial_result(self, trial_id, result):
+        self.calls.append(("result", result[self.metric]))
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        config = self.live.pop(trial_id)
+        if result and self.metric in result:
+            self.history.append((config, result[self.metric]))
+
+    def save(self, checkpoint_path):
+        raise NotImplementedError
+
+    def restore(self, checkpoint_path):
+        raise NotImplementedError
+
+
+def square(config):
+    return {"loss": config["x"] ** 2 + config["y"]}
+
+
+SPACE = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1), "constant": {"a": 1}}
+
+
+def test_one_written_for_ray_works_with_only_its_imports_changed(fit):
+    grid = fit(square, SPACE, metric="loss", num_samples=20, search_alg=RaySearch())
+    assert 7 <= len(grid) <= 8
+    assert all(result.config["constant"] == {"a": 1} for result in grid)
+    assert grid.get_best_result().metrics["loss"] == min(result.metrics["loss"] for result in grid)
+
+
+# row 1.5
+def test_it_goes_on_by_replaying_what_it_did(fit, tmp_path):
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": RaySearch()}
+    whole = fit(square, SPACE, num_samples=6, run={"name": "whole"}, **settings)
+    fit(square, SPACE, num_samples=4, **settings)
+    again = tune.TuneConfig(num_samples=6, search_alg=RaySearch())
+    restored = tune.Tuner.restore(
+        tmp_path / "e", square, tune_config=again, run_config=tune.RunConfig(verbose=0)
+    ).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]
+
+
+class Unseeded(RaySearch):
+    """Suggests something else in each process, and remembers what came of what."""
+
+    told: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__(seed=None)
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        if result is not None:
+            self.told.append((self.live[trial_id], result["loss"]))
+        super().on_trial_complete(trial_id, result, error)
+
+
+def test_one_without_a_seed_is_not_told_of_what_it_did_not_suggest(fit, tmp_path, caplog):
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": Unseeded()}
+    before = [result.config for result in fit(square, SPACE, num_samples=4, **settings)]
+    again = tune.TuneConfig(num_samples=6, search_alg=Unseeded())
+    run = tune.RunConfig(verbose=0)
+    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    assert [result.config for result in grid][:4] == before
+    assert len(grid) == 6
+    assert all(square(config) == {"loss": loss} for config, loss in Unseeded.told)
+    assert "Unseeded suggests something else than before for 4 of 4 trials" in caplog.text
+
+
+def test_another_sampler_learns_from_the_trials_of_before(fit, tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    settings = {"metric": "loss", "max_concurrent_trials": 1, "num_samples": 5}
+    space = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
+    before = [result.config for result in fit(square, space, **settings)]
+    search = OptunaSearch(sampler=optuna.samplers.NSGAIISampler(), storage=storage)
+    again = tune.TuneConfig(num_samples=7, search_alg=search)
+    run = tune.RunConfig(verbose=0)
+    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    known = optuna.load_study(study_name="optuna", storage=storage).get_trials(states=[TrialState.COMPLETE])
+    assert [trial.params for trial in known] == [result.config for result in grid]
+    assert [trial.value for trial in known] == [result.metrics["loss"] for result in grid]
+    assert [result.config for result in grid][:5] == before
+
+
+def test_one_of_ray_1_takes_no_spec(fit):
+    class Older(RaySearch):
+        def set_search_properties(self, metric, mode, config):
+            return super().set_search_properties(metric, mode, config, num_samples=0)
+
+    assert len(fit(square, SPACE, metric="loss", num_samples=3, search_alg=Older())) == 3
+
+
+@pytest.mark.parametrize("verb", ["on_trial_result", "on_trial_complete"])
+def test_one_that_raises_ends_the_experiment_and_loses_nothing(fit, tmp_path, verb):
+    def fails(self, trial_id, *news, **more):
+        raise KeyError("lost")
+
+    broken = type("Broken", (RaySearch,), {verb: fails})
+    with pytest.raises(ConfigError, match=rf"Broken.{verb}\(\) raised KeyError, told of trial \w+: 'lost'"):
+        fit(square, SPACE, metric="loss", num_samples=3, max_concurrent_trials=1, search_alg=broken())
+    again = tune.TuneConfig(num_samples=3, search_alg=RaySearch())
+    run = tune.RunConfig(verbose=0)
+    tuner = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run)
+    assert [result.status for result in tuner.get_results()] == ["TERMINATED"]
+    assert len(tuner.fit()) == 3
+
+
+def test_one_that_cannot_be_copied_is_named(fit):
+    search = RaySearch()
+    search.lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"search_alg=RaySearch can't be copied.*lock"):
+        fit(square, SPACE, metric="loss", search_alg=search)
+
+
+def test_the_users_object_stays_as_it_was(fit):
+    searcher = RaySearch()
+    fit(square, SPACE, metric="loss", num_samples=2, search_alg=searcher)
+    assert (searcher.history, searcher.calls, searcher.metric) == ([], [], None)
+
+
+def test_it_is_told_what_ray_tells():
+    searcher = RaySearch()
+    Play(searcher=searcher, space=SPACE, metric="loss", num_samples=4)
+    assert searcher.calls[0] == ("loss", "min", ["constant", "x", "y"], 4)
+
+
+def test_with_a_space_of_its_own_param_space_holds_constants(fit):
+    own = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
+    grid = fit(square, {"z": 3}, metric="loss", num_samples=3, search_alg=RaySearch(own))
+    assert [result.config["z"] for result in grid] == [3, 3, 3]
+    with pytest.raises(ConfigError, match="RaySearch has a search space of its own"):
+        fit(square, SPACE, metric="loss", search_alg=RaySearch(own), run={"name": "two"})
+
+
+class Flat(Searcher):
+    """Knows nothing of the space."""
+
+    def __init__(self, **config) -> None:
+        super().__init__()
+        self.config = config
+
+    def suggest(self, trial_id):
+        return dict(self.config)
+
+    def is_drawn(self, trial_id):
+        return False
+
+
+def test_flat_names_become_nested_and_constants_are_added(fit):
+    space = {
+        "net": {"depth": 2, "kind": "a"},
+        "data": ["x"],
+        "twice": tune.sample_from(lambda s: s.config.lr * 2),
+    }
+    searcher = Flat(**{"net/width": 8, "net/kind": "b", "lr": 0.5})
+    grid = fit(lambda config: 1.0, space, search_alg=searcher)
+    assert grid[0].config == {
+        "net": {"depth": 2, "kind": "b", "width": 8},
+        "data": ["x"],
+        "lr": 0.5,
+        "twice": 1.0,
+    }
+
+
+def test_constants_are_each_trials_own(fit):
+    space = {"net": {"lr": tune.sample_from(lambda spec: spec.config.x), "layers": [1]}}
+
+    class Counting(Flat):
+        def suggest(self, trial_id):
+            return {"x": int(trial_id[-1])}
+
+    def trainable(config):
+        config["net"]["layers"].append(2)
+        return 1.0
+
+    grid = fit(trainable, space, num_samples=3, search_alg=Counting())
+    assert [result.config["net"]["lr"] for result in grid] == [0, 1, 2]
+    assert [result.config["net"]["layers"][:1] for result in grid] == [[1]] * 3
+
+
+def test_a_parameter_that_it_leaves_out_is_named(fit):
+    with pytest.raises(ConfigError, match=r"Flat.suggest\(\) gave no value for net/width"):
+        fit(square, {"net": {"width": tune.uniform(0, 1)}}, search_alg=Flat(lr=1))
+
+
+@pytest.mark.parametrize("wrong", [3, "SOON", [1], True])
+def test_what_is_no_suggestion_is_named(wrong):
+    class Wrong(Searcher):
+        def suggest(self, trial_id):
+            return wrong
+
+    with pytest.raises(ConfigError, match=r"Wrong.suggest\(\) returned .* return a dictionary, None or"):
+        raise Play(searcher=Wrong()).controller.error
+
+
+def test_it_may_be_kept_in_a_file(tmp_path):
+    searcher = Flat(lr=1)
+    searcher.save(str(tmp_path / "state"))
+    other = Flat(lr=2)
+    other.restore(str(tmp_path / "state"))
+    assert other.config == {"lr": 1}
+
+
+def test_what_learns_nothing_from_points_says_so():
+    with pytest.raises(NotImplementedError, match="BasicVariantGenerator learns nothing"):
+        BasicVariantGenerator().add_evaluated_point({"x": 1}, 2.0)
+
+
+# --- names and folders ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("random", BasicVariantGenerator),
+        ("variant_generator", BasicVariantGenerator),
+        ("optuna", OptunaSearch),
+    ],
+)
+def test_by_name(name, kind):
+    assert type(create_searcher(name, metric="loss", mode="min", max_concurrent=2)) is kind
+
+
+def test_a_name_that_is_none_is_named():
+    with pytest.raises(ConfigError, match=r"'optunna' is none of .*optuna, .*Did you mean 'optuna'"):
+        create_searcher("optunna")
+
+
+@pytest.mark.parametrize("folder", ["search", "suggest"])
+@pytest.mark.parametrize(
+    ("module", "name", "kind"),
+    [
+        ("basic_variant", "BasicVariantGenerator", BasicVariantGenerator),
+        ("concurrency_limiter", "ConcurrencyLimiter", ConcurrencyLimiter),
+        ("optuna", "OptunaSearch", OptunaSearch),
+        ("repeater", "Repeater", Repeater),
+        ("searcher", "Searcher", Searcher),
+    ],
+)
+def test_all_import_folders_of_ray_lead_to_the_same_classes(folder, module, name, kind):
+    home = f"trainkit.tune.{folder}"
+    if (folder, module) == ("suggest", "searcher"):
+        module = "suggestion"  # as it was called then
+    assert getattr(importlib.import_module(f"{home}.{module}"), name) is kind
+    assert getattr(importlib.import_module(home), name) is kind
+    assert importlib.import_module(home).create_searcher is create_searcher
+
+
+# --- reproducible search --------------------------------------------------------------------------
+
+
+# rows 1.24, 2.9
+@pytest.mark.parametrize("space", [SPACE, {"a": tune.grid_search([1, 2, 3]), "b": tune.uniform(0, 1)}])
+def test_random_and_grid_have_one_order_whatever_runs_at_once_and_ends_first(space):
+    histories = []
+    for cpus, order in ((1, 0), (4, 0), (4, 1), (4, 2)):
+        play = Play(space=space, num_samples=6, cpus=cpus)
+        shuffled = random.Random(order)
+        while not play.controller.done:
+            running = [
+                index for index, trial in enumerate(play.controller.trials) if trial.trial_id in play.calls
+            ]
+            index = shuffled.choice(running)
+            play.started(index)
+            play.reported(index, {"loss": 1.0}, done=True)
+        histories.append([trial.config for trial in play.controller.trials])
+    assert all(history == histories[0] for history in histories)
+
+
+# rows 1.24, 2.9
+@pytest.mark.parametrize(
+    "make",
+    [
+        BasicVariantGenerator,
+        OptunaSearch,
+        lambda: ConcurrencyLimiter(OptunaSearch(), 1),
+        lambda: Repeater(OptunaSearch(), 2),
+        RaySearch,
+    ],
+)
+def test_two_runs_have_one_history(fit, make):
+    space = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
+    runs = [
+        fit(
+            square,
+            space,
+            metric="loss",
+            num_samples=14,
+            seed=3,
+            max_concurrent_trials=1,
+            search_alg=make(),
+            run={"name": name},
+        )
+        for name in ("one", "two")
+    ]
+    one, two = ([(result.config, result.metrics["loss"]) for result in run] for run in runs)
+    assert one == two

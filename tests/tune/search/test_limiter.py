@@ -1,0 +1,125 @@
+"""Fewer trials at once than fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tune.controller.harness import Play
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Searcher
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+class Telling(BasicVariantGenerator):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list = []
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        super().on_trial_complete(trial_id, result, error)
+        self.told.append((trial_id[-1], error))
+
+
+def end(play: Play, index: int) -> None:
+    play.started(index)
+    play.reported(index, {"loss": 1.0}, done=True)
+
+
+def test_so_many_run_at_once():
+    play = Play(searcher=ConcurrencyLimiter(Telling(), 2), num_samples=5, cpus=4)
+    assert len(play.calls) == 2
+    end(play, 1)
+    assert play.statuses() == ["PENDING", "TERMINATED", "PENDING"]
+    assert len(play.calls) == 2
+    play.started(0)
+    play.failed(0)
+    assert len(play.calls) == 2
+    end(play, 2)
+    end(play, 3)
+    end(play, 4)
+    assert play.controller.done
+
+
+def test_a_batch_is_told_together():
+    searcher = Telling()
+    play = Play(searcher=ConcurrencyLimiter(searcher, 2, batch=True), num_samples=4, cpus=4)
+    end(play, 1)
+    assert (searcher.told, len(play.calls)) == ([], 1)
+    play.started(0)
+    play.failed(0)
+    assert searcher.told == [("1", False), ("0", True)]
+    assert len(play.calls) == 2
+    end(play, 2)
+    end(play, 3)
+    assert play.controller.done
+    assert len(searcher.told) == 4
+
+
+def test_random_search_limits_itself():
+    play = Play(searcher=BasicVariantGenerator(max_concurrent=3), num_samples=5, cpus=4)
+    assert len(play.calls) == 3
+    end(play, 0)
+    assert len(play.calls) == 3
+
+
+class Limiting(BasicVariantGenerator):
+    """Takes the limit itself."""
+
+    limit = 0
+
+    def set_max_concurrency(self, max_concurrent):
+        self.max_concurrent = max_concurrent
+        return True
+
+
+def test_a_searcher_may_take_the_limit_itself():
+    searcher = Limiting()
+    play = Play(searcher=ConcurrencyLimiter(searcher, 2), num_samples=5, cpus=4)
+    assert (len(play.calls), searcher.max_concurrent) == (2, 2)
+
+
+def test_an_interrupted_experiment_goes_on_with_its_limit(fit, tmp_path):
+    space = {"x": tune.uniform(0, 1)}
+    search = ConcurrencyLimiter(OptunaSearch(), 1, batch=True)
+    whole = fit(square, space, metric="loss", num_samples=14, seed=1, search_alg=search, run={"name": "w"})
+    fit(square, space, metric="loss", num_samples=12, seed=1, search_alg=search)
+    restored = tune.Tuner.restore(
+        tmp_path / "e",
+        square,
+        tune_config=tune.TuneConfig(num_samples=14),
+        run_config=tune.RunConfig(verbose=0),
+    ).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]
+
+
+def square(config):
+    return {"loss": config["x"] ** 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator(), 0), "max_concurrent=0"),
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator(), 1.5), "max_concurrent=1.5"),
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator, 1), "searcher="),
+        (lambda: BasicVariantGenerator(max_concurrent=-1), "max_concurrent=-1"),
+    ],
+)
+def test_a_mistake_is_named(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+class Waits(Searcher):
+    def suggest(self, trial_id):
+        return None
+
+
+def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
+    play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
+    with pytest.raises(ConfigError, match="suggests nothing"):
+        raise play.controller.error

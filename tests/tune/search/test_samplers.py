@@ -1,0 +1,345 @@
+"""Optuna's other samplers behind OptunaSearch: seeds, restores, points, what a stopped trial is told as."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import optuna
+import pytest
+import torch
+from optuna import samplers
+
+from trainkit import tune
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.testing.searcher import TREE, Row, Search
+from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.search import OptunaSearch
+from trainkit.tune.search.optuna.study import MARK
+
+pytestmark = [
+    pytest.mark.usefixtures("inline"),
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+torch.set_num_threads(1)
+
+PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
+MIXED = {**TREE, "steps": tune.quniform(0, 1, 0.1), "n": tune.lograndint(1, 1000)}
+
+MAKES = {
+    "tpe": lambda: samplers.TPESampler(multivariate=True, group=True),
+    "tpe-independent": lambda: samplers.TPESampler(multivariate=False),
+    "random": samplers.RandomSampler,
+    "gp": lambda: samplers.GPSampler(n_startup_trials=8, warn_independent_sampling=False),
+    "cma": lambda: samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False),
+    "cma-margin": lambda: samplers.CmaEsSampler(popsize=4, with_margin=True, warn_independent_sampling=False),
+    "cma-separable": lambda: samplers.CmaEsSampler(
+        popsize=4, use_separable_cma=True, warn_independent_sampling=False
+    ),
+    "nsga2": lambda: samplers.NSGAIISampler(population_size=4),
+    "nsga3": lambda: samplers.NSGAIIISampler(population_size=4),
+    "qmc": lambda: samplers.QMCSampler(warn_independent_sampling=False),
+    "qmc-scrambled": lambda: samplers.QMCSampler(
+        scramble=True, warn_independent_sampling=False, warn_asynchronous_seeding=False
+    ),
+    "fixed": lambda: samplers.PartialFixedSampler({"x": 3}, samplers.TPESampler()),
+}
+
+
+def row_of(name: str, **arguments) -> Row:
+    return Row(name, lambda **given: OptunaSearch(sampler=MAKES[name](), **arguments, **given))
+
+
+def scattered(search: Search, number: int) -> None:
+    """Three trials at a time, which end in another order, with failures and NaN."""
+    waiting: list[str] = []
+    while len(search.configs) < number:
+        assert search.next() is not None
+        waiting.append(list(search.configs)[-1])
+        if len(waiting) == 3:
+            one = waiting.pop(1 if len(search.configs) % 2 else 2)
+            n = len(search.configs)
+            search.finish(one, loss=math.nan if n % 11 == 0 else None, error=n % 7 == 0)
+
+
+# rows 1.5, 1.24, 1.28
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [(name, PLANE) for name in MAKES]
+    + [(name, MIXED) for name in MAKES if name not in ("fixed", "cma-margin")],
+)
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(name, space):
+    search = Search(row_of(name), space, num_samples=40)
+    scattered(search, 11 if name == "gp" else 17)  # which is slow
+    restored = search.restored()
+    for _ in range(1 if name == "gp" else 4):
+        assert search.next() == restored.next()
+        for each in (search, restored):
+            each.finish(list(each.configs)[-1])
+    assert search.next() == restored.next()
+
+
+# row 1.24
+@pytest.mark.parametrize("name", MAKES)
+def test_the_experiments_seed_is_the_samplers(name):
+    one, same, other = (Search(row_of(name), PLANE, num_samples=12, seed=seed).run() for seed in (0, 0, 1))
+    assert one == same
+    assert one[0] != other[0]
+    if name != "qmc":  # a sequence without scrambling is one, but for its first trial
+        assert one[6:] != other[6:]
+
+
+@pytest.mark.parametrize("name", ["cma", "nsga2", "gp", "tpe"])
+def test_each_learns(name):
+    """Of its trials, the later half is better: it is seeded anew each time, and not harmed."""
+    larger = {
+        "cma": samplers.CmaEsSampler,
+        "nsga2": lambda: samplers.NSGAIISampler(population_size=10),
+    }
+    makes = {**MAKES, **larger}
+    number = {"gp": 20, "nsga2": 160}.get(name, 80)
+    row = Row(name, lambda **given: OptunaSearch(sampler=makes[name](), **given))
+    search = Search(row, PLANE, num_samples=number)
+    losses = []
+    while (config := search.next()) is not None:
+        losses.append((config["x"] - 3) ** 2 + (config["y"] + 2) ** 2)
+        search.finish(list(search.configs)[-1], loss=losses[-1])
+    assert len(losses) == number
+    half = number // 2
+    better = 1.2 if name == "nsga2" else 2
+    assert sorted(losses[half:])[half // 2] < sorted(losses[:half])[half // 2] / better
+
+
+def test_cma_es_is_optunas_own():
+    """The same generations as a study asked by hand, whose generators were given the same seeds."""
+    from trainkit.tune.core.seeds import suggestion_words
+
+    search = Search(row_of("cma"), PLANE, num_samples=20)
+    configs = search.run()
+    sampler = MAKES["cma"]()
+    study = optuna.create_study(sampler=sampler)
+    for n, config in enumerate(configs):
+        words = suggestion_words(0, n, 0, 2)
+        for generator, word in zip((sampler._independent_sampler._rng, sampler._cma_rng), words, strict=True):
+            generator.rng.seed(word)
+        trial = study.ask()
+        assert {name: trial.suggest_float(name, -10, 10) for name in "xy"} == config
+        study.tell(trial, math.sin(config["x"]) + math.sin(config["y"]))
+
+
+# --- values of the user's in a sampler ------------------------------------------------------------
+
+
+def test_a_grid_and_fixed_values_are_in_the_units_of_the_space():
+    space = {
+        "steps": tune.quniform(0, 1, 0.1),
+        "kind": tune.choice([(1, 2), (3, 4)]),
+        "z": tune.uniform(0, 1),
+    }
+    fixed = samplers.PartialFixedSampler({"steps": 0.3, "kind": (3, 4)}, samplers.RandomSampler())
+    configs = Search(Row("f", lambda **given: OptunaSearch(sampler=fixed, **given)), space).run()
+    assert {(config["steps"], config["kind"]) for config in configs} == {(0.3, (3, 4))}
+    assert len({config["z"] for config in configs}) == 12
+    grid = samplers.GridSampler({"steps": [0.1, 0.3], "z": [0.25, 0.5]})
+    row = Row("g", lambda **given: OptunaSearch(sampler=grid, **given))
+    configs = Search(row, {"steps": tune.quniform(0, 1, 0.1), "z": tune.uniform(0, 1)}).run()
+    pairs = sorted((config["steps"], config["z"]) for config in configs)
+    assert pairs == [(0.1, 0.25), (0.1, 0.5), (0.3, 0.25), (0.3, 0.5)]
+
+
+@pytest.mark.parametrize("fixed", [{"steps": 7.0}, {"step": 0.1}])
+def test_a_fixed_value_that_the_space_has_not_is_named(fixed):
+    sampler = samplers.PartialFixedSampler(fixed, samplers.RandomSampler())
+    row = Row("f", lambda **given: OptunaSearch(sampler=sampler, **given))
+    with pytest.raises((ConfigError, SpaceError), match=next(iter(fixed))):
+        Search(row, {"steps": tune.quniform(0, 1, 0.1)}).run()
+
+
+@pytest.mark.parametrize("sampler", ["grid", "brute"])
+def test_a_finite_search_in_parallel_is_restored_and_ends(sampler):
+    make = {
+        "grid": lambda: samplers.GridSampler({"x": [0, 2, 4], "y": [1, 2, 3]}),
+        "brute": samplers.BruteForceSampler,
+    }[sampler]
+    space = {"x": tune.choice([0, 2, 4]), "y": tune.randint(1, 4)}
+    search = Search(
+        Row(sampler, lambda **given: OptunaSearch(sampler=make(), **given)), space, num_samples=20
+    )
+    for _ in range(3):
+        search.next()
+    for index in (2, 0):
+        search.finish(list(search.configs)[index])
+    restored = search.restored()
+    assert search.run() == restored.run()
+    pairs = {(config["x"], config["y"]) for config in search.configs.values()}
+    assert len(pairs) == len(search.configs) == 9
+
+
+def test_brute_force_over_a_continuum_says_what_it_needs(fit):
+    search = OptunaSearch(sampler=samplers.BruteForceSampler())
+    with pytest.raises(ConfigError, match=r"BruteForceSampler"):
+        fit(lambda config: config["x"], PLANE, metric="_metric", search_alg=search)
+
+
+# --- points ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nsga2", "nsga3"])
+def test_evaluated_points_are_the_first_generation_of_a_genetic_sampler(name):
+    points = [{"x": 3.0, "y": -2.0}, {"x": 3.1, "y": -2.1}, {"x": 2.9, "y": -2.0}, {"x": 3.0, "y": -1.9}]
+    given = {"points_to_evaluate": points, "evaluated_rewards": [0.0, 0.1, 0.2, 0.3]}
+    configs = Search(row_of(name), PLANE, num_samples=4, arguments=given).run()
+    values = {point[axis] for point in points for axis in "xy"}
+    assert sum(config["x"] in values or config["y"] in values for config in configs) >= 2
+
+
+@pytest.mark.parametrize(
+    ("sampler", "arguments", "words"),
+    [
+        (
+            samplers.CmaEsSampler,
+            {"points_to_evaluate": [{"x": 1.0, "y": 1.0}], "evaluated_rewards": [1]},
+            "CmaEsSampler learns nothing.*source_trials",
+        ),
+        (
+            lambda: samplers.GridSampler({"x": [1], "y": [2]}),
+            {"points_to_evaluate": [{"x": 1.0}]},
+            "GridSampler tries its own grid",
+        ),
+    ],
+)
+def test_what_a_sampler_would_not_heed_is_refused(sampler, arguments, words):
+    row = Row("s", lambda **given: OptunaSearch(sampler=sampler(), **given))
+    with pytest.raises(ConfigError, match=words):
+        Search(row, PLANE, arguments=arguments)
+
+
+@pytest.mark.parametrize("name", ["cma", "nsga2", "qmc", "gp", "random"])
+def test_points_come_first_with_every_sampler(name):
+    points = [{"x": 1.0, "y": 2.0}, {"x": 3.0}]
+    configs = Search(row_of(name), PLANE, num_samples=9, arguments={"points_to_evaluate": points}).run()
+    assert configs[0] == points[0]
+    assert configs[1]["x"] == 3.0
+    assert len(configs) == 9
+
+
+# --- trials that a scheduler has stopped ----------------------------------------------------------
+
+
+def stopped(search: Search, decision: Decision | None, pause: bool = False) -> str:
+    search.next()
+    trial_id = list(search.configs)[-1]
+    searcher = search.searcher
+    for step in (1, 2):
+        searcher.on_trial_result(trial_id, {"loss": 5.0 - step, "training_iteration": step})
+    if decision is not None:
+        searcher.on_trial_decision(trial_id, {"loss": 3.0, "training_iteration": 2}, decision)
+    if pause:
+        searcher.on_pause(trial_id)
+    searcher.on_trial_complete(trial_id, {"loss": 3.0, "training_iteration": 2})
+    return trial_id
+
+
+def test_a_trial_stopped_early_is_told_as_pruned():
+    storage = optuna.storages.InMemoryStorage()
+    row = Row("tpe", lambda **given: OptunaSearch(storage=storage, **given))
+    search = Search(row, PLANE)
+    stopped(search, Decision(Verdict.STOP, {"rule": "rung", "rung": 2}))
+    stopped(search, Decision(Verdict.STOP, {"rule": "max_t", "max_t": 2}))
+    stopped(search, Decision(Verdict.CONTINUE, {"rule": "rung", "rung": 2}))
+    stopped(search, None)
+    stopped(search, Decision(Verdict.PAUSE, {"rule": "rung", "rung": 2}), pause=True)
+    trials = optuna.load_study(study_name="optuna", storage=storage).trials
+    assert [trial.state.name for trial in trials] == ["PRUNED", "COMPLETE", "COMPLETE", "COMPLETE", "PRUNED"]
+    assert [trial.value for trial in trials] == [3.0] * 5
+    assert trials[0].intermediate_values == {1: 4.0, 2: 3.0}
+
+
+def test_a_paused_trial_that_goes_on_is_complete():
+    storage = optuna.storages.InMemoryStorage()
+    search = Search(Row("tpe", lambda **given: OptunaSearch(storage=storage, **given)), PLANE)
+    search.next()
+    trial_id = next(iter(search.configs))
+    search.searcher.on_pause(trial_id)
+    search.searcher.on_unpause(trial_id)
+    search.searcher.on_trial_complete(trial_id, {"loss": 3.0})
+    assert optuna.load_study(study_name="optuna", storage=storage).trials[0].state.name == "COMPLETE"
+
+
+def test_with_asha_the_study_holds_pruned_and_complete_trials(fit):
+    def trainable(config):
+        for step in range(1, 10):
+            tune.report({"loss": abs(config["x"]) + 1 / step})
+
+    storage = optuna.storages.InMemoryStorage()
+    search = OptunaSearch(storage=storage)
+    scheduler = tune.schedulers.ASHAScheduler(max_t=9, reduction_factor=3)
+    fit(trainable, PLANE, metric="loss", num_samples=12, search_alg=search, scheduler=scheduler)
+    trials = optuna.load_study(study_name="optuna", storage=storage).trials
+    for trial in trials:
+        state = "COMPLETE" if max(trial.intermediate_values) == 9 else "PRUNED"
+        assert trial.state.name == state
+    assert {trial.state.name for trial in trials} == {"COMPLETE", "PRUNED"}
+
+
+# --- a storage of the user's ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cma", "nsga2", "qmc"])
+def test_a_storage_has_each_trial_once_after_a_restore(fit, tmp_path, name):
+    """What such a sampler wrote into the study is there, so the trials are not asked for again."""
+
+    def loss(config):
+        return {"loss": (config["x"] - 2) ** 2 + config["y"]}
+
+    space = {"x": tune.randint(-10, 10), "y": tune.quniform(0, 1, 0.1)}
+    whole = fit(
+        loss,
+        space,
+        metric="loss",
+        num_samples=16,
+        seed=1,
+        max_concurrent_trials=1,
+        search_alg=OptunaSearch(sampler=MAKES[name]()),
+        run={"name": "whole"},
+    )
+    storage = optuna.storages.InMemoryStorage()
+    search = OptunaSearch(sampler=MAKES[name](), storage=storage)
+    fit(loss, space, metric="loss", num_samples=9, seed=1, max_concurrent_trials=1, search_alg=search)
+    more = tune.TuneConfig(num_samples=16, search_alg=search)
+    quiet = tune.RunConfig(verbose=0)
+    grid = tune.Tuner.restore(tmp_path / "e", loss, tune_config=more, run_config=quiet).fit()
+    assert [result.config for result in grid] == [result.config for result in whole]
+    marks = [
+        trial.user_attrs[MARK]
+        for trial in optuna.load_study(study_name="optuna", storage=storage).trials
+        if not trial.user_attrs[MARK].startswith("rejected")
+    ]
+    assert len(marks) == len(set(marks)) == 16
+
+
+# row 2.9
+@pytest.mark.external
+def test_a_suggestion_is_the_same_in_another_process():
+    code = (
+        "from tests.tune.search.test_samplers import *\n"
+        "for name in ('tpe', 'cma'):\n"
+        "    search = Search(row_of(name), MIXED, num_samples=40)\n"
+        "    scattered(search, 14)\n"
+        "    print(search.next())\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert said.pop().count("model") == 2

@@ -1,0 +1,253 @@
+"""Domains and the configurations drawn from them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit import tune
+from trainkit.errors import SpaceError
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.search import BasicVariantGenerator
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
+
+
+def suggestions(param_space: dict, *, seed: int = 0, num_samples: int = 1, **arguments) -> list[dict]:
+    searcher = BasicVariantGenerator(**arguments)
+    searcher.begin(Space.of(param_space), metric=None, mode=None, num_samples=num_samples, seed=seed)
+    found = []
+    while (config := searcher.suggest(f"t{len(found)}")) != searcher.FINISHED:
+        found.append(config)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: tune.uniform(1, 0.1), ["uniform(1", "lower bound 1.0", "upper 0.1"]),
+        (lambda: tune.uniform(1, 1), ["not below"]),
+        (lambda: tune.uniform("a", 1), ["'a'", "finite number"]),
+        (lambda: tune.uniform(0, float("nan")), ["nan", "finite"]),
+        (lambda: tune.uniform(float("-inf"), 0), ["-inf", "finite"]),
+        (lambda: tune.uniform(True, 2), ["True"]),
+        (lambda: tune.loguniform(0, 1), ["loguniform(0", "logarithm", "above 0"]),
+        (lambda: tune.loguniform(-1, 1), ["-1.0", "above 0"]),
+        (lambda: tune.randint(1.5, 3), ["1.5", "whole number"]),
+        (lambda: tune.randint(3, 3), ["randint(3, 3)", "excluded"]),
+        (lambda: tune.choice([]), ["choice([])", "at least one"]),
+        (lambda: tune.choice("abc"), ["'abc'", "list"]),
+        (lambda: tune.choice(3), ["choice(3)", "list"]),
+        (lambda: tune.grid_search([]), ["grid_search([])"]),
+        (lambda: tune.sample_from(3), ["sample_from(3)", "function"]),
+        (lambda: Space.of([1]), ["[1]", "dictionary"]),
+        (lambda: Space.of({"a": {"b": (tune.uniform(0, 1),)}}), ["a/b", "tuple"]),
+        (lambda: Space.of({"a": tune.choice([tune.grid_search([1])])}), ["a", "grid_search([1])", "choice"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_value(make, words):
+    with pytest.raises(SpaceError) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.integers(0, 2**32))
+def test_uniform_stays_in_its_bounds(a, b, seed):
+    lower, upper = sorted((a, b))
+    if lower == upper:
+        return
+    value = tune.uniform(lower, upper).draw(suggestion_generator(seed, 0))
+    assert lower <= value < upper
+    assert type(value) is float
+
+
+@given(st.floats(1e-300, 1e300), st.floats(1e-300, 1e300), st.integers(0, 2**32))
+def test_loguniform_stays_in_its_bounds(a, b, seed):
+    lower, upper = sorted((a, b))
+    if lower == upper:
+        return
+    assert lower <= tune.loguniform(lower, upper).draw(suggestion_generator(seed, 0)) <= upper
+
+
+def test_loguniform_is_uniform_in_the_logarithm():
+    rng = np.random.default_rng(0)
+    draws = np.log10([tune.loguniform(1e-4, 1).draw(rng) for _ in range(4000)])
+    assert np.histogram(draws, bins=4, range=(-4, 0))[0] == pytest.approx([1000] * 4, rel=0.1)
+
+
+def test_randint_excludes_its_upper_bound_and_is_even():
+    rng = np.random.default_rng(0)
+    draws = [tune.randint(2, 5).draw(rng) for _ in range(3000)]
+    assert set(draws) == {2, 3, 4}
+    assert all(type(value) is int for value in draws)
+    assert np.bincount(draws)[2:] == pytest.approx([1000] * 3, rel=0.1)
+
+
+def test_a_grid_is_a_product_repeated_num_samples_times():
+    space = {
+        "a": tune.grid_search([1, 2]),
+        "b": {"c": tune.grid_search(["x", "y", "z"])},
+        "d": tune.uniform(0, 1),
+        "e": "constant",
+    }
+    found = suggestions(space, num_samples=2)
+    pairs = [(config["a"], config["b"]["c"]) for config in found]
+    assert pairs == [(a, c) for a in (1, 2) for c in "xyz"] * 2
+    assert len({config["d"] for config in found}) == 12
+    assert all(config["e"] == "constant" for config in found)
+
+
+@pytest.mark.parametrize("content", [True, {"a": 1}, "ab", []])
+def test_rays_spelling_of_a_grid_needs_a_list(content):
+    with pytest.raises(SpaceError, match=r"net/a: grid_search\("):
+        Space.of({"net": {"a": {"grid_search": content}}})
+
+
+@pytest.mark.parametrize("leaf", [tune.uniform(0, 1), [tune.grid_search([1])], tune.sample_from(dict)])
+def test_sample_from_returns_values_and_no_domains(leaf):
+    with pytest.raises(SpaceError, match=r"sample_from returned .* not drawn any more"):
+        suggestions({"a": tune.sample_from(lambda spec: leaf)})
+
+
+def test_rays_spelling_of_a_grid_is_understood():
+    assert [config["a"] for config in suggestions({"a": {"grid_search": range(2)}})] == [0, 1]
+    assert [config["a"] for config in suggestions({"a": {"grid_search": [1, 2]}})] == [1, 2]
+
+
+def test_lists_and_nested_dictionaries_are_drawn_into():
+    (config,) = suggestions({"layers": [{"width": tune.choice([8])}, tune.randint(3, 4)], "n": [1, 2]})
+    assert config == {"layers": [{"width": 8}, 3], "n": [1, 2]}
+
+
+def test_a_category_may_hold_domains():
+    space = {"optimizer": tune.choice([{"name": "sgd", "momentum": tune.uniform(0.5, 0.6)}])}
+    (config,) = suggestions(space)
+    assert config["optimizer"]["name"] == "sgd"
+    assert 0.5 <= config["optimizer"]["momentum"] < 0.6
+
+
+def test_suggestion_n_depends_on_the_seed_and_n_alone():
+    space = {"a": tune.uniform(0, 1), "b": tune.choice(range(100)), "c": tune.loguniform(1e-6, 1)}
+    ten, three = suggestions(space, num_samples=10), suggestions(space, num_samples=3)
+    assert ten[:3] == three
+    assert suggestions(space, seed=1, num_samples=3) != three
+    assert suggestions(space, seed=1, random_state=0, num_samples=3) == three
+
+
+def test_configurations_share_no_containers():
+    first, second = suggestions({"a": {"b": [1]}}, num_samples=2)
+    first["a"]["b"].append(2)
+    assert second == {"a": {"b": [1]}}
+
+
+def test_sample_from_sees_the_other_values_in_any_order():
+    space = {
+        "double": tune.sample_from(lambda spec: spec.config.width * 2),
+        "quadruple": tune.sample_from(lambda spec: spec["config"]["double"] * 2),
+        "short": tune.sample_from(lambda spec: spec.net.depth + len(spec.config.net)),
+        "width": tune.randint(1, 100),
+        "net": {"depth": tune.randint(1, 9), "same": tune.sample_from(lambda spec: spec.config.net.depth)},
+    }
+    (config,) = suggestions(space)
+    assert config["double"] == 2 * config["width"]
+    assert config["quadruple"] == 4 * config["width"]
+    assert config["net"]["same"] == config["net"]["depth"]
+    assert config["short"] == config["net"]["depth"] + 2
+    assert list(config) == list(space)
+
+
+def test_sample_from_that_needs_itself_is_refused():
+    space = {
+        "a": tune.sample_from(lambda spec: spec.config.b),
+        "b": tune.sample_from(lambda spec: spec.config.a),
+    }
+    with pytest.raises(SpaceError, match="a -> b -> a"):
+        suggestions(space)
+    with pytest.raises(SpaceError, match=r"'widht'.*width"):
+        suggestions({"width": 3, "a": tune.sample_from(lambda spec: spec.config.widht)})
+
+
+def test_sample_from_with_global_generators_repeats_and_leaves_them_alone():
+    space = {"a": tune.sample_from(lambda spec: (random.random(), float(np.random.rand())))}
+    random.seed(3)
+    np.random.seed(3)
+    expected = random.random(), np.random.rand()
+    random.seed(3)
+    np.random.seed(3)
+    first = suggestions(space, num_samples=2)
+    assert (random.random(), np.random.rand()) == expected
+    assert suggestions(space, num_samples=2) == first
+    assert first[0] != first[1]
+
+
+def test_points_come_first_and_count_as_samples():
+    space = {"a": tune.uniform(0, 1), "net": {"width": tune.choice([8, 16])}, "g": tune.grid_search([1, 2])}
+    points = [{"a": 0.25, "net": {"width": 16}, "g": 2}, {"net/width": 8}]
+    found = suggestions(space, num_samples=3, points_to_evaluate=points)
+    assert len(found) == 1 + 2 + 2
+    assert found[0] == {"a": 0.25, "net": {"width": 16}, "g": 2}
+    assert [(config["net"]["width"], config["g"]) for config in found[1:3]] == [(8, 1), (8, 2)]
+    with pytest.raises(SpaceError, match=r"widht.*net/width"):
+        suggestions(space, points_to_evaluate=[{"net": {"widht": 8}}])
+
+
+def test_a_space_survives_text():
+    space = {
+        "a": tune.loguniform(1e-5, 0.1),
+        "b": [tune.randint(1, 5), {"c": tune.choice([1, "x", (2, 3), {"d": tune.uniform(0, 1)}])}],
+        "g": tune.grid_search([None, True]),
+    }
+    text = encode_config(Space.of(space).tree)
+    assert not holds_opaque(decode_config(text))
+    assert suggestions(decode_config(text), seed=5, num_samples=4) == suggestions(
+        space, seed=5, num_samples=4
+    )
+
+
+def test_sample_from_may_use_the_same_key_elsewhere_and_places_of_a_list():
+    lr = tune.sample_from(lambda spec: spec.config.b.lr + 1)
+    (config,) = suggestions({"a": {"lr": lr}, "b": {"lr": tune.sample_from(lambda spec: 1)}})
+    assert config == {"a": {"lr": 2}, "b": {"lr": 1}}
+    space = {
+        "last": tune.sample_from(lambda spec: spec.config.a[-1] + 1),
+        "all": tune.sample_from(lambda spec: spec.config.a),
+        "some": tune.sample_from(lambda spec: spec.config.a[:2]),
+        "inner": tune.sample_from(lambda spec: spec.config.a[2].x),
+        "a": [
+            5,
+            tune.sample_from(lambda spec: spec.config.a[0] * 2),
+            {"x": 7},
+            tune.sample_from(lambda spec: 3),
+        ],
+    }
+    (config,) = suggestions(space)
+    a = [5, 10, {"x": 7}, 3]
+    assert config == {"last": 4, "all": a, "some": [5, 10], "inner": 7, "a": a}
+    with pytest.raises(SpaceError, match=r"need each other"):
+        suggestions({"a": [tune.sample_from(lambda spec: spec.config.a[0])]})
+
+
+def test_bounds_beyond_64_bits_are_refused():
+    assert tune.randint(0, 2**63).draw(suggestion_generator(0, 0)) >= 0
+    for lower, upper in [(0, 2**70), (-(2**64), 0)]:
+        with pytest.raises(SpaceError, match="beyond 64 bits"):
+            tune.randint(lower, upper)
+
+
+class Plain:
+    pass
+
+
+def test_what_text_cannot_hold_is_marked_and_rebuilt_by_replay():
+    space = {"cls": tune.choice([Plain, dict]), "f": tune.sample_from(lambda spec: spec.config.cls), "n": 1}
+    assert holds_opaque(decode_config(encode_config(Space.of(space).tree)))
+    (config,) = suggestions(space, seed=2)
+    stored = decode_config(encode_config(config))
+    assert holds_opaque(stored)
+    assert complete(stored, suggestions(space, seed=2)[0]) == config
+    assert holds_opaque(complete(stored, {"cls": list, "f": list, "n": 1}))

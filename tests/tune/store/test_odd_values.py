@@ -1,0 +1,123 @@
+"""A value that cannot be kept is met at the door: it costs its own trial at most, never the experiment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.space.serialization import decode_config, encode_config, is_opaque
+from trainkit.tune.store.reader import ExperimentReader
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"timestamp": "2024-01-01"},
+        {"timestamp": 1.7e12},
+        {"date": 5},
+        {"word": "cannot read \udc80file"},
+        {"word": "nul \0"},
+    ],
+)
+def test_an_odd_metric_is_kept_as_it_is(fit, odd):
+    grid = fit(lambda config: {"loss": 1.0, **odd}, metric="loss", num_samples=2)
+    assert grid.num_errors == 0
+    assert {name: grid[0].metrics[name] for name in odd} == odd
+    assert grid[0].history[0]["loss"] == 1.0
+    with open(Path(grid[0].path, "progress.csv"), newline="") as file:
+        assert len(list(csv.reader(file))) == 2
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 10**5000], ids=["large", "negative", "unprintable"])
+@pytest.mark.parametrize("scheduler", [None, tune.schedulers.ASHAScheduler(max_t=4)], ids=["none", "asha"])
+def test_a_number_beyond_all_floats_fails_its_trial_alone(fit, number, scheduler):
+    def trainable(config):
+        return {"loss": 1.0, "nested": {"x": [number if config["odd"] else 2**1000]}}
+
+    grid = fit(
+        trainable,
+        {"odd": tune.grid_search([True, False])},
+        metric="loss",
+        scheduler=scheduler,
+    )
+    assert [result.status for result in grid] == ["ERROR", "TERMINATED"]
+    assert "nested/x/0" in str(grid.errors[0])
+
+
+def test_a_message_that_utf8_cannot_hold_is_spelled_out(fit):
+    def raises(config):
+        raise RuntimeError("cannot read \udc80file")
+
+    grid = fit(raises, num_samples=2)
+    assert grid.num_errors == 2
+    assert "cannot read \\udc80file" in Path(grid[0].path, "error.txt").read_text(encoding="utf-8")
+    with ExperimentReader(Path(grid.experiment_path)) as reader:
+        assert reader.trials()[0].failure.message == "cannot read \\udc80file"
+
+
+def test_an_odd_text_in_a_configuration_reaches_the_trial(fit, tmp_path):
+    grid = fit(lambda config: {"size": len(config["x"])}, {"x": tune.grid_search(["\udc80", "NaN"])})
+    assert [result.metrics["size"] for result in grid] == [1, 3]
+    again = tune.Tuner.restore(tmp_path / "e", lambda config: 1).get_results()
+    assert [result.config["x"] for result in again] == ["\udc80", "NaN"]
+
+
+@pytest.mark.parametrize("where", [lambda n: n, lambda n: [n], lambda n: tune.choice([1, n])])
+def test_a_whole_number_that_no_file_can_hold_is_refused_in_a_space(fit, where):
+    with pytest.raises(SpaceError, match=r"x.*1023 bits"):
+        fit(lambda config: 1.0, {"x": where(10**5000)})
+    with pytest.raises(ConfigError, match="max_t"):
+        tune.schedulers.ASHAScheduler(max_t=10**400)
+
+
+def test_keys_that_are_no_texts_come_back(fit, tmp_path):
+    weights = {0: 1.0, 1: tune.uniform(1, 10), (2, 3): {None: True}, "4": 2.5}
+    (before,) = fit(lambda config: 1.0, {"weights": weights, "other": {"4": {4: 1}}})
+    run = tune.RunConfig(verbose=0)
+    two = tune.TuneConfig(num_samples=2)
+    restored = tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, tune_config=two, run_config=run)
+    assert [result.config for result in restored.get_results()] == [before.config]
+    assert restored.fit()[1].config["weights"].keys() == weights.keys()
+
+
+def test_a_configuration_tells_texts_from_floats():
+    config = {"a": "NaN", "b": math.inf, "c": [-math.inf, "-Infinity"], "d": ("Infinity",), "e": {math.inf}}
+    assert decode_config(encode_config(config)) == config
+    assert math.isnan(decode_config(encode_config({"a": math.nan}))["a"])
+    json.loads(encode_config(config), parse_constant=pytest.fail)
+
+
+@pytest.mark.external
+def test_a_set_is_spelled_the_same_in_every_process():
+    program = (
+        "from trainkit.tune.space.serialization import encode_config\n"
+        "class Own: pass\n"
+        "sets = {'a': {'b', 'c', 'd', 'e'}, 'f': frozenset({1, 2.5, 'x'}), 'o': {Own, int, 'z'}}\n"
+        "print(encode_config(sets))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(texts) == 1
+    back = decode_config(texts.pop())
+    assert back["a"] == {"b", "c", "d", "e"}
+    assert back["f"] == frozenset({1, 2.5, "x"})
+    assert is_opaque(back["o"])

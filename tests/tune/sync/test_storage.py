@@ -1,0 +1,275 @@
+"""Experiments at addresses: copied there as they are written, whole when fit returns, restored from there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.conftest import eventually
+from tests.tune.sync.failing_storage import LOCAL_ONLY, Fails, at, names, saving
+from trainkit import tune
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.sync.mirror import Mirror
+from trainkit.tune.sync.storage import Address, locate
+
+pytestmark = pytest.mark.usefixtures("inline", "results")
+
+
+# --- a copy ---------------------------------------------------------------------------------------
+
+
+def test_the_copy_is_complete_when_fit_returns(fit, tmp_path, results):
+    keep = tune.CheckpointConfig(num_to_keep=2)
+    fit(saving, num_samples=3, run=at(Fails(), tmp_path, checkpoint_config=keep))
+    here, there = results / "e", tmp_path / "there" / "e"
+    assert names(there) == names(here) - LOCAL_ONLY
+    for name in names(there) - {FILENAME}:
+        assert (there / name).read_bytes() == (here / name).read_bytes(), name
+    assert not (here / ".mirror").exists()
+    assert len([path for path in there.glob("*/checkpoint_*") if path.is_dir()]) == 6  # deletions too
+    with ExperimentReader(here) as reader, ExperimentReader(there) as copied:
+        assert list(copied.log()) == list(reader.log())
+        assert copied.trials() == reader.trials()
+    with closing(sqlite3.connect(there / FILENAME)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert not any(thread.name == "trainkit-mirror" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("address", ["memory://bucket/experiments", "memory"])
+def test_an_experiment_is_restored_from_its_copy_alone(fit, results, address):
+    fs = fsspec.filesystem("memory") if address == "memory" else None
+    root = "/bucket/experiments" if fs else address
+    grid = fit(saving, {"x": tune.uniform(0, 1)}, run={"storage_path": root, "storage_filesystem": fs})
+    assert Path(grid.experiment_path) == results / "e"
+    shutil.rmtree(results)
+    copy = f"{root}/e"
+    assert tune.Tuner.can_restore(copy, fs)
+    assert not tune.Tuner.can_restore(f"{root}/nothing", fs)
+    tuner = tune.Tuner.restore(copy, saving, storage_filesystem=fs)
+    assert [result.history for result in tuner.get_results()] == [result.history for result in grid]
+    assert tuner.get_results()[0].checkpoint is not None
+
+    longer = {"x": tune.uniform(0, 1), "steps": 6}
+    again = tune.Tuner.restore(
+        copy,
+        saving,
+        storage_filesystem=fs,
+        param_space=longer,
+        resume_finished=True,
+        tune_config=tune.TuneConfig(num_samples=2),
+    ).fit()
+    # The old trial's configuration stands, and its checkpoint was read: it has nothing left to do.
+    assert [row["step"] for row in again[0].history] == [1, 2, 3, 4]
+    assert [row["step"] for row in again[1].history] == [1, 2, 3, 4, 5, 6]
+    shutil.rmtree(results)
+    last = tune.Tuner.restore(copy, saving, storage_filesystem=fs).get_results()
+    assert [result.history for result in last] == [result.history for result in again]
+
+
+def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, results):
+    def trainable(config):
+        if not (tmp_path / "lucky").exists() and tune.get_checkpoint() is not None:
+            raise RuntimeError("not yet")
+        saving(config)
+        if not (tmp_path / "lucky").exists():
+            raise RuntimeError("not yet")
+
+    run = {"storage_path": "memory://bucket"}
+    assert fit(trainable, run=run).num_errors == 1
+    shutil.rmtree(results)
+    (tmp_path / "lucky").touch()
+    space = {"steps": 5}
+    again = tune.Tuner.restore("memory://bucket/e", trainable, resume_errored=True, param_space=space).fit()
+    assert again.num_errors == 0
+    assert again[0].metrics["step"] == 4
+    assert again[0].checkpoint is not None
+
+
+def test_results_are_read_by_address(fit, results):
+    grid = fit(saving, num_samples=2, metric="step", mode="max", run={"storage_path": "memory://bucket"})
+    shutil.rmtree(results)
+    again = tune.ResultGrid.from_path("memory://bucket/e")
+    assert [result.history for result in again] == [result.history for result in grid]
+    shutil.rmtree(results)
+    analysis = tune.ExperimentAnalysis("/bucket/e", storage_filesystem=MemoryFileSystem())
+    assert analysis.best_result["step"] == 4
+    assert Path(analysis.best_checkpoint.path).is_dir()
+
+
+def test_a_file_address_is_a_local_folder(fit, tmp_path, results):
+    grid = fit(saving, run={"storage_path": f"file://{tmp_path}/plain"})
+    assert grid.experiment_path == str(tmp_path / "plain" / "e")
+    assert not results.exists()
+    assert tune.Tuner.can_restore(f"file://{tmp_path}/plain/e")
+    assert len(tune.Tuner.restore(f"file://{tmp_path}/plain/e", saving).get_results()) == 1
+
+
+def test_a_restore_from_the_local_folder_goes_on_copying(fit, results):
+    fit(saving, run={"storage_path": "memory://bucket"})
+    more = tune.TuneConfig(num_samples=2)
+    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()
+    shutil.rmtree(results)
+    assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
+
+
+def test_a_mounted_folder_may_be_an_address(fit, tmp_path, results):
+    fs = fsspec.filesystem("file")
+    fit(saving, run=at(fs, tmp_path))
+    more = tune.TuneConfig(num_samples=2)
+    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()  # goes on being copied
+    shutil.rmtree(results)
+    (results / ".e.partial").mkdir(parents=True)  # of a restore that was killed
+    (results / ".e.partial" / "experiment.sqlite").write_text("half")
+    there = str(tmp_path / "there" / "e")
+    assert len(tune.Tuner.restore(there, saving, storage_filesystem=fs).get_results()) == 2
+    assert [path.name for path in results.iterdir()] == ["e"]
+
+
+def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, tmp_path, results):
+    fs = Fails()
+    fit(saving, run=at(fs, tmp_path))
+    with pytest.raises(ConfigError, match=r"storage_filesystem=Fails\(...\)"):
+        tune.Tuner.restore(results / "e", saving)
+    run = tune.RunConfig(**at(fs, tmp_path))
+    tune.Tuner.restore(
+        results / "e", saving, run_config=run, tune_config=tune.TuneConfig(num_samples=2)
+    ).fit()
+    with ExperimentReader(tmp_path / "there" / "e") as reader:
+        assert len(reader.trials()) == 2
+    text = (tmp_path / "there" / "e" / FILENAME).read_bytes()
+    assert b"Fails" in text  # its name, and nothing that it was made with
+
+
+def test_without_artifacts_only_what_is_ours_is_copied(fit, tmp_path):
+    fit(saving, run=at(Fails(), tmp_path, sync_config=tune.SyncConfig(sync_artifacts=False)))
+    (trial,) = (path for path in (tmp_path / "there" / "e").iterdir() if path.is_dir())
+    assert {path.name for path in trial.iterdir() if path.is_file()} >= {"params.json", "result.json"}
+    assert not (trial / "notes.txt").exists()
+    assert not (trial / "scratch").exists()
+    assert len(list(trial.glob("checkpoint_*"))) == 4
+
+
+# --- while it runs --------------------------------------------------------------------------------
+
+
+def test_the_copy_lags_no_more_than_it_may(fit, tmp_path):
+    def copied():
+        there = tmp_path / "there" / "e"
+        if not (there / FILENAME).exists():  # whole, whenever it is read
+            return 0
+        with ExperimentReader(there) as reader:
+            return sum(trial.iteration for trial in reader.trials())
+
+    def trainable(config):
+        for step in range(1, 13):
+            assert step < 12 or eventually(lambda: copied() > 0)
+            tune.report({"step": step, "seen": copied()})
+            time.sleep(0.03)
+
+    grid = fit(trainable, run=at(Fails(), tmp_path, sync_config=tune.SyncConfig(sync_period=0.05)))
+    seen = [row["seen"] for row in grid[0].history]
+    assert seen == sorted(seen)
+    assert 0 < seen[-1] < 12
+
+
+def test_a_store_is_never_copied_before_its_checkpoints(fit, tmp_path):
+    """Whenever it is looked at, every checkpoint that the copied store names is there whole."""
+    seen, there = [], tmp_path / "there" / "e"
+
+    class Looks(Fails):
+        def mv(self, path1, path2, **kwargs):
+            super().mv(path1, path2, **kwargs)
+            with ExperimentReader(there) as reader:
+                for trial in reader.trials():
+                    for kept in trial.checkpoints:
+                        text = (there / trial.dirname / kept.dirname / "step").read_text()
+                        seen.append(int(text) == kept.iteration)
+
+    def named(trial_id: str) -> int:
+        """The latest checkpoint of a trial that the copied store names."""
+        if not (there / FILENAME).exists():
+            return 0
+        with ExperimentReader(there) as reader:
+            kept = {trial.trial_id: trial.checkpoints for trial in reader.trials()}
+        return max((each.iteration for each in kept.get(trial_id, ())), default=0)
+
+    class Unhurried(tune.Trainable):
+        """Goes on when its checkpoint is copied, three times; then as fast as it can, while copies are made.
+
+        It asks the copy itself: a trial has a copy of `seen` of its own, which stays empty.
+        """
+
+        def step(self):
+            if 1 <= self.iteration <= 3 and not eventually(lambda: named(self.trial_id) == self.iteration):
+                raise TimeoutError(f"checkpoint {self.iteration} is not copied")
+            return {"done": self.iteration == 9}
+
+        def save_checkpoint(self, checkpoint_dir):
+            Path(checkpoint_dir, "step").write_text(str(self.iteration))
+
+    keep = tune.CheckpointConfig(num_to_keep=1, checkpoint_frequency=1)
+    run = at(Looks(), tmp_path, checkpoint_config=keep, sync_config=tune.SyncConfig(sync_period=0.001))
+    assert fit(Unhurried, num_samples=2, run=run).num_errors == 0
+    assert len(seen) >= 6  # three of each trial
+    assert all(seen)
+
+
+def test_a_checkpoint_that_goes_while_it_is_copied_is_copied_all_the_same(fit, tmp_path, results):
+    copied = []
+
+    class Drops(Fails):
+        def put_file(self, lpath, rpath, **kwargs):
+            is_checkpoint = rpath.endswith("checkpoint_000000/step")
+            for folder in (results / "e").glob("*/checkpoint_000000") if is_checkpoint else []:
+                shutil.rmtree(folder)
+            super().put_file(lpath, rpath, **kwargs)
+            if is_checkpoint:  # looked at here, as a further round finds it gone and removes the copy too
+                copied.append(Path(rpath).read_text())
+
+    fit(saving, {"steps": 1}, run=at(Drops(), tmp_path))
+    assert copied == ["1"]
+
+
+def test_a_mirror_copies_nothing_twice(tmp_path):
+    """Files that haven't changed are not uploaded again, nor checkpoints that are there from before."""
+    fs = Fails()
+    run = tune.RunConfig(name="e", verbose=0, **at(fs, tmp_path))
+    tune.Tuner(saving, run_config=run).fit()
+    first = [path for path in fs.puts if not path.endswith("sqlite.partial")]
+    assert sum("checkpoint_" in path for path in first) == 4
+    fs.puts.clear()
+    there = Address(fs, str(tmp_path / "there" / "e"))
+    mirror = Mirror(tmp_path / "here" / "e", there, tune.SyncConfig(sync_period=0.01), print)
+    mirror.check(new=False)
+    with mirror.running():
+        assert eventually(lambda: any("sqlite" in path for path in fs.puts))
+        before = len(fs.puts)
+        time.sleep(0.05)
+    assert not any("checkpoint_" in path for path in fs.puts)
+    assert len(fs.puts) <= before + 1  # the store once more at the end, at most
+
+
+def test_bad_places_are_named():
+    with pytest.raises(ConfigError, match="nonsense://x"):
+        locate("nonsense://x")
+    with pytest.raises(ConfigError, match="ArrowFSWrapper"):
+        locate("/x", object())
+    with pytest.raises(ConfigError, match="needs storage_path"):
+        tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
+
+
+@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_what_an_address_needs_is_said():
+    with pytest.raises(MissingDependencyError, match="s3fs"):
+        tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))

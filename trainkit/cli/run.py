@@ -1,0 +1,287 @@
+"""`trainkit run`: a script on several ranks, by the flags of torchrun and of `accelerate launch`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainkit.cli import HELP, Command
+from trainkit.errors import ConfigError
+from trainkit.train import torch
+
+if TYPE_CHECKING:
+    from trainkit.train.torch import ScriptOptions
+
+_ONE_MACHINE = (
+    "ranks on several machines are the workers of a TorchTrainer on a Ray cluster, by "
+    "trainkit.init(address=...); this starts those of one machine"
+)
+_ENGINES = "DeepSpeed, Megatron-LM and XLA have launchers of their own: use those"
+_REFUSED = {
+    "config-file": "give what is in the file as flags, such as --num-processes 2 --mixed-precision bf16",
+    "use-deepspeed": _ENGINES,
+    "use-megatron-lm": _ENGINES,
+    "tpu": _ENGINES,
+    "mpirun-hostfile": _ONE_MACHINE,
+    "signals-to-handle": "SIGINT and SIGTERM are handed on; another one ends the launcher and all ranks",
+    "numa-binding": "start it under numactl, which binds all ranks",
+}
+"""Flags of the two launchers that are known and not there: the reason, with what to do."""
+
+_NO_EFFECT = ("monitor-interval", "start-method", "local-addr", "rdzv-backend", "rdzv-conf")
+"""Flags of torchrun with a value that changes nothing on one machine."""
+_NO_EFFECT_SWITCHES = ("run-path", "same-network", "quiet")
+
+_ACCELERATE = {
+    "mixed-precision": "ACCELERATE_MIXED_PRECISION",
+    "gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
+    "dynamo-mode": "ACCELERATE_DYNAMO_MODE",
+    "gpu-ids": "CUDA_VISIBLE_DEVICES",
+    "num-cpu-threads-per-process": "OMP_NUM_THREADS",
+}
+"""Flags of Accelerate with a value, and the environment variables that its Accelerator reads them from."""
+
+_ACCELERATE_SWITCHES = {
+    "cpu": "ACCELERATE_USE_CPU",
+    "use-cpu": "ACCELERATE_USE_CPU",
+    "debug": "ACCELERATE_DEBUG_MODE",
+    "dynamo-use-fullgraph": "ACCELERATE_DYNAMO_USE_FULLGRAPH",
+    "dynamo-use-dynamic": "ACCELERATE_DYNAMO_USE_DYNAMIC",
+    "enable-cpu-affinity": "ACCELERATE_CPU_AFFINITY",
+    "use-fsdp": "ACCELERATE_USE_FSDP",
+}
+
+_FSDP = {
+    "version": "1",
+    "sharding-strategy": "FULL_SHARD",
+    "reshard-after-forward": "true",
+    "offload-params": "false",
+    "min-num-params": "100000000",
+    "auto-wrap-policy": None,
+    "transformer-layer-cls-to-wrap": None,
+    "backward-prefetch": None,
+    "state-dict-type": None,
+    "forward-prefetch": "false",
+    "use-orig-params": "true",
+    "cpu-ram-efficient-loading": "true",
+    "sync-module-states": "true",
+    "activation-checkpointing": "false",
+}
+"""Flags `--fsdp-...` of Accelerate, with the values that its launcher gives the variables FSDP_..."""
+
+_FSDP_SPELLED = {"transformer-layer-cls-to-wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
+_FSDP_TEXTS = {
+    "sharding-strategy",
+    "auto-wrap-policy",
+    "transformer-layer-cls-to-wrap",
+    "backward-prefetch",
+    "state-dict-type",
+}
+"""Those whose values keep their letters; the others are numbers, true and false."""
+
+
+class Run(Command):
+    """`trainkit run`."""
+
+    help = HELP["run"]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.usage = "trainkit run [flags] script.py [arguments]"
+        parser.allow_abbrev = False
+        parser.add_argument("script", help="path of the script; with -m the name of a module")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+        _add_own(parser.add_argument_group("ranks"))
+        _add_torchrun(parser.add_argument_group("flags of torchrun"))
+        told = f"and --fsdp-... with --use-fsdp: {', '.join(_FSDP)}"
+        _add_accelerate(parser.add_argument_group("flags of accelerate launch", told))
+        refused = parser.add_argument_group("not there")
+        for name, reason in _REFUSED.items():
+            _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        options = options_of(arguments)
+        streams = torch.RankStreams(
+            log_dir=arguments.log_dir,
+            run_id=str(options.variables["TORCHELASTIC_RUN_ID"]),
+            redirects=arguments.redirects,
+            tee=arguments.tee,
+            shown=_ranks(arguments.local_ranks_filter),
+            role=arguments.role,
+        )
+        return torch.Launcher(options, streams).run()
+
+
+def _add(group: Any, name: str, *short: str, **settings: Any) -> None:
+    """Add a flag in both spellings that the launchers take, with hyphens and with underscores."""
+    spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
+    group.add_argument(*short, *spellings, dest=settings.pop("dest", name.replace("-", "_")), **settings)
+
+
+def _add_own(group: Any) -> None:
+    workers = {"dest": "workers", "default": None, "metavar": "N"}
+    _add(group, "workers", help="ranks: a number, gpu, cpu or auto (default: 1)", **workers)
+    _add(group, "nproc-per-node", help="the same", **workers)
+    _add(group, "num-processes", help="the same", **workers)
+    _add(
+        group, "cpus-per-worker", type=float, metavar="N",
+        help="CPUs of a rank, and threads that its libraries compute with (default: 1; of a single rank all)",
+    )  # fmt: skip
+    _add(
+        group, "gpus-per-worker", type=float, default=0.0, metavar="N",
+        help="let a rank see this many GPUs alone, with LOCAL_RANK 0 (default: it sees all, as by torchrun)",
+    )  # fmt: skip
+    _add(
+        group, "max-restarts", type=int, default=0, metavar="N",
+        help="start all ranks again after a failure, so often (default: 0)",
+    )  # fmt: skip
+    _add(group, "module", "-m", action="store_true", help="run a module, as python -m does")
+    _add(group, "fresh", action="store_true", help="a new Python for each rank, not a fork that has torch")
+    _add(group, "no-python", action="store_true", help="run any program")
+    _add(
+        group, "shutdown-timeout", type=float, default=30.0, metavar="S",
+        help="seconds for the ranks to end after Ctrl-C or SIGTERM (default: 30)",
+    )  # fmt: skip
+
+
+def _add_torchrun(group: Any) -> None:
+    _add(group, "nnodes", default="1", metavar="1", help="machines")
+    _add(group, "node-rank", type=int, default=0, metavar="0", help="number of this machine")
+    _add(group, "standalone", action="store_true", help="meet at a free port, with a run id of its own")
+    for name in ("master-addr", "main-process-ip"):
+        _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
+    for name in ("master-port", "main-process-port"):
+        _add(group, name, dest="master_port", type=int, metavar="PORT", help="its port (default: a free one)")
+    _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="both in one")
+    _add(group, "rdzv-id", default="none", metavar="ID", help="TORCHELASTIC_RUN_ID")
+    _add(group, "role", default="default", help="ROLE_NAME")
+    _add(group, "virtual-local-rank", action="store_true", help="as --gpus-per-worker 1")
+    _add(group, "log-dir", metavar="DIR", help="folder for the files of --redirects and --tee")
+    _add(
+        group, "redirects", "-r", default="0", metavar="STREAMS",
+        help="write to files: 1 stdout, 2 stderr, 3 both; or by rank, as 0:1,1:3",
+    )  # fmt: skip
+    _add(group, "tee", "-t", default="0", metavar="STREAMS", help="write to files and, with the rank, here")
+    _add(group, "local-ranks-filter", default="", metavar="RANKS", help="show the output of these alone")
+    for name in _NO_EFFECT:
+        _add(group, name, help="without effect here")
+    for name in _NO_EFFECT_SWITCHES:
+        _add(group, name, action="store_true", help="without effect here")
+
+
+def _add_accelerate(group: Any) -> None:
+    _add(group, "num-machines", dest="nnodes", metavar="1", help="machines")
+    _add(group, "machine-rank", dest="node_rank", type=int, metavar="0", help="number of this machine")
+    _add(group, "multi-gpu", action="store_true", help="a rank for each GPU, if their number is not given")
+    for name, variable in _ACCELERATE.items():
+        choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None
+        _add(group, name, choices=choices, metavar=None if choices else "VALUE", help=variable)
+    for name, variable in _ACCELERATE_SWITCHES.items():
+        _add(group, name, action="store_true", help=variable)
+    for name in _FSDP:
+        _add(group, f"fsdp-{name}", help=argparse.SUPPRESS)
+
+
+class _Refused(argparse.Action):
+    """A flag that is known, and not there."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"{option_string}: {self.const}")
+
+
+def options_of(arguments: argparse.Namespace) -> ScriptOptions:
+    """Return what the flags ask for.
+
+    Raises:
+        ConfigError: they contradict each other, or ask for what is not there.
+    """
+    if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
+        raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
+    if arguments.no_python and arguments.module:
+        raise ConfigError("--no-python runs a program, and -m a module: give one of them")
+    if not (arguments.module or arguments.no_python) and not os.path.exists(arguments.script):
+        raise ConfigError(f"there is no script {arguments.script!r}; -m runs a module by its name")
+    gpus = arguments.gpus_per_worker or float(arguments.virtual_local_rank)
+    address, port = _meeting_place(arguments)
+    return torch.ScriptOptions.of(
+        [arguments.script, *arguments.arguments],
+        kind="module" if arguments.module else "program" if arguments.no_python else "script",
+        fresh=arguments.fresh,
+        workers=arguments.workers or ("gpu" if arguments.multi_gpu else "1"),
+        cpus=arguments.cpus_per_worker,
+        gpus=gpus,
+        variables=variables_of(arguments, gpus, os.environ),
+        address=address,
+        port=port,
+        max_restarts=arguments.max_restarts,
+        shutdown_s=arguments.shutdown_timeout,
+        search_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
+    )
+
+
+def _meeting_place(arguments: argparse.Namespace) -> tuple[str, int]:
+    host, _, port = arguments.rdzv_endpoint.rpartition(":") if not arguments.standalone else ("", "", "")
+    if port and not port.isdecimal():
+        host, port = arguments.rdzv_endpoint, ""
+    address = arguments.master_addr or host.strip("[]") or "127.0.0.1"
+    return address, arguments.master_port or int(port or 0)
+
+
+def variables_of(
+    arguments: argparse.Namespace, gpus: float, inherited: Mapping[str, str]
+) -> dict[str, str | None]:
+    """Return the environment variables of all ranks that the flags ask for; None removes one.
+
+    Args:
+        arguments: the flags.
+        gpus: of each rank; 0: it sees all that this program does.
+        inherited: this program's own, which go before defaults.
+    """
+    run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
+    found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
+    # Ranks of one machine do not listen on the network.
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
+        ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
+    )
+    found |= {name: value for name, value in defaults.items() if name not in inherited}
+    if not gpus:
+        found["CUDA_VISIBLE_DEVICES"] = inherited.get("CUDA_VISIBLE_DEVICES")
+    given = vars(arguments)
+    for name, variable in _ACCELERATE.items():
+        value = given[name.replace("-", "_")]
+        if value is not None and not (name == "gpu-ids" and value == "all"):
+            found[variable] = value.upper() if name == "dynamo-backend" else value
+    for name, variable in _ACCELERATE_SWITCHES.items():
+        if given[name.replace("-", "_")]:
+            found[variable] = "1" if name == "enable-cpu-affinity" else "true"
+    fsdp = {name: given[f"fsdp_{name.replace('-', '_')}"] for name in _FSDP}
+    if not arguments.use_fsdp and (alone := [name for name, value in fsdp.items() if value is not None]):
+        raise ConfigError(f"--fsdp-{alone[0]} is without effect: give --use-fsdp too")
+    if arguments.use_fsdp:
+        for name, default in _FSDP.items():
+            value = default if fsdp[name] is None else fsdp[name]
+            if value is not None:
+                found[_fsdp_variable(name)] = value if name in _FSDP_TEXTS else value.lower()
+    return found
+
+
+def _fsdp_variable(name: str) -> str:
+    return _FSDP_SPELLED.get(name, f"FSDP_{name.replace('-', '_').upper()}")
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise ConfigError(f"--local-ranks-filter {text}: give ranks, such as 0,2")
+    return frozenset(map(int, text.split(",")))

@@ -1,0 +1,275 @@
+"""Strategy, environment and callback of a Lightning trainer within a worker.
+
+Lightning comes as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes don't mix; the
+user's module decides. So what must be a subclass of one of theirs is made here when the package is known.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainkit.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """The worker's place among the others.
+
+    Attributes:
+        device: where the module lives.
+        rank: of this worker, from 0.
+        local_rank: the same among those of its machine.
+        world_size: how many workers there are.
+    """
+
+    device: torch.device
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+class Interrupted(BaseException):
+    """Ctrl-C on its way through Lightning, which would ignore the next one and exit the process."""
+
+
+class _Direct:
+    """Launcher of a process that runs already."""
+
+    is_interactive_compatible = True
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    def kill(self, signum: int) -> None:
+        """Do nothing: it started no process."""
+
+
+class _InWorker:
+    """Put before one of Lightning's strategies: its processes are ours, and so is the dealing of samples."""
+
+    fit: Any  # the LightningFit, which is told of loaders, losses and checkpoints
+    model: Any
+
+    def _configure_launcher(self) -> None:
+        self._launcher = _Direct()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        lightning: Any = super()
+        return self.fit.share(lightning.process_dataloader(dataloader))
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        lightning: Any = super()
+        weight = self.fit.weight
+        return lightning.backward(closure_loss if weight == 1 else closure_loss * weight, *args, **kwargs)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        lightning: Any = super()
+        if (
+            reduce_op in ("mean", "avg", None)
+            and isinstance(tensor, torch.Tensor)
+            and not tensor.is_complex()
+        ):
+            # Workers' sample counts differ here, as nothing is padded; a mean of integers would be cut off.
+            tensor = tensor if tensor.is_floating_point() else tensor.double()
+        return lightning.reduce(tensor, group, reduce_op)
+
+    def load_checkpoint(self, checkpoint_path: Any, **kwargs: Any) -> Any:
+        return self.fit.state_to_load
+
+    def teardown(self) -> None:
+        lightning: Any = super()
+        model = self.model
+        lightning.teardown()
+        if isinstance(model, DistributedDataParallel):
+            # As in our own DDP strategy: they must not be what frees the process group.
+            vars(model).pop("logger", None)
+            vars(model).pop("reducer", None)
+
+
+class _Sharded:
+    """Put before `_InWorker` if the module's parameters are spread over the workers, by our own strategy."""
+
+    optimizers: Any
+    _lightning_module: Any
+
+    def configure_ddp(self) -> None:
+        """Do nothing: the module gathers its parameters, and brings its gradients together, by itself."""
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        sharded = importlib.import_module("trainkit.train.strategies.sharded")
+        states = []
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            held = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
+            entries = {}
+            for index, values in saved["state"].items():
+                group, parameter = held[index]
+                entries[index] = {
+                    name: sharded.state_entry(name, value, parameter, group) for name, value in values.items()
+                }
+            states.append({**saved, "state": entries})
+        lightning: Any = super()
+        lightning.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+
+    def teardown(self) -> None:
+        # It stays where its mesh is: the workers go on with it.
+        lightning: Any = super()
+        module, self._lightning_module = self._lightning_module, None
+        try:
+            lightning.teardown()
+        finally:
+            self._lightning_module = module
+
+
+class _Environment:
+    """Lightning's `ClusterEnvironment`: the workers are there, and have met."""
+
+    creates_processes_externally = True
+    main_address = "127.0.0.1"
+    main_port = 0
+    worker: WorkerInfo
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self.worker.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: it is given."""
+
+    def global_rank(self) -> int:
+        return self.worker.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: it is given."""
+
+    def local_rank(self) -> int:
+        return self.worker.local_rank
+
+    def node_rank(self) -> int:
+        return 0
+
+
+def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sharded: bool) -> Any:
+    """Return Lightning's strategy for this worker.
+
+    Args:
+        package: `pytorch_lightning` or `lightning.pytorch`.
+        asked: what `trainer_args` has under "strategy": a name such as "ddp", a `DDPStrategy`, or None.
+        worker: the worker's place.
+        fit: to be told of loaders, losses and checkpoints.
+        sharded: the module's parameters are spread over the workers.
+
+    Raises:
+        ConfigError: `asked` is another one.
+    """
+    if sharded and asked is not None:
+        raise ConfigError(
+            f"trainer_args['strategy']={asked!r}, but TorchTrainer shards the module (strategy=): say one"
+        )
+    data_parallel = package.strategies.DDPStrategy
+    names = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
+    if asked is not None and asked not in names and not isinstance(asked, data_parallel):
+        raise ConfigError(
+            f"trainer_args['strategy']={asked!r}: a Lightning module is trained on one worker or data-"
+            f"parallel; give one of {tuple(names)}, a DDPStrategy, or leave it out"
+        )
+    if worker.world_size == 1:
+        strategy = package.strategies.SingleDeviceStrategy(device=worker.device)
+    else:
+        strategy = (
+            copy.deepcopy(asked)
+            if isinstance(asked, data_parallel)
+            else data_parallel(**names.get(asked or "ddp", {}))
+        )
+        # Lightning takes the device by the rank on this machine; each worker sees its own devices only.
+        strategy.parallel_devices = [worker.device] * (worker.local_rank + 1)
+        environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
+        strategy.cluster_environment = type(
+            "WorkerEnvironment", (_Environment, environment), {"worker": worker}
+        )()
+    bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
+    adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
+    result = adopted.__new__(adopted)  # As it is, but of another class.
+    vars(result).update(vars(strategy))
+    return result
+
+
+def make_callback(package: Any, fit: Any) -> Any:
+    """Return the callback that tells `fit`, a `LightningFit`, of each batch."""
+    return package.callbacks.LambdaCallback(
+        on_train_batch_start=lambda trainer, module, *batch: fit.begin_training_batch(*batch),
+        on_train_batch_end=lambda trainer, module, outputs, *batch: fit.end_training_batch(outputs),
+        on_validation_start=lambda trainer, module: fit.begin_validation(),
+        on_validation_batch_start=lambda trainer, module, *batch: fit.begin_validation_batch(*batch),
+        on_validation_batch_end=lambda trainer, module, outputs, *batch: fit.end_validation_batch(outputs),
+    )
+
+
+def resize(trainer: Any, limit: float) -> None:
+    """Give the next epoch as many batches as `limit_train_batches=limit` would have.
+
+    Lightning asks for that only when it makes the loaders, so what it derives from it is set here.
+    """
+    loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
+    trainer.limit_train_batches = limit
+    if loader is None:
+        return  # The loop asks when it starts.
+    loader.limits = [_limited(item, limit) for item in loader.flattened]
+    combine = min if loader._mode == "min_size" else max
+    loop.max_batches = combine(loader.limits)
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        known = math.isfinite(loop.max_batches)
+        trainer.val_check_batch = (
+            max(1, int(loop.max_batches * trainer.val_check_interval)) if known else math.inf
+        )
+
+
+def _limited(loader: Any, limit: float) -> float:
+    """Return the batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
+    try:
+        length: float = len(loader)
+    except (TypeError, NotImplementedError):
+        length = math.inf
+    if isinstance(limit, int):
+        return min(length, limit)
+    return int(length * limit) if math.isfinite(length) else length
+
+
+_ADVICE = (
+    r".*does not have many workers",
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
+)
+"""Lightning's advice on the normal path that can't be followed here."""
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out Lightning's greetings and advice, but not its warnings of mistakes."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
+    greeting = [logger for logger in loggers if logger.level == logging.INFO]
+    for logger in greeting:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for advice in _ADVICE:
+                warnings.filterwarnings("ignore", message=advice)
+            yield
+    finally:
+        for logger in greeting:
+            logger.setLevel(logging.INFO)

@@ -1,0 +1,222 @@
+"""Searches for a learning rate and a batch size, as Lightning's `Tuner` has them.
+
+The range test trains a step at each of many rates, from small to large, and looks at how the loss falls. The
+search for a batch size doubles it until memory runs out.
+
+Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3;
+Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.tuner.tuning.Tuner.html
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.train.data.sharding import BatchWeight
+from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.keys import NUM_SAMPLES
+
+_MEMORY = 0.98
+"""Share of the past in the smoothed loss; as Lightning's."""
+
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
+    *("CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED"),
+)
+
+
+def learning_rates(mode: str, low: float, high: float, count: int) -> list[float]:
+    """Return `count` rates from `low` to `high`, in equal steps or, if "exponential", equal factors."""
+    shares = [index / (count - 1) for index in range(count)]
+    if mode == "linear":
+        return [low + (high - low) * share for share in shares]
+    return [low * (high / low) ** share for share in shares]
+
+
+@dataclass(frozen=True)
+class LRFinder:
+    """Result of a learning rate range test.
+
+    Attributes:
+        mode: "exponential" or "linear".
+        results: "lr", the rates, and "loss", the smoothed loss after each; fewer than were asked for if the
+            test was stopped early.
+    """
+
+    mode: str
+    results: Mapping[str, list[float]]
+
+    def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
+        """Return the rate at which the loss falls most steeply.
+
+        Args:
+            skip_begin: so many losses at the beginning don't count, as they are hardly smoothed.
+            skip_end: so many at the end don't, as the loss grows there.
+
+        Returns:
+            The rate; None if fewer than two finite losses are left.
+        """
+        pairs = zip(self.results["lr"], self.results["loss"], strict=True)
+        end = len(self.results["lr"]) - skip_end
+        left = [(rate, loss) for rate, loss in list(pairs)[skip_begin:end] if math.isfinite(loss)]
+        if len(left) < 2:
+            return None
+        rates, losses = (torch.tensor(values, dtype=torch.float64) for values in zip(*left, strict=True))
+        (slopes,) = torch.gradient(losses, spacing=(rates,))
+        return left[int(slopes.argmin())][0]
+
+    def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
+        """Draw the loss over the rates.
+
+        Args:
+            suggest: mark the suggested rate.
+            show: show the figure.
+            ax: matplotlib's axes to draw on; default, those of a new figure.
+
+        Returns:
+            The figure.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise MissingDependencyError.of("plot() needs matplotlib", "tune", error) from error
+        ax = plt.subplots()[1] if ax is None else ax
+        rates, losses = self.results["lr"], self.results["loss"]
+        ax.plot(rates, losses)
+        ax.set(xscale="log" if self.mode == "exponential" else "linear")
+        ax.set(xlabel="Learning rate", ylabel="Loss")
+        if suggest and (rate := self.suggestion()) is not None:
+            ax.plot(rate, losses[rates.index(rate)], markersize=10, marker="o", color="red")
+        if show:
+            plt.show()
+        return ax.figure
+
+
+class RangeTestOverError(Exception):
+    """The range test has seen enough: all rates, or a loss that has grown too much."""
+
+
+class RangeTest:
+    """A learning rate range test in one worker; all workers come to the same losses.
+
+    Args:
+        rates: one for each step of the optimizers.
+        metric: name of the loss among the metrics of a step.
+        threshold: the test is over when the loss is above so many times its best; None: not before its end.
+        group: all workers.
+
+    Attributes:
+        losses: smoothed, one for each rate tested so far.
+        optimizers: whose rates are set.
+    """
+
+    def __init__(
+        self,
+        rates: Sequence[float],
+        metric: str,
+        threshold: float | None,
+        group: ProcessGroup,
+    ) -> None:
+        self.losses: list[float] = []
+        self.optimizers: Sequence[torch.optim.Optimizer] = ()
+        self._rates = rates
+        self._metric = metric
+        self._threshold = threshold
+        self._group = group
+        self._average = 0.0
+        self._sum = self._samples = 0.0
+
+    def begin(self) -> None:
+        """Set the rate of the step that the next batch belongs to."""
+        rate = self._rates[len(self.losses)]
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
+        """Take the metrics of a batch.
+
+        Raises:
+            RangeTestOverError: no further batch is needed.
+            ConfigError: no worker's step has returned the metric.
+        """
+        if self._metric in metrics and weight.averaged > 0:
+            samples = float(metrics.get(NUM_SAMPLES, 1))
+            self._sum += float(metrics[self._metric]) * samples
+            self._samples += samples
+        if not weight.closes_step:
+            return
+        told = self._group.gather_values((self._sum, self._samples, list(metrics)))
+        self._sum = self._samples = 0.0
+        samples = math.fsum(count for _, count, _ in told)
+        if not samples:
+            names = ", ".join(dict.fromkeys(name for *_, names in told for name in names))
+            raise ConfigError(
+                f"lr_find(metric={self._metric!r}): train_batch returned no such metric, but {names}"
+            )
+        self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
+        # As it starts from 0: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
+        self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
+        best = min(self.losses[:-1], default=math.inf)
+        grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best
+        if grown or len(self.losses) == len(self._rates):
+            raise RangeTestOverError
+
+
+@dataclass
+class BatchSizeSearch:
+    """A search for the largest batch that fits; pure.
+
+    Attributes:
+        mode: "power" doubles, or halves, until that fails; "binsearch" then looks in between.
+        size: to be tried next.
+        largest: no larger size is tried.
+        unit: sizes are multiples of it.
+        fits: the largest size that is known to fit; 0 before any does.
+        fails: the smallest size that is known not to fit.
+    """
+
+    mode: Literal["power", "binsearch"]
+    size: int
+    largest: int
+    unit: int = 1
+    fits: int = 0
+    fails: int | None = None
+
+    def told(self, fitted: bool, *, whole: bool = False) -> bool:
+        """Take the outcome for `size`; return True if there is another one to try.
+
+        Args:
+            fitted: memory sufficed.
+            whole: all data was one batch, so that a larger size changes nothing.
+        """
+        tried = self.size
+        if fitted:
+            self.fits = tried
+        else:
+            self.fails = tried
+        if self.fails is None:
+            self.size = min(2 * tried, self.largest)
+        elif self.mode == "binsearch":
+            self.size = (self.fits + self.fails) // 2
+        else:
+            self.size = self.fits or self.fails // 2
+        self.size -= self.size % self.unit
+        return not whole and self.size not in (self.fits, self.fails)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if `error` says that a device, or the machine, had no memory left."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    )

@@ -1,0 +1,239 @@
+"""Context parallelism: each sequence is cut into parts, and every worker computes its part of all layers.
+
+    two workers        tokens 0..n/2  ─▶ layers ─▶ attention ─▶ layers ─▶ loss of these tokens
+                                                      ⇅ keys and values of the others
+                       tokens n/2..n  ─▶ layers ─▶ attention ─▶ layers ─▶ loss of these tokens
+
+Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
+arXiv:2310.01889; carried out by torch.distributed.tensor.experimental.context_parallel,
+https://docs.pytorch.org/tutorials/unstable/context_parallel.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from trainkit.errors import ConfigError
+from trainkit.train.distributed.mesh import CONTEXT, DATA, data_parallel_group, degree_mistakes, make_mesh
+from trainkit.train.distributed.tensors import map_tensors, tensors_in
+from trainkit.train.strategies.base import (
+    Criterion,
+    Models,
+    Optimizers,
+    Place,
+    StepSettings,
+    Strategy,
+    StrategySpec,
+)
+from trainkit.train.strategies.gradients import GradientAverage
+from trainkit.train.strategies.sharded import refuse_ddps_arguments
+
+_KERNELS = {
+    "cpu": [SDPBackend.MATH],
+    "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
+}
+"""The kernels of attention that torch's context parallelism knows to exchange keys and values for."""
+
+_UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
+"""How torch says that it can't compute an attention in parts."""
+
+_NOT_ALONE = (
+    "with strategy=ContextParallel() a worker computes its part of each sequence, and knows no other: in "
+    "train_batch call self.forward_backward(features, target) in place of the model, the loss and "
+    "self.backward(loss), then self.optimizer_step(); in validate_batch call self.forward(features, target)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextParallel(StrategySpec):
+    """The whole model on every worker, and of each sequence a part.
+
+    Args:
+        degree: workers that share a sequence; None is all of them. With more workers there are several such
+            groups, which share the samples.
+        seq_dim: dimension of the sequence in all features, in the target and in the model's output.
+        buffers: names of the model's buffers that have an entry for each position, such as rotary
+            embeddings, with the dimension of the position; they are as long as the sequences.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    degree: int | None = None
+    seq_dim: int = 1
+    buffers: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
+        if wrong:
+            raise ConfigError(f"ContextParallel: degree={self.degree!r}: {wrong[0]}, or None for all workers")
+        if not _is_dim(self.seq_dim):
+            raise ConfigError(f"ContextParallel: seq_dim={self.seq_dim!r}: give the number of a dimension")
+        if not isinstance(self.buffers, Mapping) or not all(map(_is_dim, self.buffers.values())):
+            raise ConfigError(
+                f"ContextParallel: buffers={self.buffers!r}: give {{name of a buffer: its dimension}}"
+            )
+
+    def for_workers(self, num_workers: int) -> ContextParallel:
+        """Return a copy with a number for `degree`."""
+        return self if self.degree is not None else replace(self, degree=num_workers)
+
+    @property
+    def model_ways(self) -> int:
+        return self.degree or 1
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        degree = num_workers if self.degree is None else self.degree
+        if degree == 1:
+            yield "a sequence is shared by 2 workers or more: give a larger num_workers, or strategy='auto'"
+        yield from degree_mistakes(degree, num_workers)
+        if devices_per_worker > 1:
+            yield "each worker computes its part on one device: give gpus_per_worker=1 and more workers"
+
+    def build(self, place: Place) -> Strategy:
+        return ContextParallelStrategy(self.for_workers(place.group.world_size), place)
+
+
+class ContextParallelStrategy(Strategy):
+    """Context parallelism in one worker; workers of a row of the mesh share their sequences."""
+
+    averages = True
+
+    def __init__(self, spec: ContextParallel, place: Place) -> None:
+        super().__init__(place)
+        self.data = data_parallel_group(place.group, spec.model_ways)
+        self._spec = spec
+        ways = {DATA: self.data.world_size, CONTEXT: spec.model_ways}
+        self._mesh = make_mesh(place.group, ways, self.devices[0])
+        self._averages: list[GradientAverage] = []
+        self._buffers: list[torch.Tensor] = []
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
+        refuse_ddps_arguments("ContextParallel", ddp_args, wrap=self._place.wrap)
+        for model in models:
+            known = dict(model.named_buffers())
+            if unknown := [name for name in self._spec.buffers if name not in known]:
+                raise ConfigError(
+                    f"ContextParallel(buffers=): {type(model).__name__} has no buffer {', '.join(unknown)}; "
+                    f"it has {', '.join(known) or 'none'}"
+                )
+        placed = super().place(models, optimizers, ddp_args)
+        world = dist.group.WORLD
+        for model in placed:
+            self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+            self._buffers += list(model.buffers())
+            if world is not None and any(parameter.requires_grad for parameter in model.parameters()):
+                # The gradient of a row is the mean of its parts', which are equally long.
+                self._averages.append(GradientAverage(model.parameters(), world))
+        return placed
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        with self._in_parts(model, features, target) as (own, wanted):
+            with self._step.autocast(self.devices[0]):
+                loss = criterion(model(*own), wanted)
+            scaled(loss).backward()  # type: ignore[no-untyped-call]
+        return self._mean(loss.detach())
+
+    def forward(
+        self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        with (
+            torch.no_grad(),
+            self._in_parts(model, features, target) as (own, wanted),
+            self._step.autocast(self.devices[0]),
+        ):
+            part = model(*own)
+            loss = criterion(part, wanted)
+        (output,) = context_parallel_unshard(self._mesh[CONTEXT], [part.contiguous()], [self._spec.seq_dim])
+        return output, self._mean(loss)
+
+    def backward(self, loss: torch.Tensor) -> NoReturn:
+        raise ConfigError(_NOT_ALONE)
+
+    def sync_gradients(self, now: bool) -> None:
+        for average in self._averages:
+            average.active = now
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Statistics, such as batch norm's, are each worker's own while it trains; worker 0's stand.
+        self.group.broadcast_tensors(self._buffers)
+        yield
+
+    def leave(self) -> None:
+        for average in self._averages:
+            average.leave()
+        for held in (self._averages, self._buffers):
+            held.clear()
+        super().leave()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _in_parts(
+        self, model: nn.Module, features: Sequence[Any], target: Any
+    ) -> Iterator[tuple[Sequence[Any], Any]]:
+        """Yield this worker's part of features and target; in the block attention is computed over all."""
+        self._check_lengths(features, target)
+        # Cut in place, so copied: they are the loader's, or the user's.
+        own, wanted = map_tensors(torch.clone, (tuple(features), target))
+        inputs, held, places = tensors_in((own, wanted)), dict(model.named_buffers()), self._spec.buffers
+        cut = [*inputs, *(held[name] for name in places)]
+        dims = [*[self._spec.seq_dim] * len(inputs), *places.values()]
+        kernels = _KERNELS[self.devices[0].type]
+        try:
+            with (
+                context_parallel(
+                    self._mesh[CONTEXT], buffers=cut, buffer_seq_dims=dims, no_restore_buffers=set(inputs)
+                ),
+                sdpa_kernel(kernels),
+            ):
+                yield own, wanted
+        except (RuntimeError, NotImplementedError) as error:
+            if not any(text in str(error) for text in _UNKNOWN_OPERATION):
+                raise
+            raise ConfigError(
+                f"torch can't compute this attention in parts ({error}): on CPUs it can only without a mask "
+                f"(is_causal=False, attn_mask=None), on GPUs only by a fused kernel (attn_mask=None)"
+            ) from error
+
+    def _check_lengths(self, features: Sequence[Any], target: Any) -> None:
+        dim, multiple = self._spec.seq_dim, 2 * self._spec.model_ways
+        shapes = [tuple(tensor.shape) for tensor in tensors_in((tuple(features), target))]
+        lengths = {shape[dim] if len(shape) > dim else 0 for shape in shapes}
+        if len(lengths) != 1 or (length := lengths.pop()) == 0 or length % multiple:
+            raise ConfigError(
+                f"ContextParallel(seq_dim={dim}): features and target have the shapes {shapes}: their "
+                f"dimension {dim} must be one length, a multiple of {multiple}: pad the sequences"
+            )
+
+    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the parts of a row's sequences."""
+        total = loss.clone()
+        dist.all_reduce(total, group=self._mesh.get_group(CONTEXT))
+        return total / self._spec.model_ways
+
+
+def _is_dim(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

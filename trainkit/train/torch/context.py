@@ -1,0 +1,180 @@
+"""A training function's view of itself: its rank, its trial, its shard of the data."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError, TuneError
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.trial import context as trial
+from trainkit.tune.trial.context import TuneContext, current_session
+from trainkit.tune.trial.messages import TrialSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where an experiment and its trial are kept.
+
+    Attributes:
+        storage_path: folder of all experiments.
+        experiment_path: folder of this one.
+        trial_path: folder of this trial.
+    """
+
+    storage_path: str
+    experiment_path: str
+    trial_path: str
+
+
+@dataclass(frozen=True)
+class WorkerPosition:
+    """A worker among the others of its trainer.
+
+    Attributes:
+        rank, world_size: its number, and how many there are.
+        local_rank, local_world_size: the same among those of its machine.
+        node_rank: number of its machine, in the order of the ranks.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+class TrainContext(TuneContext):
+    """Identity of the worker that runs a training function.
+
+    Args:
+        spec: the trial that the workers are.
+        position: of this worker.
+        shards: this worker's shard of each data set.
+        metadata: as `TorchTrainer` was given it.
+        devices: of this worker.
+    """
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        position: WorkerPosition,
+        shards: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        devices: Sequence[Any],
+    ) -> None:
+        super().__init__(spec)
+        self.devices = devices
+        self._position = position
+        self._metadata = dict(metadata)
+        self.shards = shards
+
+    def get_world_size(self) -> int:
+        """Number of workers."""
+        return self._position.world_size
+
+    def get_world_rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._position.rank
+
+    def get_local_rank(self) -> int:
+        """This worker's number among those of its machine."""
+        return self._position.local_rank
+
+    def get_local_world_size(self) -> int:
+        """Number of workers on this machine."""
+        return self._position.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Number of this machine among those of the workers."""
+        return self._position.node_rank
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return the trainer's `metadata`."""
+        return dict(self._metadata)
+
+    def get_storage(self) -> Storage:
+        """Return the folders of the experiment and the trial."""
+        folder = Path(self.get_trial_dir())
+        return Storage(str(folder.parent.parent), str(folder.parent), str(folder))
+
+
+def report(
+    metrics: Any = None,
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: Any = None,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Any = None,
+    validation: Any = False,
+    **more: Any,
+) -> None:
+    """Report metrics of a training function or a trial; return once they are committed.
+
+    All workers of a trainer report equally often, and each waits here for the others. Worker 0's metrics
+    count. The folders that workers give as their checkpoint become one; where two hold a file of the same
+    name, that of the lower rank counts.
+
+    Args:
+        metrics: names and values.
+        checkpoint: a folder to keep with this report; it is copied before this returns.
+        checkpoint_dir_name: Ray's; without effect, as checkpoints are numbered.
+        checkpoint_upload_mode: Ray's; without effect: the checkpoint is kept when this returns.
+        delete_local_checkpoint_after_upload: remove the folder once it is copied.
+        checkpoint_upload_fn: refused.
+        validation: refused.
+        **more: further metrics.
+
+    Raises:
+        ConfigError: `checkpoint_upload_fn` or `validation` is given.
+        MetricError: a value can't be stored; the key is named.
+        CheckpointError: the checkpoint can't be copied.
+        TuneError: called outside a training function and a trial, or from another thread.
+    """
+    if checkpoint_upload_fn is not None or validation:
+        raise ConfigError(
+            "report(checkpoint_upload_fn=..., validation=...) is not there: a checkpoint is copied before "
+            "report() returns, and is validated in the training function or afterwards"
+        )
+    session = trial.current_session("report")
+    if checkpoint_dir_name is not None and session.context.get_world_rank() == 0:
+        log.warning(
+            "report(checkpoint_dir_name=%r): checkpoints are numbered in the order of the reports, and "
+            "keep these names; Result.checkpoint.path tells where one lies",
+            checkpoint_dir_name,
+        )
+    trial.report(metrics, checkpoint=checkpoint, **more)
+    # One that was given by `get_checkpoint` is the run's own.
+    own = checkpoint is None or Path(checkpoint.path).is_relative_to(session.context.get_trial_dir())
+    if delete_local_checkpoint_after_upload and checkpoint is not None and not own:
+        shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """Return this worker's shard of a data set that the trainer was given.
+
+    Args:
+        dataset_name: key in `datasets`; None: "train".
+
+    Returns:
+        A `DatasetShard`; of a Ray Dataset, Ray's iterator.
+
+    Raises:
+        TuneError: called outside a training function of a trainer.
+        ConfigError: there is no such data set.
+    """
+    context = current_session("get_dataset_shard").context
+    if not isinstance(context, TrainContext):
+        raise TuneError("get_dataset_shard() works in the function of a TorchTrainer, in a worker")
+    name = "train" if dataset_name is None else dataset_name
+    if name not in context.shards:
+        raise ConfigError(
+            f"get_dataset_shard({name!r}): TorchTrainer(datasets=...) has {sorted(context.shards) or 'none'}"
+        )
+    return context.shards[name]

@@ -1,0 +1,157 @@
+"""Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
+
+Lightning comes as two packages, `lightning` and `pytorch_lightning`, which don't know of each other's
+classes. These extend those of the package that this process has imported, and of both those of `lightning`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from typing import Any
+
+import torch
+
+from trainkit.errors import ConfigError
+from trainkit.train.torch.context import report
+from trainkit.train.torch.prepare import get_device
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checks import load
+from trainkit.tune.trial.context import get_context
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_FOUND = [name for name in _PACKAGES if name in sys.modules] or [
+    name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0])
+]
+_NAME = next(iter(_FOUND), _PACKAGES[0])
+_pl: Any = load(_NAME, "Lightning trainers", "lightning")
+_environments: Any = load(f"{_NAME}.plugins.environments", "Lightning trainers", "lightning")
+
+
+class _OnWorker:
+    """Part of a strategy that says which device and which samples this worker has."""
+
+    world_size: int
+    global_rank: int
+
+    @property
+    def root_device(self) -> torch.device:
+        return get_device()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+
+class RayDDPStrategy(_OnWorker, _pl.strategies.DDPStrategy):  # type: ignore[misc]
+    """Lightning's `DDPStrategy`, with its arguments, in the process group of the workers."""
+
+
+class RayFSDPStrategy(_OnWorker, _pl.strategies.FSDPStrategy):  # type: ignore[misc]
+    """Lightning's `FSDPStrategy`, with its arguments, in the process group of the workers.
+
+    Raises:
+        ConfigError: as the trainer begins, on a worker without a GPU.
+    """
+
+    def setup_environment(self) -> None:
+        if self.root_device.type == "cpu":
+            raise ConfigError(
+                "RayFSDPStrategy needs GPUs, as Lightning gives PyTorch no CPU to shard on: ask for "
+                "ScalingConfig(use_gpu=True), or take RayDDPStrategy()"
+            )
+        super().setup_environment()
+
+
+class RayDeepSpeedStrategy(_OnWorker, _pl.strategies.DeepSpeedStrategy):  # type: ignore[misc]
+    """Lightning's `DeepSpeedStrategy`, with its arguments, in the process group of the workers.
+
+    Raises:
+        lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
+    """
+
+
+class RayLightningEnvironment(_environments.LightningEnvironment):  # type: ignore[misc]
+    """Ranks of the workers, for `Trainer(plugins=[RayLightningEnvironment()])`."""
+
+    def world_size(self) -> int:
+        return get_context().get_world_size()
+
+    def global_rank(self) -> int:
+        return get_context().get_world_rank()
+
+    def local_rank(self) -> int:
+        return get_context().get_local_rank()
+
+    def node_rank(self) -> int:
+        return get_context().get_node_rank()
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: it is given."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: it is given."""
+
+    def teardown(self) -> None:
+        """Do nothing: Lightning's takes WORLD_SIZE out of the environment."""
+
+
+def prepare_trainer(trainer: Any) -> Any:
+    """Return a Lightning trainer as it is, if it trains together with the other workers.
+
+    Args:
+        trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or one with
+            another of the strategies here.
+
+    Raises:
+        ConfigError: its strategy is another one, or it counts other workers than there are.
+    """
+    strategy, context = trainer.strategy, get_context()
+    if not isinstance(strategy, _OnWorker):
+        raise ConfigError(
+            f"prepare_trainer: {type(strategy).__name__} is not one of RayDDPStrategy, RayFSDPStrategy and "
+            f"RayDeepSpeedStrategy, which extend those of {_NAME}: pass Trainer(strategy=RayDDPStrategy())"
+        )
+    environment = strategy.cluster_environment  # type: ignore[attr-defined]
+    found = (environment.global_rank(), environment.world_size())
+    if found != (context.get_world_rank(), context.get_world_size()):
+        raise ConfigError(
+            f"prepare_trainer: {type(environment).__name__} takes this for worker {found[0]} of {found[1]}, "
+            f"but it is worker {context.get_world_rank()} of {context.get_world_size()}: pass "
+            "Trainer(plugins=[RayLightningEnvironment()])"
+        )
+    return trainer
+
+
+class RayTrainReportCallback(_pl.callbacks.Callback):  # type: ignore[misc]
+    """Reports what Lightning has logged, and a checkpoint, after each training epoch.
+
+    The metrics are those of `trainer.callback_metrics`, with "epoch" and "step". The checkpoint has the file
+    `checkpoint.ckpt`; go on from it by `trainer.fit(model, ckpt_path=...)`.
+
+    Args:
+        checkpoint_upload_mode: as of `trainkit.train.report`.
+        validation: as of `trainkit.train.report`.
+    """
+
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+
+    def __init__(self, checkpoint_upload_mode: Any = None, validation: Any = False) -> None:
+        super().__init__()
+        self.checkpoint_upload_mode = checkpoint_upload_mode
+        self.validation = validation
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report; called by Lightning on all workers."""
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_") as folder:
+            trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
+            report(
+                metrics,
+                checkpoint=Checkpoint.from_directory(folder),
+                checkpoint_upload_mode=self.checkpoint_upload_mode,
+                validation=self.validation,
+            )

@@ -1,0 +1,213 @@
+"""Arguments of the function trainer, checked together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from trainkit.errors import ConfigError
+from trainkit.resources import Bundle, normalize
+from trainkit.train.torch.shards import DataConfig
+from trainkit.tune.config import RunConfig
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checks import require, require_one_of
+from trainkit.tune.core.metrics import merge_dicts
+from trainkit.tune.core.resources import PlacementGroupFactory, ScalingConfig
+from trainkit.tune.trial.messages import TrialSpec
+
+
+@dataclass(frozen=True)
+class TorchConfig:
+    """How the workers of a function trainer talk to each other.
+
+    Args:
+        backend: of `torch.distributed`: "gloo" or "nccl"; None: NCCL where the workers have GPUs.
+        init_method: Ray's; without effect, as the workers meet at a place that only they know.
+        timeout_s: seconds that one collective may take, and that the last worker may report after the first.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    backend: str | None = None
+    init_method: str = "env"
+    timeout_s: float = 1800
+
+    def __post_init__(self) -> None:
+        require_one_of("backend", self.backend, (None, "gloo", "nccl"))
+        require_one_of("init_method", self.init_method, ("env", "tcp"))
+        positive = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        require(positive and self.timeout_s > 0, f"timeout_s={self.timeout_s!r}: give seconds, above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Arguments of the function trainer, which documents each; and for its workers the trial that they are.
+
+    Raises:
+        ConfigError: at construction, if one of them is wrong.
+    """
+
+    train_loop_per_worker: Callable[..., Any]
+    train_loop_config: Mapping[str, Any] = field(default_factory=dict)
+    scaling_config: ScalingConfig = field(default_factory=ScalingConfig)
+    torch_config: TorchConfig = field(default_factory=TorchConfig)
+    run_config: RunConfig = field(default_factory=RunConfig)
+    dataset_config: DataConfig = field(default_factory=DataConfig)
+    resume_from_checkpoint: Checkpoint | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _arguments_of(self.train_loop_per_worker)
+        kinds = {
+            "train_loop_config": Mapping,
+            "scaling_config": ScalingConfig,
+            "torch_config": TorchConfig,
+            "run_config": RunConfig,
+            "dataset_config": DataConfig,
+            "metadata": Mapping,
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ConfigError(f"TorchTrainer: {name}={value!r} is no {kind.__name__}")
+        given = self.resume_from_checkpoint
+        if given is not None and not isinstance(given, Checkpoint):
+            raise ConfigError(
+                f"TorchTrainer: resume_from_checkpoint={given!r}: give a Checkpoint.from_directory(path)"
+            )
+        if self.scaling_config.num_workers < 1:
+            raise ConfigError("TorchTrainer: ScalingConfig(num_workers=0): give 1 or more")
+        if self.backend == "nccl" and not self.scaling_config.use_gpu:
+            raise ConfigError("TorchTrainer: backend='nccl' needs ScalingConfig(use_gpu=True)")
+        if self.backend == "nccl" and not dist.is_nccl_available():
+            raise ConfigError(
+                "TorchTrainer: this torch has no NCCL, so most likely it is one for CPUs alone: leave "
+                "use_gpu out, or pass TorchConfig(backend='gloo')"
+            )
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that run the function."""
+        return self.scaling_config.num_workers
+
+    @property
+    def use_local(self) -> bool:
+        """False: the function runs in processes of its own."""
+        return False
+
+    @property
+    def meets(self) -> bool:
+        """True: the function finds a process group, of one worker too."""
+        return True
+
+    @property
+    def bundle(self) -> Bundle:
+        """Resources of each worker."""
+        scaling = self.scaling_config
+        return {
+            "CPU": scaling.num_cpus_per_worker,
+            "GPU": scaling.num_gpus_per_worker,
+            **scaling.additional_resources_per_worker,
+        }
+
+    @property
+    def backend(self) -> str:
+        """Name of the process group's backend."""
+        # Workers that share a GPU can't talk over NCCL.
+        whole = self.scaling_config.use_gpu and self.scaling_config.num_gpus_per_worker >= 1
+        return self.torch_config.backend or ("nccl" if whole else "gloo")
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that one collective may take."""
+        return self.torch_config.timeout_s
+
+    @property
+    def request(self) -> PlacementGroupFactory:
+        """Resources of a trial: for the process that waits for the workers what is asked for, then theirs."""
+        scaling = self.scaling_config
+        own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
+        return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
+
+    @property
+    def function(self) -> Callable[[dict[str, Any]], None]:
+        """The training function as a function of its configuration without a result."""
+        return functools.partial(_call, self.train_loop_per_worker)
+
+    def of_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a trial.
+
+        Args:
+            config: from a search space: "train_loop_config" is merged over this trainer's, and
+                "scaling_config" takes the place of this trainer's.
+
+        Raises:
+            ConfigError: it has other keys.
+        """
+        if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
+            raise ConfigError(
+                f"param_space has {', '.join(map(repr, unknown))}: what the function of a TorchTrainer takes "
+                'is searched by param_space={"train_loop_config": {...}}, its workers by "scaling_config"'
+            )
+        arguments = {each.name: getattr(self, each.name) for each in fields(LoopOptions)}
+        scaling = config.get("scaling_config", self.scaling_config)
+        if isinstance(scaling, Mapping):
+            scaling = replace(self.scaling_config, **scaling)
+        own = merge_dicts(dict(self.train_loop_config), config.get("train_loop_config") or {})
+        return {**arguments, "scaling_config": scaling, "train_loop_config": own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialLoop(LoopOptions):
+    """Arguments of the workers of one trial.
+
+    Attributes:
+        trial: the trial that the workers are.
+        shards: of each data set those of all workers, by rank.
+    """
+
+    trial: TrialSpec
+    shards: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def _call(function: Callable[..., Any], config: dict[str, Any]) -> None:
+    if _arguments_of(function):
+        function(config)
+    else:
+        function()
+
+
+def _arguments_of(function: Any) -> int:
+    """Return 1 if a training function takes its configuration, 0 if it takes nothing.
+
+    Raises:
+        ConfigError: it is no function, or takes more.
+    """
+    if not callable(function):
+        raise ConfigError(f"TorchTrainer: train_loop_per_worker={function!r}: give a function")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise ConfigError(
+            f"TorchTrainer: train_loop_per_worker={function!r} is async or yields: give a plain function, "
+            "which reports by trainkit.train.report(metrics)"
+        )
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that doesn't tell its signature
+        return 1
+    for count, arguments in ((1, ({},)), (0, ())):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        # One that could do without takes it where it has a name for it.
+        return count
+    raise ConfigError(
+        f"TorchTrainer: train_loop_per_worker takes {signature}: give a function of the configuration, or "
+        "one without arguments; functools.partial binds further ones"
+    )

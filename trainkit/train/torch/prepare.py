@@ -1,0 +1,282 @@
+"""Models and loaders of a training function, brought to a worker's device and to all workers.
+
+Each of these works outside a trainer, too: a plain script is one worker on its own device.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+from trainkit.errors import ConfigError
+from trainkit.train.data.prefetch import DevicePrefetcher
+from trainkit.train.torch.context import TrainContext
+from trainkit.tune.trial.context import current_session, is_session_enabled
+
+
+def get_devices() -> list[torch.device]:
+    """Return the devices of this worker: its GPUs, or the CPU.
+
+    Outside a trainer, the first GPU of this process if it sees any.
+    """
+    context = current_session("get_devices").context if is_session_enabled() else None
+    if isinstance(context, TrainContext):
+        return list(context.devices)
+    return [torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")]
+
+
+def get_device() -> torch.device:
+    """Return the first of `get_devices()`."""
+    return get_devices()[0]
+
+
+def prepare_model(
+    model: nn.Module,
+    move_to_device: bool | torch.device = True,
+    parallel_strategy: Literal["ddp", "fsdp", "fsdp2"] | None = "ddp",
+    parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Return a model on this worker's device, wrapped so that the workers train it together.
+
+    Args:
+        model: whole, and equal on all workers or made so by the wrapper.
+        move_to_device: True, or the device; False leaves it where it is.
+        parallel_strategy: "ddp": `DistributedDataParallel`; "fsdp": `FullyShardedDataParallel`; "fsdp2": the
+            model itself, its parameters sharded by `fully_shard`; None: as it is. One worker wraps nothing.
+        parallel_strategy_kwargs: further arguments of the wrapper.
+
+    Raises:
+        ConfigError: there is no such strategy.
+    """
+    if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
+        raise ConfigError(
+            f"prepare_model(parallel_strategy={parallel_strategy!r}): give 'ddp', 'fsdp', 'fsdp2' or None"
+        )
+    device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
+    if move_to_device:
+        model = model.to(device)
+    if _Precision.on:
+        dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
+        model.forward = _AutocastForward(model, device.type, dtype)
+    if parallel_strategy is None or _world_size() == 1:
+        return model
+    more = dict(parallel_strategy_kwargs or {})
+    if parallel_strategy == "ddp":
+        if device.type == "cuda":
+            more = {"device_ids": [device], "output_device": device, **more}
+        return nn.parallel.DistributedDataParallel(model, **more)
+    if parallel_strategy == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        if device.type == "cpu":
+            more = {"device_id": device, **more}
+        return FullyShardedDataParallel(model, **more)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, **{"mesh": init_device_mesh(device.type, (_world_size(),)), **more})
+    return model
+
+
+def prepare_data_loader(
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,
+    move_to_device: bool = True,
+    auto_transfer: bool = True,
+) -> DataLoader[Any]:
+    """Return a loader of this worker's share of the samples, whose batches are on its device.
+
+    The share is that of torch's `DistributedSampler`, which shuffles if the loader does: call
+    `loader.sampler.set_epoch(epoch)` before each epoch, where there are several workers.
+
+    Args:
+        data_loader: of all samples.
+        add_dist_sampler: share the samples; not done for one worker, for an iterable data set, and where a
+            `DistributedSampler` is there already, also within a batch_sampler.
+        move_to_device: bring batches to the device.
+        auto_transfer: copy the next batch to a GPU while the present one is worked on.
+
+    Raises:
+        ConfigError: the samples are to be shared, and the loader has a sampler or a batch_sampler of the
+            user's own.
+    """
+    streams = isinstance(data_loader.dataset, IterableDataset)
+    batches = data_loader.batch_sampler
+    samplers = (data_loader.sampler, batches, getattr(batches, "sampler", None))
+    shared = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
+    if add_dist_sampler and _world_size() > 1 and not streams and not shared:
+        data_loader = _shared(data_loader)
+    device = get_device()
+    if move_to_device and device.type != "cpu":
+        return _DeviceLoader(data_loader, device, auto_transfer)
+    return data_loader
+
+
+class _AutocastForward:
+    """The forward of a model in half precision.
+
+    It has the model as an attribute, so that copies and files of the model have a forward of their own.
+
+    Args:
+        model: its forward is taken as it stands.
+        device: kind of device.
+        dtype: of the computation.
+    """
+
+    def __init__(self, model: nn.Module, device: str, dtype: torch.dtype) -> None:
+        self._model = model
+        self._own = vars(model).get("forward")
+        self._device = device
+        self._dtype = dtype
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The forward in full precision; by this name `inspect.signature` finds its arguments."""
+        forward: Callable[..., Any] = self._own or functools.partial(type(self._model).forward, self._model)
+        return forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self._device, dtype=self._dtype):
+            return self.__wrapped__(*args, **kwargs)
+
+
+class _Precision:
+    """Mixed precision of this process, as `accelerate` has set it.
+
+    Attributes:
+        on: models that are prepared compute in half precision.
+        scaler: of losses in fp16; None: there is none, as for bf16 on the CPU.
+    """
+
+    on = False
+    scaler: torch.amp.GradScaler | None = None
+
+
+def accelerate(amp: bool = False) -> None:
+    """Train with automatic mixed precision: call it before models and optimizers are prepared.
+
+    Args:
+        amp: forward passes in fp16 with scaled losses on a GPU, in bf16 on the CPU; False: in full precision.
+    """
+    _Precision.on = amp
+    _Precision.scaler = torch.amp.GradScaler("cuda") if amp and get_device().type == "cuda" else None
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return `optimizer`, whose step takes the scaling of losses back where `accelerate` has asked for it."""
+    scaler, plain = _Precision.scaler, optimizer.step
+    if scaler is None:
+        return optimizer
+
+    @functools.wraps(plain)
+    def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
+        # A schedule may have wrapped this function: what the scaler calls is the optimizer's own.
+        outer = optimizer.step
+        optimizer.step = plain  # type: ignore[method-assign]
+        try:
+            loss = scaler.step(optimizer) if closure is None else scaler.step(optimizer, closure)
+            scaler.update()
+        finally:
+            optimizer.step = outer  # type: ignore[method-assign]
+        return loss
+
+    # Schedules of torch take the function out of the bound method.
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
+def backward(tensor: torch.Tensor) -> None:
+    """Compute the gradients of `tensor`, a loss; scaled where `accelerate` has asked for it."""
+    scaler = _Precision.scaler
+    scaled = tensor if scaler is None else scaler.scale(tensor)
+    scaled.backward()  # type: ignore[no-untyped-call]
+
+
+def enable_reproducibility(seed: int = 0) -> None:
+    """Seed all generators of this process, and let torch use algorithms that repeat their results only.
+
+    Args:
+        seed: of Python's, NumPy's and torch's generators; equal on all workers unless the rank is added.
+    """
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    # Without it cuBLAS refuses to be deterministic (docs.nvidia.com/cuda/cublas, "Results reproducibility").
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return an equal loader of this worker's share."""
+    if loader.batch_size is None:
+        raise ConfigError(
+            "prepare_data_loader: this loader has a batch_sampler, or doesn't batch: give it a "
+            "DistributedSampler yourself, or pass add_dist_sampler=False"
+        )
+    sampler = loader.sampler
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement
+    plain = shuffles or type(sampler) is SequentialSampler
+    if not plain or len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
+        raise ConfigError(
+            f"prepare_data_loader: this loader has a {type(sampler).__name__} of your own, which a "
+            "DistributedSampler would replace: give it a DistributedSampler yourself, or pass "
+            "add_dist_sampler=False"
+        )
+    arguments = {
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "drop_last": loader.drop_last,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "generator": loader.generator,
+        "persistent_workers": loader.persistent_workers,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+    }
+    return DataLoader(
+        loader.dataset, sampler=DistributedSampler(loader.dataset, shuffle=shuffles), **arguments
+    )
+
+
+class _DeviceLoader(DataLoader[Any]):
+    """A loader whose batches are on a device.
+
+    Args:
+        loader: of the batches; its attributes are this one's.
+        device: a GPU.
+        ahead: copy the next batch while the present one is worked on.
+    """
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device, ahead: bool) -> None:
+        self.__dict__.update(vars(loader))
+        self._loader = loader
+        self._prefetcher = DevicePrefetcher(device, channels_last=False)
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Any:
+        batches: Iterable[Any] = self._loader
+        if self._ahead:
+            return iter(self._prefetcher.ahead(batches))
+        return map(self._prefetcher.delivered, batches)

@@ -1,0 +1,266 @@
+"""Data sets shared among the workers of a function trainer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from trainkit.errors import ConfigError
+from trainkit.train.distributed.tensors import map_tensors
+from trainkit.tune.core.checks import require, require_whole
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How the data sets of a trainer are shared among its workers.
+
+    Args:
+        datasets_to_split: "all", or the names of those that are shared; each worker gets the others whole.
+        seed: the order of an indexable data set is drawn anew for each epoch, from this and the epoch's
+            number; None: as it lies. A `DataLoader` over the shard needs `shard.set_epoch` before each pass.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        names = self.datasets_to_split
+        require(
+            names == "all" or not isinstance(names, str),
+            f"datasets_to_split={names!r}: give 'all' or a list of names",
+        )
+        require_whole("seed", self.seed, 0, optional=True)
+
+
+class Batches:
+    """Batches that a shard gives, pass by pass.
+
+    Args:
+        start: begins a pass.
+    """
+
+    def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
+        self._start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._start()
+
+
+class DatasetShard:
+    """One worker's share of a data set; each pass over it is an epoch.
+
+    The workers' shards are equally long: samples that would make some longer are left out. Of an indexable
+    data set a worker has the samples rank, rank + n, rank + 2 n, ... of the epoch's order.
+
+    A pass begins with `iter`, at its first sample, however far the pass before it came: that one's epoch is
+    over, though it was broken off. Only `load_state_dict` lets a pass begin in the middle.
+
+    A `DataLoader` reads an indexable shard by index, which is no pass: the order stays the same until
+    `set_epoch` is called. Processes of a loader with `persistent_workers=True` are not told of it.
+
+    Args:
+        data: indexable with a length, or any iterable.
+        rank: of the worker.
+        world_size: number of workers that share it.
+        seed: as of `DataConfig`.
+    """
+
+    def __init__(self, data: Any, rank: int, world_size: int, seed: int | None = None) -> None:
+        self._data = data
+        self._rank = rank
+        self._world_size = world_size
+        self._seed = seed
+        self._drawn: tuple[tuple[int, int], Sequence[int]] | None = None
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        if not _indexable(self._data):
+            raise TypeError("this data set has no length: iterate over it")
+        return len(self._data) // self._world_size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample of this worker in the epoch's order, so that a `DataLoader` can take the shard."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self._data[self._order(self._position["epoch"])[index % len(self)]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin(iter)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be the epoch `epoch`, which decides the order where there is a seed."""
+        self.load_state_dict({"epoch": epoch, "taken": 0})
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how far the latest pass has come: "epoch", and the samples "taken" of it.
+
+        Samples are counted as they leave the shard. Those that a `DataLoader` reads by index are not counted;
+        those that something else fetches ahead of the training loop are counted early.
+        """
+        return dict(self._position)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next pass, and no later one, go on from where `state_dict` was called.
+
+        It goes on with the same samples if it is made by the same method, with the same arguments
+        `local_shuffle_buffer_size` and `local_shuffle_seed`.
+        """
+        self._position = self._next = {"epoch": state["epoch"], "taken": state["taken"]}
+
+    def iter_rows(self) -> Iterator[Any]:
+        """Return this worker's samples, one by one."""
+        return iter(self)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        device: torch.device | str | None = None,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        prefetch_batches: int = 1,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> Iterable[Any]:
+        """Return batches of tensors, which can be passed over again: each pass is an epoch.
+
+        Args:
+            batch_size: samples in a batch of this worker.
+            collate_fn: makes a batch of a list of samples; None: torch's default.
+            drop_last: leave out a last batch that is not full.
+            device: where the tensors are to be.
+            dtypes: of all tensors, or by key.
+            prefetch_batches: Ray's; without effect.
+            local_shuffle_buffer_size: draw each sample from so many that come next; None: in order.
+            local_shuffle_seed: of these draws, which are the same in each pass.
+
+        Raises:
+            ConfigError: the buffer's size is below 1.
+        """
+        require_whole("local_shuffle_buffer_size", local_shuffle_buffer_size, 1, optional=True)
+        collate = default_collate if collate_fn is None else collate_fn
+
+        def drawn(places: Iterable[Any]) -> Iterator[Any]:
+            if local_shuffle_buffer_size is None:
+                return iter(places)
+            return _shuffled(iter(places), local_shuffle_buffer_size, local_shuffle_seed)
+
+        def start() -> Iterator[Any]:
+            samples = self._begin(drawn)
+            lists = iter(lambda: list(itertools.islice(samples, batch_size)), [])
+            full = (batch for batch in lists if not drop_last or len(batch) == batch_size)
+            return (_moved(collate(batch), device, dtypes) for batch in full)
+
+        return Batches(start)
+
+    def iter_batches(self, **options: Any) -> Iterable[Any]:
+        """Return batches of NumPy arrays; the arguments are those of `iter_torch_batches`."""
+        batches = self.iter_torch_batches(**options)
+        return Batches(lambda: (map_tensors(lambda tensor: tensor.numpy(), batch) for batch in batches))
+
+    def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass, and return its samples in the order that `drawn` makes of the epoch's."""
+        # Each pass counts in a position of its own, so that one that was broken off can't change the next.
+        position = self._position = self._next
+        self._next = {"epoch": position["epoch"] + 1, "taken": 0}
+        return self._samples(position, drawn)
+
+    def _samples(
+        self, position: dict[str, int], drawn: Callable[[Iterable[Any]], Iterator[Any]]
+    ) -> Iterator[Any]:
+        indexable = _indexable(self._data)
+        # From the first, also where a pass goes on in the middle: the draws before it are made again.
+        places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
+        for place in itertools.islice(places, position["taken"], None):
+            sample = self._data[place] if indexable else place
+            # Counted before it is given away: a state that is saved in the loop's body has it done.
+            position["taken"] += 1
+            yield sample
+        if self._position is position:
+            self._position = self._next
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        """Return the indices of this worker's samples in an epoch; the latest draw is kept."""
+        samples = len(self._data)
+        mine = slice(self._rank, len(self) * self._world_size, self._world_size)
+        if self._seed is None:
+            return range(samples)[mine]
+        if self._drawn is None or self._drawn[0] != (epoch, samples):
+            generator = torch.Generator().manual_seed(self._seed + epoch)
+            order = torch.randperm(samples, generator=generator)[mine].tolist()
+            self._drawn = ((epoch, samples), order)
+        return self._drawn[1]
+
+    def _of_stream(self) -> Iterator[Any]:
+        """Return this worker's sample of each full round of all workers."""
+        source = iter(self._data)
+        while len(several := list(itertools.islice(source, self._world_size))) == self._world_size:
+            yield several[self._rank]
+
+
+def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[Any]:
+    """Return the shards of a data set, by rank.
+
+    Args:
+        data: a Ray Dataset; or indexable with a length, such as a torch data set or one of Hugging Face; or
+            any iterable that can start again, and gives the same samples in the same order each time.
+        workers: number of shards.
+        name: in `datasets`.
+        config: of the trainer.
+
+    Raises:
+        ConfigError: the data set is none of these, or it is a dictionary, a text or a table; or it has fewer
+            samples than there are workers.
+    """
+    shared = config.datasets_to_split == "all" or name in config.datasets_to_split
+    if hasattr(data, "streaming_split"):  # Ray's own
+        shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
+        return shards
+    # pandas' frames and series; tables of polars and pyarrow.
+    table = hasattr(data, "iloc") or (hasattr(data, "columns") and hasattr(data, "schema"))
+    if table or isinstance(data, Mapping | str | bytes | bytearray):
+        raise ConfigError(
+            f"datasets[{name!r}] is a {type(data).__name__}, of which it is unclear what a sample is: give a "
+            "list of samples; of a table its rows, by to_dict('records') of pandas or to_dicts() of polars"
+        )
+    if not _indexable(data) and (not isinstance(data, Iterable) or isinstance(data, Iterator)):
+        raise ConfigError(
+            f"datasets[{name!r}] is a {type(data).__name__}: give an indexable data set with a length, or an "
+            "iterable that can start again"
+        )
+    ways = workers if shared else 1
+    if _indexable(data) and len(data) < ways:
+        raise ConfigError(f"datasets[{name!r}] has {len(data)} samples for {workers} workers: give each one")
+    return [DatasetShard(data, rank if shared else 0, ways, config.seed) for rank in range(workers)]
+
+
+def _indexable(data: Any) -> bool:
+    # torch's IterableDataset inherits a __getitem__ that only raises.
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+
+
+def _shuffled(samples: Iterator[Any], size: int, seed: int | None) -> Iterator[Any]:
+    generator = torch.Generator()
+    if seed is not None:
+        generator.manual_seed(seed)
+    held = list(itertools.islice(samples, size))
+    while held:
+        place = int(torch.randint(len(held), (), generator=generator))
+        held[place], held[-1] = held[-1], held[place]
+        yield held.pop()
+        held.extend(itertools.islice(samples, 1))
+
+
+def _moved(batch: Any, device: Any, dtypes: Any) -> Any:
+    if isinstance(batch, Mapping) and isinstance(dtypes, Mapping):
+        return {key: _moved(value, device, dtypes.get(key)) for key, value in batch.items()}
+    return map_tensors(lambda tensor: tensor.to(device=device, dtype=dtypes), batch)

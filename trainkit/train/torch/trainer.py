@@ -1,0 +1,183 @@
+"""`trainkit.train.torch.TorchTrainer`: a training function of the user's own on all workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Never
+
+from trainkit.errors import ConfigError, TrainingFailedError
+from trainkit.train.torch.options import LoopOptions, TorchConfig
+from trainkit.train.torch.shards import DataConfig
+from trainkit.train.torch.trial import LoopTrial
+from trainkit.tune.config import RunConfig
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.configs import ResumeConfig
+from trainkit.tune.core.resources import Bound, ScalingConfig
+from trainkit.tune.results.result import Result
+from trainkit.tune.sync.storage import new_place
+from trainkit.tune.tuner import Tuner
+
+
+class DataParallelTrainer:
+    """Runs a training function on several workers at once; `trainkit.train.torch.TorchTrainer`.
+
+    The function reports by `trainkit.train.report`, and finds torch's process group of all workers.
+
+    Args:
+        train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
+        train_loop_config: what it is called with; {} by default.
+        torch_config: how the workers talk to each other.
+        scaling_config: how many workers, and the resources of each.
+        run_config: where the run is kept, how often it is tried again, which checkpoints are kept.
+        datasets: data sets by name, of which `trainkit.train.get_dataset_shard` gives each worker its share.
+            Each is indexable with a length; or an iterable that gives the same samples in the same order on
+            each pass and on each worker; or, on the Ray engine, a Ray Dataset.
+        dataset_config: how they are shared.
+        resume_from_checkpoint: what `get_checkpoint` returns before the first one is reported.
+        metadata: what `get_context().get_metadata()` returns.
+        **others: refused with what to do instead.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **others: Never,
+    ) -> None:
+        if others:
+            raise ConfigError(
+                f"trainkit.train.torch.TorchTrainer has no argument {', '.join(others)}. The number of "
+                "workers and their resources are in scaling_config=ScalingConfig(...); an operator is "
+                "trained by trainkit.train.TorchTrainer(training_operator_cls=...)"
+            )
+        self._options = LoopOptions(
+            train_loop_per_worker=train_loop_per_worker,
+            train_loop_config={} if train_loop_config is None else train_loop_config,
+            torch_config=torch_config or TorchConfig(),
+            scaling_config=scaling_config or ScalingConfig(),
+            run_config=run_config or RunConfig(),
+            dataset_config=dataset_config or DataConfig(),
+            resume_from_checkpoint=resume_from_checkpoint,
+            metadata=metadata or {},
+        )
+        if not isinstance(datasets or {}, Mapping):
+            raise ConfigError(f"TorchTrainer: datasets={datasets!r}: give a dictionary of data sets by name")
+        self._datasets = dict(datasets or {})
+        self._restored_from: str | None = None
+
+    def fit(self) -> Result:
+        """Run the function on all workers; return the last report's metrics and the checkpoints.
+
+        Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
+
+        Raises:
+            TrainingFailedError: the function raised, or a worker died, more often than
+                FailureConfig(max_failures=...) allows; its cause is the worker's error.
+            InfeasibleError: the machine can never hold the workers.
+            SerializationError: the function can't be sent to a worker; the part is named.
+            KeyboardInterrupt: Ctrl-C; the run can be gone on with.
+        """
+        grid = self._tuner().fit()
+        result = grid[0]
+        if not grid.num_terminated and not grid.num_errors:
+            folder = os.path.dirname(str(result.path))
+            raise KeyboardInterrupt(
+                f"interrupted: TorchTrainer.restore({folder!r}, ...) goes on with the run"
+            )
+        if result.error is not None:
+            raise TrainingFailedError(failed_text(result)) from result.error
+        return result
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        **arguments: Any,
+    ) -> DataParallelTrainer:
+        """Return a trainer whose `fit` goes on with the run in `path`, from its last checkpoint.
+
+        Args:
+            path: of the run's folder.
+            train_loop_per_worker: as at the start.
+            **arguments: of the constructor, as at the start.
+
+        Raises:
+            ConfigError: the function or `scaling_config` is not given.
+            StoreError: `path` holds no run.
+        """
+        if train_loop_per_worker is None or "scaling_config" not in arguments:
+            raise ConfigError(
+                "TorchTrainer.restore(path, train_loop_per_worker, scaling_config=...): give the function "
+                "and the arguments of before again, train_loop_config among them, as a run does not hold them"
+            )
+        trainer = cls(train_loop_per_worker, **arguments)
+        trainer._restored_from = os.fspath(path)
+        return trainer
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
+        """Return True if `path` holds a run that `restore` can go on with.
+
+        Args:
+            path: of the run.
+            storage_filesystem: an fsspec file system that `path` is a path of.
+        """
+        return Tuner.can_restore(path, storage_filesystem)
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The settings of the run."""
+        return self._options.run_config
+
+    def __trainable__(self) -> Bound:
+        """Return the trainable for `Tuner(trainer)`."""
+        trial = LoopTrial(self._options)
+        start = self._options.resume_from_checkpoint
+        return Bound(
+            trial,
+            resources=trial.request,
+            parameters={"datasets": self._datasets},
+            start_from=None if start is None else start.path,
+        )
+
+    def _tuner(self) -> Tuner:
+        """Return the tuner of this one run: a new one, or that which goes on with a run that is there."""
+        run, path = self.run_config, self._restored_from
+        filesystem = run.storage_filesystem
+        if path is None and run.name is not None:
+            folder, address = new_place(run.storage_path, filesystem, run.name)
+            if Tuner.can_restore(folder):
+                path, filesystem = str(folder), None
+            elif address is not None and Tuner.can_restore(str(address), filesystem):
+                path = str(address)
+        if path is None:
+            return Tuner(self, run_config=run)
+        again = partial(Tuner.restore, path, self, storage_filesystem=filesystem, run_config=run)
+        before = again().get_results()
+        kept = len(before) > 0 and before[0].checkpoint is not None
+        finished = ResumeConfig.ResumeType.RESUME if kept else ResumeConfig.ResumeType.RESTART
+        rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
+        return again(resume_config=rule)
+
+
+def failed_text(result: Result) -> str:
+    """Return the message for a run that has failed."""
+    error = result.error
+    return (
+        f"the run in {result.path} has failed: {error}; with RunConfig(name=...) fit() goes on with it from "
+        "its last checkpoint, and FailureConfig(max_failures=...) tries it again by itself"
+    )

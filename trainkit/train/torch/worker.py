@@ -1,0 +1,151 @@
+"""One worker of a function trainer: the user's function in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from trainkit.runtime import api as runtime
+from trainkit.train.distributed.process_group import meet
+from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
+from trainkit.train.torch.accelerate import watch_accelerate
+from trainkit.train.torch.context import TrainContext, WorkerPosition
+from trainkit.train.torch.options import TrialLoop
+from trainkit.train.workers.member import GroupMember, WorkerSpec
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.trial.actor import FunctionRunner, seed_generators
+from trainkit.tune.trial.environment import divert
+from trainkit.tune.trial.messages import Reply
+
+PARTS = ".checkpoint_000000000.partial"
+"""Folder of a trial with each worker's part of a checkpoint, until they are joined.
+
+A copy of the experiment leaves it out by its name, and an attempt that comes later removes it.
+"""
+
+
+def part_dir(trial_dir: str, rank: int) -> str:
+    """Return the path of the folder of a worker's parts."""
+    return os.path.join(trial_dir, PARTS, str(rank))
+
+
+def set_library_variables(run: str, locality: LocalRank, device: torch.device) -> None:
+    """Tell libraries in the function where they run, beyond what `set_torchrun_variables` says.
+
+    Args:
+        run: an identifier of the workers, by which Lightning knows that they were started for it.
+        locality: the worker's machine.
+        device: of the worker.
+    """
+    os.environ["TORCHELASTIC_RUN_ID"] = run
+    os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = str(locality.node_rank)
+    os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+    if device.type == "cpu":
+        # Without it Accelerate takes each of several processes on the CPU for the only one.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
+GPUs = tuple[str, tuple[str, ...]]
+"""A worker's machine, and the names of its GPUs there, as CUDA_VISIBLE_DEVICES takes them."""
+
+
+def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the GPUs of all workers on one worker's machine, and the numbers of its own among them.
+
+    Args:
+        all_gpus: of all workers, by rank.
+        own: of the worker.
+    """
+    machine, names = own
+    there = tuple(dict.fromkeys(name for node, held in all_gpus if node == machine for name in held))
+    return there, tuple(there.index(name) for name in names)
+
+
+class LoopWorker(GroupMember):
+    """One worker of a function trainer, which runs the function from report to report."""
+
+    _runner: FunctionRunner
+    _devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+
+    def gpus(self) -> GPUs:
+        """Return the machine and the GPUs of this worker."""
+        return own_node(), tuple(map(str, runtime.get_gpu_ids()))
+
+    def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
+        """Let this worker see the GPUs of all workers on its machine, before anything else uses one.
+
+        Libraries take the GPU whose number is the local rank, and copy from one GPU to another.
+
+        Args:
+            all_gpus: of all workers, by rank.
+        """
+        visible, own = shared_gpus(all_gpus, self.gpus())
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+        self._devices = tuple(torch.device("cuda", number) for number in own)
+
+    def start(self, spec: WorkerSpec[TrialLoop]) -> frozenset[str]:
+        """Meet the other workers and prepare the function; none of it runs yet."""
+        options, trial, locality = spec.options, spec.options.trial, spec.locality
+        if trial.environment.log_files is not None:
+            divert([os.path.join(trial.trial_dir, name) for name in trial.environment.log_files])
+        devices = self._devices
+        if "isolation" in runtime.promises():  # else this is the user's own process
+            place = "" if spec.rendezvous is None else spec.rendezvous.place
+            set_torchrun_variables(place, spec.rank, options.num_workers, locality)
+            set_library_variables(trial.trial_id, locality, devices[0])
+            if trial.seed is not None:
+                # Different on each worker, as in processes that nobody has seeded, and yet repeated.
+                seed_generators(trial.seed + spec.rank)
+        meet(
+            spec.rendezvous,
+            rank=spec.rank,
+            world_size=options.num_workers,
+            devices=devices,
+            listener=self._listener,
+        )
+        watch_accelerate()
+        position = WorkerPosition(
+            rank=spec.rank,
+            world_size=options.num_workers,
+            local_rank=locality.rank,
+            local_world_size=locality.size,
+            node_rank=locality.node_rank,
+        )
+        shards = {name: parts[spec.rank] for name, parts in options.shards.items()}
+        context = TrainContext(trial, position, shards, options.metadata, devices)
+        own = replace(
+            trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)
+        )
+        os.makedirs(own.trial_dir, exist_ok=True)
+        self._runner = FunctionRunner(own, options.function, {}, context)
+        return frozenset()
+
+    def advance(self, checkpoint: str | None) -> Reply:
+        """Run the function to its next report, or to its end.
+
+        Args:
+            checkpoint: path of the one that was kept with the last report; None: none was.
+        """
+        if checkpoint is not None:
+            self._runner.go_on_from(Checkpoint(checkpoint))
+        return self._runner.advance()
+
+    def stop(self) -> None:
+        """End the function where it waits, and leave the others."""
+        try:
+            if hasattr(self, "_runner"):
+                # Raised by the user's clean-up, when all else is settled: told, and no more.
+                sys.stderr.write(self._runner.stop(save=False)[4])
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        # The function may have left them itself, as a script for torchrun does at its end.
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        super().leave()

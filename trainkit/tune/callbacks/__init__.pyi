@@ -1,0 +1,12 @@
+from trainkit.tune.callbacks.base import CALLBACKS as CALLBACKS
+from trainkit.tune.callbacks.base import Callback as Callback
+from trainkit.tune.callbacks.base import ProgressReporter as ProgressReporter
+from trainkit.tune.callbacks.base import create_callback as create_callback
+from trainkit.tune.callbacks.loggers import CSVLoggerCallback as CSVLoggerCallback
+from trainkit.tune.callbacks.loggers import JsonLoggerCallback as JsonLoggerCallback
+from trainkit.tune.callbacks.loggers import LoggerCallback as LoggerCallback
+from trainkit.tune.callbacks.reporters import CLIReporter as CLIReporter
+from trainkit.tune.callbacks.reporters import JupyterNotebookReporter as JupyterNotebookReporter
+from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback as TBXLoggerCallback
+from trainkit.tune.integrations.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
+from trainkit.tune.integrations.wandb import WandbLoggerCallback as WandbLoggerCallback

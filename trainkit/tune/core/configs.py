@@ -1,0 +1,152 @@
+"""Rules for failed trials, checkpoints, copies and restores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
+
+from trainkit.tune.core.checks import (
+    require,
+    require_name,
+    require_number,
+    require_one_of,
+    require_whole,
+)
+
+OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
+"""'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
+
+
+@dataclass(frozen=True)
+class FailureConfig:
+    """Policy for trials that fail.
+
+    Args:
+        max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
+        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`,
+            and does the same with the first exception of a callback in RunConfig(callbacks=...).
+        max_failed_trials: so many trials in ERROR end the experiment; None: it goes on whatever fails.
+        out_of_memory: what follows where a trial's memory, or its GPU's, was not enough. None: it has failed
+            as by anything else. "retry_alone": it is tried once more, when nothing else runs. A function
+            takes the configuration and returns the one to try instead, such as with half the batch size, or
+            None to give up. Neither counts for `max_failures`.
+
+    Raises:
+        ConfigError: a value is out of range, or two contradict each other.
+    """
+
+    max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+    max_failed_trials: int | None = None
+    out_of_memory: OutOfMemory | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("max_failures", self.max_failures, -1, "0 or more, or -1 to retry without end")
+        require_one_of("fail_fast", self.fail_fast, (True, False, "raise"))
+        require(
+            not (self.fail_fast and self.max_failures != 0),
+            f"fail_fast={self.fail_fast!r} and max_failures={self.max_failures} contradict each other",
+        )
+        words = "1 or more, or None for no limit"
+        require_whole("max_failed_trials", self.max_failed_trials, 1, words, optional=True)
+        require(
+            self.out_of_memory in (None, "retry_alone") or callable(self.out_of_memory),
+            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone', or a function from a configuration "
+            "to the one to try instead",
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which checkpoints are made and kept.
+
+    Args:
+        num_to_keep: per trial; None keeps all. While a trial runs, the latest is kept too, to go on from.
+        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best.
+        checkpoint_score_order: "max" or "min".
+        checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
+        checkpoint_at_end: a `Trainable` class also saves when it ends.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Literal["min", "max"] = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("num_to_keep", self.num_to_keep, 1, "1 or more, or None to keep all", optional=True)
+        require_name("checkpoint_score_attribute", self.checkpoint_score_attribute, optional=True)
+        require_one_of("checkpoint_score_order", self.checkpoint_score_order, ("min", "max"))
+        require_one_of("checkpoint_at_end", self.checkpoint_at_end, (True, False, None))
+        require_whole("checkpoint_frequency", self.checkpoint_frequency, 0, "a number of iterations, or 0")
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """How an experiment is copied to a `storage_path` that is no local folder.
+
+    Args:
+        sync_period: seconds that the copy may lag behind while the experiment runs, as far as the uploads
+            themselves are faster.
+        sync_timeout: seconds that `fit` waits at its end for the copy to be complete.
+        sync_artifacts: files that trials write into their folders are copied too; False: only the store,
+            the checkpoints and what loggers and the console keep.
+        sync_artifacts_on_checkpoint: accepted, as they are copied with everything else.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    sync_period: float = 5
+    sync_timeout: float = 1800
+    sync_artifacts: bool = True
+    sync_artifacts_on_checkpoint: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("sync_period", "sync_timeout"):
+            require_number(name, getattr(self, name), "seconds above 0", above=0)
+
+
+class Resume(StrEnum):
+    """Treatment of a trial by a restore."""
+
+    RESUME = "resume"
+    RESTART = "restart"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class ResumeConfig:
+    """Policy of a restore for the trials that it finds.
+
+    RESUME goes on from the last checkpoint, RESTART starts at the beginning, SKIP leaves a trial as it is;
+    one that had not ended is then ended.
+
+    Args:
+        finished: trials that have ended without failing.
+        unfinished: trials that were running, or waited.
+        errored: trials that failed.
+
+    Raises:
+        ConfigError: a value is no ResumeConfig.ResumeType.
+    """
+
+    ResumeType: ClassVar[type[Resume]] = Resume
+
+    finished: Resume = Resume.SKIP
+    unfinished: Resume = Resume.RESUME
+    errored: Resume = Resume.SKIP
+
+    def __post_init__(self) -> None:
+        for name in ("finished", "unfinished", "errored"):
+            value = getattr(self, name)
+            require(
+                isinstance(value, Resume),
+                f"{name}={value!r}: give ResumeConfig.ResumeType.RESUME, RESTART or SKIP",
+            )

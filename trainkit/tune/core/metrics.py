@@ -1,0 +1,259 @@
+"""Metrics as plain values by flat names, and as the text that the store keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from pathlib import PurePath
+from typing import Any
+
+from trainkit.errors import MetricError
+from trainkit.tune.core.checks import is_finite, is_mapping, is_number
+
+
+def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `d1` with `d2` on top; where both hold a dictionary, those are merged in turn."""
+    result = dict(d1)
+    for key, value in d2.items():
+        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge_dicts(result[key], value) if nested else value
+    return result
+
+
+TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
+# One of each for all, as to make one takes long.
+_decoder = json.JSONDecoder()
+_to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+MAX_BITS = 1023
+"""Of a whole number; larger ones have no float, which every comparison would need."""
+
+MAX_ELEMENTS = 10_000
+"""Of an array in a report; every report is kept."""
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def plain_metrics(metrics: Any) -> dict[str, Any]:
+    """Return reported metrics as numbers, texts, lists and dictionaries.
+
+    Arrays of NumPy and torch and sets become lists, arrays of no dimension numbers; dates, paths and bytes
+    become texts, durations seconds.
+
+    Raises:
+        MetricError: `metrics` is not a dictionary, or a value can't be stored; the key is named.
+    """
+    if not is_mapping(metrics):
+        raise MetricError(f"a report takes a dictionary of metrics, not {shortened_repr(metrics)}")
+    # Plain numbers, as most are, without a call each.
+    return {
+        str(key): value if type(value) is float else _plain_metric(value, str(key))
+        for key, value in metrics.items()
+    }
+
+
+def _plain_metric(value: Any, key: str) -> Any:
+    kind = type(value)
+    if kind is int and value.bit_length() > MAX_BITS:
+        raise MetricError(
+            f"metric {key!r} is a whole number of {value.bit_length()} bits, too large to compare with "
+            "others; report its logarithm, or a text"
+        )
+    if kind in PLAIN_TYPES:
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain_metric(child, f"{key}/{name}") for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_metric(child, f"{key}/{place}") for place, child in enumerate(value)]
+    scalar = as_scalar(value)
+    if type(scalar) in PLAIN_TYPES:
+        return scalar if scalar is value else _plain_metric(scalar, key)
+    if (plain := _as_plain(value, key)) is not value:
+        return _plain_metric(plain, key)
+    raise MetricError(
+        f"metric {key!r} is of type {kind.__name__} and cannot be stored; report numbers and texts, and save "
+        "the rest in a checkpoint"
+    )
+
+
+def _as_plain(value: Any, key: str) -> Any:
+    """Return arrays and sets as lists, dates, paths and bytes as texts, durations in seconds."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "tolist"):  # NumPy's and torch's, without importing either
+        if math.prod(shape) > MAX_ELEMENTS:
+            raise MetricError(
+                f"metric {key!r} has shape {tuple(shape)}, more than {MAX_ELEMENTS} numbers; report one, "
+                "such as its mean, or save it in a checkpoint"
+            )
+        return value.tolist()
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return value
+
+
+def is_scalar(value: Any) -> bool:
+    """Return True if `value` is one number of Python, NumPy or torch."""
+    return isinstance(value, (int, float)) or (
+        hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == ()
+    )
+
+
+def as_scalar(value: Any) -> Any:
+    """Return a scalar of NumPy or torch as Python's, without importing either; anything else unchanged."""
+    if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
+        kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return kind(value)
+    if hasattr(value, "item") and hasattr(value, "dtype") and tuple(getattr(value, "shape", (1,))) == ():
+        return value.item()
+    return value
+
+
+def storable_text(text: str) -> str:
+    """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def first_line(text: str) -> str:
+    """The first line of a text; '' where there is none."""
+    return text.partition("\n")[0]
+
+
+def encode(value: Any) -> str:
+    """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
+    try:
+        return _to_text(value)
+    except ValueError:
+        return _to_text(_without_nan(value))
+
+
+def storing_problem(values: Mapping[Any, Any]) -> str | None:
+    """Say which of the values, or of their names, `encode` has no text for; None: it has one for each."""
+    for name, value in values.items():
+        if type(name) not in PLAIN_TYPES and not isinstance(name, (str, int, float)):
+            return (
+                f"{name!r} is named by a {type(name).__name__}, which the experiment's file cannot hold: "
+                "name it by a text"
+            )
+        if type(value) not in PLAIN_TYPES:
+            try:
+                encode(value)
+            except (TypeError, ValueError, RecursionError):
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                return (
+                    f"{name!r} is {shortened_repr(value)}, a {kind.removeprefix('builtins.')}, which the "
+                    "experiment's file cannot hold: give numbers, texts, lists and dictionaries of Python's, "
+                    "such as int(...) of NumPy's"
+                )
+    return None
+
+
+def parsed(text: str) -> Any:
+    """Return the value that a JSON text stands for."""
+    value, end = _decoder.raw_decode(text)
+    # To look for spaces around it takes as long as the value: a text of ours has none.
+    return value if end == len(text) else _decoder.decode(text)
+
+
+def decode(text: str) -> Any:
+    """The reverse of `encode`; the texts NaN, Infinity and -Infinity are read as numbers."""
+    value = parsed(text)
+    return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return TEXT_OF[str(value)]
+    return _mapped(value, _without_nan)
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, str):
+        return FLOAT_OF.get(value, value)
+    return _mapped(value, _with_nan)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: change(child) for key, child in value.items()}
+    return [change(child) for child in value] if isinstance(value, list) else value
+
+
+def without_objects(value: Any) -> Any:
+    """Return `value` with texts for what JSON has no word for: keys, and objects, by name if they have it."""
+    if isinstance(value, Mapping):
+        return {str(key): without_objects(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_objects(child) for child in value]
+    value = as_scalar(value)
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    return getattr(value, "__name__", None) or str(value)
+
+
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dictionaries as one, with keys such as 'eval/accuracy'."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = key if type(key) is str else f"{key}"  # a copy would be hashed anew, for each report
+        # The usual types first: to ask for a Mapping takes longer than all the rest.
+        if type(value) not in PLAIN_TYPES and isinstance(value, Mapping) and value:
+            for inner, child in flatten(value).items():
+                flat[f"{name}/{inner}"] = child
+        else:
+            flat[name] = value
+    return flat
+
+
+def step_of(result: Mapping[str, Any]) -> int:
+    """Return the step at which services draw a report: its timesteps, or else its iteration."""
+    for name in ("timesteps_total", "training_iteration"):
+        value = result.get(name)
+        if value and is_finite(value):
+            return int(value)
+    return 0
+
+
+_ABSENT = object()
+
+
+def lookup(metrics: Mapping[str, Any], name: str) -> Any:
+    """The metric `name`, which may be a path such as 'eval/accuracy'; None if it is not there."""
+    value = metrics.get(name, _ABSENT)
+    if value is not _ABSENT:
+        return value
+    node: Any = metrics
+    for part in name.split("/"):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def number_of(metrics: Mapping[str, Any], name: str) -> float | None:
+    """The metric `name` as `lookup` finds it, if it is a number; else None."""
+    value = metrics.get(name)
+    if type(value) is float or type(value) is int:  # as most are, which are asked for by the dozen
+        return value
+    value = lookup(metrics, name)
+    return value if is_number(value) else None
+
+
+def shortened_repr(value: Any, limit: int = 200) -> str:
+    """Return the repr of `value`, cut after `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def name_of(function: Any) -> str:
+    """Return the name of a function for messages."""
+    return str(getattr(function, "__qualname__", type(function).__name__))

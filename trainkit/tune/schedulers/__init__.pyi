@@ -1,0 +1,22 @@
+from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
+from trainkit.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
+from trainkit.tune.schedulers.base import Decision as Decision
+from trainkit.tune.schedulers.base import Donor as Donor
+from trainkit.tune.schedulers.base import FIFOScheduler as FIFOScheduler
+from trainkit.tune.schedulers.base import TrialScheduler as TrialScheduler
+from trainkit.tune.schedulers.base import Verdict as Verdict
+from trainkit.tune.schedulers.base import words_of as words_of
+from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as HyperBandForBOHB
+from trainkit.tune.schedulers.hyperband import HyperBandScheduler as HyperBandScheduler
+from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule as MedianStoppingRule
+from trainkit.tune.schedulers.pareto import ParetoScheduler as ParetoScheduler
+from trainkit.tune.schedulers.pb2 import PB2 as PB2
+from trainkit.tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
+from trainkit.tune.schedulers.pbt import PopulationBasedTrainingReplay as PopulationBasedTrainingReplay
+from trainkit.tune.schedulers.registry import SCHEDULERS as SCHEDULERS
+from trainkit.tune.schedulers.registry import create_scheduler as create_scheduler
+from trainkit.tune.schedulers.registry import described_scheduler as described_scheduler
+from trainkit.tune.schedulers.registry import load_words as load_words
+from trainkit.tune.schedulers.resource_changing_scheduler import (
+    ResourceChangingScheduler as ResourceChangingScheduler,
+)

@@ -1,0 +1,80 @@
+"""Schedulers by name, made by their names, and made again from an experiment's file."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.registry import Registry
+from trainkit.tune.core.checks import taken
+from trainkit.tune.schedulers.base import TrialScheduler
+from trainkit.tune.space.serialization import made_again
+
+logger = logging.getLogger("trainkit.tune")
+
+SCHEDULERS = Registry(
+    "scheduler",
+    {
+        "asha": "trainkit.tune.schedulers.async_hyperband:ASHAScheduler",
+        "async_hyperband": "trainkit.tune.schedulers.async_hyperband:AsyncHyperBandScheduler",
+        "asynchyperband": "trainkit.tune.schedulers.async_hyperband:AsyncHyperBandScheduler",
+        "fifo": "trainkit.tune.schedulers.base:FIFOScheduler",
+        "hb_bohb": "trainkit.tune.schedulers.hyperband:HyperBandForBOHB",
+        "hyperband": "trainkit.tune.schedulers.hyperband:HyperBandScheduler",
+        "median": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "median_stopping_rule": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "medianstopping": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
+        "pareto": "trainkit.tune.schedulers.pareto:ParetoScheduler",
+        "pb2": "trainkit.tune.schedulers.pb2:PB2",
+        "pbt": "trainkit.tune.schedulers.pbt:PopulationBasedTraining",
+        "pbt_replay": "trainkit.tune.schedulers.pbt:PopulationBasedTrainingReplay",
+        "resource_changing": "trainkit.tune.schedulers.resource_changing_scheduler:ResourceChangingScheduler",
+    },
+    base="trainkit.tune.schedulers.base:TrialScheduler",
+)
+"""One row for each; other packages add theirs by entry points."""
+
+
+def load_words(description: Mapping[str, Any] | None) -> None:
+    """Load the scheduler of a description, and that inside it, so that their decisions have words."""
+    if description is not None:
+        SCHEDULERS.find(description["class"])
+        arguments = description["arguments"]
+        load_words(arguments.get("base_scheduler") if isinstance(arguments, Mapping) else None)
+
+
+def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
+    """Make the scheduler of a description again; None where its class or an argument is the user's own."""
+    scheduler: TrialScheduler | None = made_again(SCHEDULERS, description, inner="base_scheduler")
+    return scheduler
+
+
+def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
+    """Return the scheduler of this name or class name, made with those of `kwargs` that it takes.
+
+    Arguments of other schedulers are left out, as Ray leaves them out; one that none takes is logged.
+
+    Raises:
+        ConfigError: there is none of this name, those that there are are listed; or an argument that no
+            scheduler takes is a misspelling.
+    """
+    cls = SCHEDULERS.get(scheduler, "scheduler")
+    arguments = taken(cls, kwargs)
+    if len(arguments) < len(kwargs):
+        _complain_of(kwargs.keys() - arguments.keys(), cls)
+    made: TrialScheduler = cls(**arguments)
+    return made
+
+
+def _complain_of(left_out: Iterable[str], cls: type) -> None:
+    """Complain of arguments for `cls` that no scheduler takes."""
+    shipped = [SCHEDULERS.get(name) for name in SCHEDULERS.own_names()]
+    known = {name for each in shipped for name in inspect.signature(each).parameters}
+    for name in sorted(set(left_out) - known):
+        problem = f"{cls.__name__} takes no argument {name!r}, and no other scheduler does"
+        if hint := did_you_mean(name, inspect.signature(cls).parameters):
+            raise ConfigError(f"{problem}.{hint}")
+        logger.warning("%s: it is left out", problem)

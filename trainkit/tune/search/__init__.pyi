@@ -1,0 +1,13 @@
+from trainkit.tune.search.base import Searcher as Searcher
+from trainkit.tune.search.basic_variant import BasicVariantGenerator as BasicVariantGenerator
+from trainkit.tune.search.bayesopt import BayesOptSearch as BayesOptSearch
+from trainkit.tune.search.bohb import TuneBOHB as TuneBOHB
+from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter as ConcurrencyLimiter
+from trainkit.tune.search.hyperopt import HyperOptSearch as HyperOptSearch
+from trainkit.tune.search.optuna import OptunaSearch as OptunaSearch
+from trainkit.tune.search.registry import SEARCHERS as SEARCHERS
+from trainkit.tune.search.registry import create_searcher as create_searcher
+from trainkit.tune.search.registry import describe_searcher as describe_searcher
+from trainkit.tune.search.registry import described_searcher as described_searcher
+from trainkit.tune.search.repeater import Repeater as Repeater
+from trainkit.tune.space import grid_search as grid_search

@@ -1,0 +1,338 @@
+"""BOHB's searcher, and the results of the trials by budget, of which its models are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.errors import ConfigError
+from trainkit.tune.core.checks import is_number, require_whole
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.seeds import model_generator, suggestion_generator
+from trainkit.tune.schedulers.base import Decision, score_of
+from trainkit.tune.search.base import Evaluated
+from trainkit.tune.search.bohb_model import BOHBConfig, Encoding, Model
+from trainkit.tune.search.model_based import ModelBasedSearcher
+from trainkit.tune.space.search_space import Path, Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from trainkit.tune.search.bohb_model import Column, Floats
+
+Enough = Callable[[int, int], bool]
+"""Says of a number of observations, and of finite ones, if they make a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The loss of a trial: less is better, infinite is worst."""
+
+    trial_id: str
+    loss: float
+
+
+def budget_of(reason: Mapping[str, Any]) -> float | None:
+    """The budget at which a scheduler has judged, from its reason; None: it was at none.
+
+    The index of the level among those of all brackets where the scheduler gives it, otherwise the level.
+    """
+    for name in ("budget", "rung", "max_t"):
+        if name in reason:
+            return float(reason[name])
+    return None
+
+
+class Observations:
+    """Collects losses by budget.
+
+    Trials that a scheduler judges are observed where it judges them. Where it judges none, as FIFO, a trial
+    is observed at its end, with its last training iteration for a budget: these are compared with all that
+    were trained at least as long. A trial that has failed counts as worst on every budget that it has not
+    reached; a configuration evaluated elsewhere as one of the largest.
+    """
+
+    def __init__(self) -> None:
+        self._judged: dict[float, dict[str, float]] = {}
+        self._furthest: dict[str, float] = {}
+        """By trial the largest budget at which it was judged."""
+        self._ended: dict[str, tuple[float, float]] = {}
+        """By trial that has ended: its iteration, and its loss."""
+        self._failed: dict[str, None] = {}
+        self._evaluated: dict[str, float] = {}
+        self.version = 0
+        """Grows with every change."""
+
+    def judge(self, trial_id: str, budget: float, loss: float) -> None:
+        """A trial was judged at a budget; a second time at the same one is none."""
+        losses = self._judged.setdefault(budget, {})
+        if trial_id not in losses:
+            losses[trial_id] = loss
+            self._furthest[trial_id] = max(budget, self._furthest.get(trial_id, -math.inf))
+            self.version += 1
+
+    def end(self, trial_id: str, iteration: float, loss: float) -> None:
+        """A trial has ended with this loss; one that went on since it last ended has ended here only."""
+        if self._ended.get(trial_id) != (iteration, loss):
+            self._ended[trial_id] = (iteration, loss)
+            self.version += 1
+        self.go_on(trial_id)
+
+    def fail(self, trial_id: str) -> None:
+        """A trial has failed for good."""
+        if trial_id not in self._failed:
+            self._failed[trial_id] = None
+            self.version += 1
+
+    def go_on(self, trial_id: str) -> None:
+        """A trial that had failed has reported once more: it had not failed for good."""
+        if trial_id in self._failed:
+            del self._failed[trial_id]
+            self.version += 1
+
+    def evaluate(self, trial_id: str, loss: float) -> None:
+        """A configuration was evaluated elsewhere, in full."""
+        self._evaluated[trial_id] = loss
+        self.version += 1
+
+    def basis(self, enough: Enough) -> list[Observation] | None:
+        """The observations on the largest budget that has enough of them, as they arrived; None: none has."""
+        budgets = sorted(self._judged, reverse=True)
+        for budget in budgets:
+            losses = dict(self._evaluated) if budget == budgets[0] else {}
+            losses |= self._judged[budget]
+            for trial_id in self._failed:
+                if self._furthest.get(trial_id, -math.inf) < budget:
+                    losses[trial_id] = math.inf
+            if enough(*_counts(losses)):
+                return [Observation(*each) for each in losses.items()]
+        return None if budgets else self._ended_basis(enough)
+
+    def _ended_basis(self, enough: Enough) -> list[Observation] | None:
+        """The longest trained, and as many of the others as it takes, the longer trained first."""
+        losses = self._evaluated | dict.fromkeys(self._failed, math.inf)
+        number, finite = _counts(losses)
+        ended = {each: end for each, end in self._ended.items() if each not in losses}
+        least = math.inf
+        for at, loss in sorted(ended.values(), key=lambda end: -end[0]):
+            if at < least and enough(number, finite):
+                break
+            least, number, finite = at, number + 1, finite + math.isfinite(loss)
+        if not enough(number, finite):
+            return None
+        losses |= {each: loss for each, (at, loss) in ended.items() if at >= least}
+        return [Observation(*each) for each in losses.items()]
+
+
+def _counts(losses: Mapping[str, float]) -> tuple[int, int]:
+    return len(losses), sum(map(math.isfinite, losses.values()))
+
+
+class Knowledge:
+    """Makes a model when it is asked for one, and not before: a replay asks for none.
+
+    Args:
+        columns: of the space.
+        config: numbers of the model.
+        seed: for what replaces parameters that are not active.
+        observations: of the trials.
+
+    Attributes:
+        rows: of configurations, by trial.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], config: BOHBConfig, seed: int, observations: Observations
+    ) -> None:
+        self.rows: dict[str, Floats] = {}
+        self._observations = observations
+        self._columns = columns
+        self._config = config
+        self._seed = seed
+        self._made: tuple[int, Model | None] = (-1, None)
+        """The last model, and of which version of the observations."""
+
+    def model(self) -> Model | None:
+        """The model of the largest budget that has enough observations; None: none has."""
+        version, model = self._made
+        if version != self._observations.version:
+            model = self._model()
+            self._made = (self._observations.version, model)
+        return model
+
+    def _model(self) -> Model | None:
+        dimensions, config = len(self._columns), self._config
+        found = self._observations.basis(
+            lambda number, finite: config.split_sizes(number, finite, dimensions) is not None
+        )
+        if not dimensions or found is None:
+            return None
+        losses = [each.loss for each in found]
+        sizes = config.split_sizes(len(losses), sum(map(math.isfinite, losses)), dimensions)
+        if sizes is None:
+            return None
+        rows = np.stack([self.rows[each.trial_id] for each in found])
+        # From how much is known, not from the suggestion: the next one after a restore has the same model.
+        rng = model_generator(self._seed, len(losses))
+        return Model(rows, losses, self._columns, config, sizes, rng)
+
+
+class TuneBOHB(ModelBasedSearcher[Encoding]):
+    """Suggest configurations by BOHB's model, from what trials came to on the largest budget known enough.
+
+    With probability 1/3 a configuration is random. Otherwise the observations of the largest budget that has
+    at least d + 3, for d parameters, are split into the best 15 %, d + 1 at least, and the others. A kernel
+    density is put over either part, and of 64 candidates near good configurations the one is suggested whose
+    densities have the largest ratio of good to bad.
+
+    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is
+    decided on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler
+    judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst
+    of all.
+
+    Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
+    2018, arXiv:1807.01774, Algorithm 2.
+
+    Args:
+        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only
+            hold constants, which every configuration gets.
+        bohb_config: numbers of the model, by HpBandSter's names: `min_points_in_model` (None, d + 1),
+            `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
+            `min_bandwidth` (0.05, where HpBandSter has 1e-3, with which a search narrows too early); and
+            `split`, "paper" or "hpbandster".
+        metric: what to optimise; None: as in the TuneConfig.
+        mode: the same.
+        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`, and
+            what they leave open is drawn.
+        seed: None: the TuneConfig's.
+        max_concurrent: trials at once, paused ones not counted; 0: as many as fit.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        bohb_config: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+        max_concurrent: int = 0,
+    ) -> None:
+        if space is not None and not isinstance(space, Mapping):
+            raise ConfigError(
+                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such "
+                "as {'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
+                "tune.uniform(0, 1))}"
+            )
+        require_whole("max_concurrent", max_concurrent, 0, "1 or more, or 0 for as many as fit")
+        super().__init__(space, metric, mode, points_to_evaluate, seed)
+        self._config = BOHBConfig.of(bohb_config)
+        self._given_config = None if bohb_config is None else dict(bohb_config)
+        self._max_concurrent = int(max_concurrent)
+        self._running: set[str] = set()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        own = {"bohb_config": self._given_config, "max_concurrent": self._max_concurrent}
+        return {**super().arguments, **own}
+
+    def _form_of(self, space: Any, *, own: bool) -> Encoding:
+        return Encoding(Space.of(space) if own else space, own=own)
+
+    def _begin_model(self, form: Encoding) -> None:
+        # Trials that are none of the space have no row in it, and nothing to tell about it.
+        self._observations = Observations()
+        self._known = Knowledge(form.columns, self._config, self._base, self._observations)
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if self._max_concurrent > 0 and len(self._running) >= self._max_concurrent:
+            return None
+        return super().suggest(trial_id)
+
+    def _suggested(self, trial_id: str, fixed: dict[Path, Any] | None) -> dict[str, Any]:
+        rng = suggestion_generator(self._base, self._number, self._redraws)
+        space = self.form.declared
+        config = self._proposed(rng) if fixed is None else space.configuration(0, rng, fixed)
+        self._note(trial_id, self.form.row(config))
+        return config
+
+    def _proposed(self, rng: Generator) -> dict[str, Any]:
+        space = self.form.declared
+        if rng.random() < self._config.random_fraction or (model := self._known.model()) is None:
+            return space.configuration(0, rng)
+        for candidate in model.ranked(self.form.snapped(model.candidates(rng))):
+            config = self.form.config(candidate, rng)
+            if space.forbidden_by(config) is None:
+                return config
+        return space.configuration(0, rng)
+
+    def _note(self, trial_id: str, known: Floats) -> None:
+        self._known.rows[trial_id] = known
+        self._running.add(trial_id)
+
+    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        # What is known of the configuration is known by the trial that had it.
+        del self._known.rows[trial_id]
+        self._running.discard(trial_id)
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        replayed = super().replay(trial_id, config, same_space=same_space)
+        if replayed is not None:
+            self._running.add(trial_id)  # one of another space too
+        return replayed
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self._observations.go_on(trial_id)
+
+    def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
+        budget, loss = budget_of(decision.reason), self._loss(result)
+        if budget is not None and loss is not None and trial_id in self._known.rows:
+            self._observations.judge(trial_id, budget, loss)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        self._running.discard(trial_id)
+        if trial_id not in self._known.rows:
+            return
+        if error:
+            self._observations.fail(trial_id)
+        elif (loss := self._loss(result or {})) is not None:
+            iteration = lookup(result or {}, "training_iteration")
+            time = float(iteration) if is_number(iteration) else 0.0
+            self._observations.end(trial_id, time, loss)
+
+    def _loss(self, result: Mapping[str, Any]) -> float | None:
+        """Less is better; NaN and infinities of either sign are worst; None: the metric is missing."""
+        value = lookup(result, self.metric or "")
+        return -score_of(value, self.mode) if is_number(value) else None
+
+    def on_pause(self, trial_id: str) -> None:
+        self._running.discard(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self._running.add(trial_id)
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        self._max_concurrent = 0  # the one around limits instead, as in Ray
+        return False
+
+    # --- what is known from elsewhere -------------------------------------------------------------
+
+    def _learn(self, name: str, known: Floats, evaluated: Evaluated) -> None:
+        value = math.nan if evaluated.error or evaluated.pruned else evaluated.value
+        self._known.rows[name] = known
+        self._observations.evaluate(name, -score_of(value, self.mode))

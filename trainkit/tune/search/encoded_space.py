@@ -1,0 +1,171 @@
+"""Encoding of configurations for models, and configurations that were not tried yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from trainkit.errors import ConfigError, SpaceError
+from trainkit.tune.space.configurations import UNDRAWN, combinations, grow
+from trainkit.tune.space.domains import Domain, GridSearch, distinct
+from trainkit.tune.space.search_space import Path, Space
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+DRAWS = 100
+"""Random draws before the space is listed: enough where a model insists on a small part of it."""
+
+MAX_LISTED = 10_000
+"""Configurations of a space that is listed to its end."""
+
+
+def alternatives(
+    space: Space, rng: Generator, combination: int = 0, preset: Mapping[Path, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield configurations drawn at random, and of a small space then all, in a random order.
+
+    So they end without one that is new only where a small space has none, or where a large one is so
+    unevenly drawn, or so nearly used up, that DRAWS draws found none.
+
+    Args:
+        space: to draw from.
+        rng: all randomness.
+        combination: of the grid, to keep.
+        preset: values to keep, by path.
+    """
+    for _ in range(DRAWS):
+        yield space.configuration(combination, rng, preset)
+    number = space.cardinality()
+    if number is None or number > MAX_LISTED:
+        return
+    given = {**(preset or {}), **space.grid_values(combination, preset)}
+    listed = [config for _, config in combinations(space.tree, space.conditions, _options, given)]
+    yield from (listed[place] for place in rng.permutation(len(listed)))
+
+
+def leaves_open(space: Space, preset: Mapping[Path, Any]) -> bool:
+    """True if a configuration with the values of `preset` still has something to draw."""
+    open_: list[Path] = []
+
+    def choose(path: Path, leaf: Any) -> Any:
+        if path not in preset and isinstance(leaf, Domain):
+            open_.append(path)
+        return preset.get(path, UNDRAWN)
+
+    grow(space.tree, space.conditions, choose)
+    return bool(open_)
+
+
+def _options(path: Path, leaf: Any) -> Sequence[Any]:
+    if isinstance(leaf, GridSearch):
+        return leaf.values
+    return distinct(leaf.values()) if isinstance(leaf, Domain) else ()
+
+
+class Form(Protocol):
+    """A space as a searcher takes it.
+
+    Attributes:
+        space: as our domains; None where it is none of them.
+    """
+
+    space: Space | None
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[Any, bool]:
+        """Return the part of a user's point that the model knows, and True if other parameters stay open.
+
+        Raises:
+            ConfigError: the point does not fit the space.
+        """
+
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
+        """Encode `config` for the model; None if that can't be told from it.
+
+        Args:
+            config: which may be none of the space.
+            exactly: no other suggestion could have come to the same configuration.
+        """
+
+    def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
+        """Yield configurations at random, each with what the model knows it by, if that is at hand.
+
+        Of a small space they end when all were there; of a large one after so many.
+        """
+
+
+class Encoder(Protocol):
+    """Of one parameter."""
+
+    def encode(self, value: Any) -> Any:
+        """Encode a value of the domain for the model."""
+
+
+C = TypeVar("C", bound=Encoder)
+
+
+class Declared(Generic[C]):
+    """Domains such as `tune.uniform(0, 1)`, with conditions.
+
+    Args:
+        space: of them.
+        code_of: what codes a parameter, by its name and domain.
+        searcher: its name, for messages.
+        own: configurations may have constants of `param_space` besides.
+
+    Attributes:
+        codes: by the parameter's name, in the order of the space's.
+
+    Raises:
+        ConfigError: the space has a grid, or a domain that is none of ours.
+    """
+
+    def __init__(
+        self, space: Space, code_of: Callable[[str, Domain], C], *, searcher: str, own: bool = False
+    ) -> None:
+        if space.axes:
+            names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
+            raise ConfigError(
+                f"{names}: {searcher} draws, and can't try every value of a grid_search; use choice"
+            )
+        self.space: Space | None = space
+        self.declared = space
+        self.codes: dict[str, C] = {each.name: code_of(each.name, each.domain) for each in space.parameters}
+        self._own = own
+
+    def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of each parameter that `config` has, by name.
+
+        Raises:
+            SpaceError: it is none of the space's.
+        """
+        return self.declared.choices(_of_tree(config, self.declared.tree) if self._own else config)
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[Any, bool]:
+        given = self.declared.point(point)
+        return self.encoded(given), leaves_open(self.declared, self.declared.preset(point))
+
+    def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode values for the model, both by the parameters' names."""
+        return {name: self.codes[name].encode(value) for name, value in values.items()}
+
+    def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
+        return ((config, None) for config in alternatives(self.declared, rng))
+
+    def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
+        try:
+            return self.encoded(self.choices(config))
+        except SpaceError:  # a point outside of the domains, or an object that the store has not kept
+            return None
+
+
+def _of_tree(config: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` without the keys that a space does not have."""
+    return {
+        key: _of_tree(value, tree[key])
+        if isinstance(value, Mapping) and isinstance(tree[key], Mapping)
+        else value
+        for key, value in config.items()
+        if key in tree
+    }

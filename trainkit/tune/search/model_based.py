@@ -1,0 +1,304 @@
+"""Base classes of searchers with a model of the results.
+
+points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which the model has as running
+    take, a restore -----> form.known_by -> _note      -> the same, of a configuration that is known
+    add_evaluated_point -> form.known_by -> _learn
+    a duplicate ---------> _forget, and _suggested again with another draw
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.core.checks import checked_points, checked_seed, is_number, require
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.search.base import Evaluated, Searcher
+from trainkit.tune.search.encoded_space import Form
+from trainkit.tune.space.search_space import Space
+
+F = TypeVar("F", bound=Form)
+
+
+class ModelBasedSearcher(Searcher, Generic[F]):
+    """Base of searchers with a model of the results; a subclass brings the model.
+
+    Args:
+        space: to search, in whatever way the subclass takes it; None: the experiment's. With a space here,
+            `param_space` may only hold constants, which every configuration gets.
+        metric: what to optimise; None: as in the TuneConfig.
+        mode: the same.
+        points_to_evaluate: configurations, or parts of them, to try first.
+        seed: for all draws; None: the TuneConfig's.
+        seed_name: what the subclass calls that argument.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    _shared: ClassVar[tuple[str, ...]] = ("_space", "_form")
+    """Attributes that a copy has as they are: what is told by its identity, or is a place to write to."""
+
+    def __init__(
+        self,
+        space: Any,
+        metric: str | None,
+        mode: str | None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None,
+        seed: int | None,
+        seed_name: str = "seed",
+    ) -> None:
+        super().__init__(metric, mode)
+        self._points = checked_points(points_to_evaluate)
+        self._seed = checked_seed(seed_name, seed)
+        self._seed_name = seed_name
+        self._space = space
+        self._form: F | None = None if space is None else self._form_of(space, own=True)
+        self._evaluated: list[Evaluated] = []
+        self._to_run: list[tuple[Any, bool]] = []
+        self._base = 0
+        """Seed of all draws: the searcher's own, or the experiment's."""
+        self._number = 0
+        """Of the next suggestion."""
+        self._rejected = (-1, 0)
+        """Of which suggestion how many tries were rejected."""
+        self._drawn = True
+        self._offered: tuple[dict[str, Any], Any | None] = {}, None
+        """The last of the alternatives, and what the model knows it by."""
+        self._left_out: set[str] = set()
+        """Trials of before a change of the space, which are none of the new one's."""
+
+    # --- the model, for a subclass to bring -------------------------------------------------------
+
+    @abstractmethod
+    def _form_of(self, space: Any, *, own: bool) -> F:
+        """Return the encoding of configurations for the model.
+
+        Args:
+            space: the constructor's, or the experiment's.
+            own: it is the constructor's, so configurations may have constants of `param_space` besides.
+
+        Raises:
+            ConfigError: this can't be searched.
+        """
+
+    @abstractmethod
+    def _begin_model(self, form: F) -> None:
+        """Make the model; metric, mode and `_base` are known."""
+
+    @abstractmethod
+    def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
+        """Suggest, and take it for running; FINISHED: there is no more.
+
+        What is drawn follows from `_base`, `_number` and `_redraws`.
+
+        Args:
+            trial_id: to know it by.
+            fixed: what a point settles, as the form has it; None: nothing.
+        """
+
+    @abstractmethod
+    def _note(self, trial_id: str, known: Any) -> None:
+        """A configuration runs that the model has not suggested; `known` is what the form says of it."""
+
+    @abstractmethod
+    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        """The suggestion just made will not run; a trial that had the same has come to `result`."""
+
+    @abstractmethod
+    def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
+        """Learn from a configuration that was evaluated elsewhere; `name` is no trial's id."""
+
+    # --- what is searched -------------------------------------------------------------------------
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "space": self._space,
+            "metric": self.metric,
+            "mode": self.mode,
+            "points_to_evaluate": self._points,
+            self._seed_name: self._seed,
+        }
+
+    @property
+    def evaluated(self) -> list[Evaluated]:
+        """Return the points of `add_evaluated_point`, to be stored."""
+        return self._evaluated
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelBasedSearcher[F]:
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        memo.update({id(vars(self)[name]): vars(self)[name] for name in self._shared})
+        vars(twin).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return twin
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        return self._space is None
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        require(
+            bool(self.objectives) or (self.metric is not None and self.mode is not None),
+            f"{type(self).__name__} needs to know what to optimise: give metric and mode, in the TuneConfig "
+            "or here",
+        )
+        if self._space is None:
+            self._form = self._form_of(space, own=False)
+        self._base = seed if self._seed is None else self._seed
+        self._begin_model(self.form)
+        self._to_run = [self.form.fixed(point) for point in self._points_to_run()]
+        for number, each in enumerate(self._evaluated_to_learn()):
+            known = self.form.known_by(each.parameters)
+            if known is None:
+                raise ConfigError(
+                    f"the evaluated point {each.parameters!r} is no configuration of the search space: give "
+                    "every parameter, with a value that it may have"
+                )
+            self._learn(f"evaluated {number}", known, each)
+
+    def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
+        return self._points
+
+    def _evaluated_to_learn(self) -> Sequence[Evaluated]:
+        return self._evaluated
+
+    @property
+    def form(self) -> F:
+        """Of the space that is searched.
+
+        Raises:
+            ConfigError: there is none yet.
+        """
+        if self._form is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no search space yet: hand it to a Tuner, in a TuneConfig"
+            )
+        return self._form
+
+    @property
+    def hears_again(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return self._space is None
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        n = self._number
+        fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else (None, True)
+        suggestion = self._suggested(trial_id, fixed)
+        self._number += isinstance(suggestion, dict)
+        return suggestion
+
+    @property
+    def _redraws(self) -> int:
+        """How many tries at the next suggestion were rejected."""
+        number, tries = self._rejected
+        return tries if number == self._number else 0
+
+    def is_drawn(self, trial_id: str) -> bool:
+        return self._drawn
+
+    def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        self._forget(trial_id, result)
+        self._number -= 1
+        self._rejected = (self._number, self._redraws + 1)
+
+    def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
+        others = self.form.others(suggestion_generator(self._base, self._number, self._redraws))
+        for self._offered in others:
+            yield self._offered[0]
+
+    def take(self, trial_id: str, config: dict[str, Any]) -> bool:
+        offered, known = self._offered
+        if known is None or config != offered:
+            known = self.form.known_by(config)
+        return self._took(trial_id, known)
+
+    def _took(self, trial_id: str, known: Any | None) -> bool:
+        if known is None:
+            return False
+        self._note(trial_id, known)
+        self._number += 1
+        return True
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        if self._took(trial_id, self.form.known_by(config, exactly=True)):
+            return config
+        if same_space:
+            return None
+        self._left_out.add(trial_id)  # it says nothing of the new space
+        self._number += 1
+        return config
+
+    # --- what is known from elsewhere -------------------------------------------------------------
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        self._evaluated.append(Evaluated(parameters, value, error, pruned, intermediate_values))
+
+
+class LastReportSearcher(ModelBasedSearcher[F]):
+    """Base of searchers for which a trial counts by its last report, when it ends and while it is paused."""
+
+    _last: dict[str, float]
+    """By trial that has not ended: the metric, as reported last."""
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        self._last = {}
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    @abstractmethod
+    def _tell(self, trial_id: str, value: float | None) -> None:
+        """A trial came to `value`, which may be NaN or infinite; None: it failed, or never reported one."""
+
+    @abstractmethod
+    def _runs(self, trial_id: str) -> None:
+        """A trial runs that came to something."""
+
+    def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
+        self._note(name, known)
+        self._tell(name, None if evaluated.error else evaluated.value)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        value = lookup(result, self.metric or "")
+        if trial_id not in self._left_out and is_number(value):
+            self._last[trial_id] = float(value)
+
+    def on_pause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._tell(trial_id, self._last[trial_id])
+
+    def on_unpause(self, trial_id: str) -> None:
+        if trial_id in self._last:
+            self._runs(trial_id)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if trial_id in self._left_out:
+            return
+        self._last.pop(trial_id, None)
+        value = lookup(result or {}, self.metric or "")
+        self._tell(trial_id, float(value) if not error and is_number(value) else None)

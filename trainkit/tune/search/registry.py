@@ -1,0 +1,59 @@
+"""Searchers by name, made by their names, and made again from an experiment's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.registry import Registry
+from trainkit.tune.core.checks import taken
+from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.model_based import ModelBasedSearcher
+from trainkit.tune.space.serialization import made_again
+
+SEARCHERS = Registry(
+    "searcher",
+    {
+        "bayesopt": "trainkit.tune.search.bayesopt:BayesOptSearch",
+        "bohb": "trainkit.tune.search.bohb:TuneBOHB",
+        "concurrency_limiter": "trainkit.tune.search.concurrency_limiter:ConcurrencyLimiter",
+        "hyperopt": "trainkit.tune.search.hyperopt:HyperOptSearch",
+        "optuna": "trainkit.tune.search.optuna:OptunaSearch",
+        "random": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
+        "repeater": "trainkit.tune.search.repeater:Repeater",
+        "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
+    },
+)
+"""One row for each; other packages add theirs by entry points."""
+
+
+def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
+    """Return the searcher of this name or class name, made with those of `kwargs` that it takes.
+
+    Raises:
+        ConfigError: there is none of this name; those that there are are listed.
+    """
+    cls = SEARCHERS.get(search_alg, "search_alg")
+    made: Searcher = cls(**taken(cls, kwargs))
+    return made
+
+
+# --- for an experiment's file ---------------------------------------------------------------------
+
+
+def describe_searcher(searcher: Searcher) -> dict[str, Any]:
+    """Return class and arguments of a searcher, and of those that it holds, and what they were told of."""
+    arguments = {
+        name: describe_searcher(value) if name == "searcher" else value
+        for name, value in searcher.arguments.items()
+    }
+    description: dict[str, Any] = {"class": SEARCHERS.name_of(type(searcher)), "arguments": arguments}
+    if isinstance(searcher, ModelBasedSearcher) and searcher.evaluated:
+        description["evaluated"] = [dict(vars(each)) for each in searcher.evaluated]
+    return description
+
+
+def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
+    """Make the searcher of a description again; None where its class or an argument is the user's own."""
+    searcher: Searcher | None = made_again(SEARCHERS, description, inner="searcher")
+    return searcher

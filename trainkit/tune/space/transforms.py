@@ -1,0 +1,190 @@
+"""Numbers for the values of a domain, with which models count, and the values for the numbers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+from trainkit.errors import SpaceError
+from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
+
+_EXACT = 2**50
+"""Counts below it are exact in a division of floats."""
+
+_CLOSEST = 2.0**-53
+"""To 0 and to 1, of what a normal distribution is asked for the quantile of."""
+
+
+class Code(ABC):
+    """Values of a domain as numbers."""
+
+    @abstractmethod
+    def encode(self, value: Any) -> float:
+        """Return the number of a value of the domain."""
+
+    @abstractmethod
+    def decode(self, number: float) -> Any:
+        """Return the value of the domain that a number stands for, of those outside the nearest."""
+
+
+class NumberCode(Code):
+    """Values that have an order.
+
+    Attributes:
+        ends: numbers between which a model looks. Steps have half a step more at each end, so that each
+            value has as much room.
+        log: numbers are spread evenly by their logarithm.
+        stepped: many numbers stand for one value.
+    """
+
+    stepped = False
+
+    def __init__(self, ends: tuple[float, float], log: bool) -> None:
+        self.ends, self.log = ends, log
+        self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
+        self._least = ends[0] * 1e-9
+        # Halves, since the difference of the ends may overflow.
+        self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
+
+    def to_unit(self, value: Any) -> float:
+        """Return where a value lies between the ends, from 0 to 1."""
+        number = self.encode(value)
+        if self.log:
+            number = math.log(max(number, self._least))
+        return (number / 2 - self._half_low) / self._half_width
+
+    def from_unit(self, share: float) -> Any:
+        """Return the value at a place between the ends, 0 to 1."""
+        number = self._low * (1 - share) + self._high * share
+        return self.decode(math.exp(number) if self.log else number)
+
+    def snapped(self, shares: Sequence[float]) -> Sequence[float]:
+        """Return, for each place between the ends, that of the value that it stands for."""
+        return [self.to_unit(self.from_unit(share)) for share in shares] if self.stepped else shares
+
+
+class RealCode(NumberCode):
+    """Real numbers, which stand for themselves.
+
+    Args:
+        domain: without steps.
+        closed: the upper bound is a value too.
+    """
+
+    def __init__(self, domain: Float, *, closed: bool = False) -> None:
+        super().__init__((domain.lower, domain.upper), domain.log)
+        self._first = domain.lower
+        self._last = domain.upper if closed else math.nextafter(domain.upper, domain.lower)
+
+    def encode(self, value: Any) -> float:
+        return float(value)
+
+    def decode(self, number: float) -> float:
+        return float(min(max(number, self._first), self._last))
+
+
+class StepCode(NumberCode):
+    """Multiples of q, by their count; exact for q as it is written in decimals.
+
+    Attributes:
+        first: the smallest count.
+        last: the largest count.
+    """
+
+    stepped = True
+
+    def __init__(self, domain: Float | Integer) -> None:
+        self._steps = domain.steps
+        self._q = float(domain.steps.q)
+        self.first, self.last = domain.steps.first, domain.steps.last
+        self._is_wide = max(abs(self.first), abs(self.last)) >= _EXACT
+        super().__init__((self.first - 0.5, self.last + 0.5), domain.log)
+
+    def encode(self, value: Any) -> int:
+        return self._steps.count(value) if self._is_wide else round(value / self._q)
+
+    def decode(self, number: float) -> float:
+        count = number if isinstance(number, int) else math.floor(number + 0.5)
+        return self._steps.value(min(max(count, self.first), self.last))
+
+    def snapped(self, shares: Sequence[float]) -> Sequence[float]:
+        # Counts alone say it. A model asks for many places at once, so nothing is called that need not be.
+        low, high, half_low, half_width = self._low, self._high, self._half_low, self._half_width
+        log, first, last = self.log, self.first, self.last
+        places = []
+        for share in shares:
+            number = low * (1 - share) + high * share
+            count = min(max(math.floor((math.exp(number) if log else number) + 0.5), first), last)
+            places.append(((math.log(count) if log else count) / 2 - half_low) / half_width)
+        return places
+
+
+class NormalCode(NumberCode):
+    """Numbers with a normal distribution; between 0 and 1 by their quantiles, so that all is as likely."""
+
+    def __init__(self, domain: Normal) -> None:
+        super().__init__((-math.inf, math.inf), log=False)
+        self._normal = NormalDist(domain.mean, domain.sd)
+        self._domain = domain
+        self.stepped = domain.q is not None
+
+    def encode(self, value: Any) -> float:
+        return float(value)
+
+    def decode(self, number: float) -> float:
+        return self._domain.nearest(float(number))
+
+    def to_unit(self, value: Any) -> float:
+        return self._normal.cdf(float(value))
+
+    def from_unit(self, share: float) -> float:
+        return self.decode(self._normal.inv_cdf(min(max(share, _CLOSEST), 1 - _CLOSEST)))
+
+
+class ChoiceCode(Code):
+    """Values of a list, by their place.
+
+    Attributes:
+        categories: the list.
+    """
+
+    def __init__(self, name: str, domain: Categorical) -> None:
+        self._name, self.categories = name, domain.categories
+
+    def encode(self, value: Any) -> int:
+        place = place_of(value, self.categories)
+        if place is None:
+            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
+        return place
+
+    def decode(self, number: float) -> Any:
+        return self.categories[int(number)]
+
+
+AnyCode = RealCode | StepCode | NormalCode | ChoiceCode
+
+
+def code_of(name: str, domain: Domain, searcher: str) -> AnyCode:
+    """Return the code of a parameter's domain.
+
+    Args:
+        name: of the parameter, for messages.
+        domain: its domain.
+        searcher: the name of what searches, for messages.
+
+    Raises:
+        SpaceError: it is no domain of ours.
+    """
+    match domain:
+        case Float(q=None):
+            return RealCode(domain)
+        case Float() | Integer():
+            return StepCode(domain)
+        case Normal():
+            return NormalCode(domain)
+        case Categorical():
+            return ChoiceCode(name, domain)
+    raise SpaceError(f"{name}: {searcher} does not know {domain}; give one of tune's domains")
