@@ -113,15 +113,28 @@ ENDS = """
         print("ending", flush=True)
         time.sleep(seconds)
 
+    def last_thread():
+        threading.main_thread().join()  # "ending" is true once Python waits for this thread
+        last(600)
+
+    def last_of(executor):
+        try:
+            while True:
+                executor.submit(int)  # refused once Python waits for the executor
+                time.sleep(0.01)
+        except RuntimeError:
+            last(600)
+
     trainkit.init(num_cpus=1)
     trainkit.get(trainkit.remote(os.getpid).remote())
     match sys.argv[1]:
         case "exit function":
             atexit.register(last, 600)
         case "thread":
-            threading.Thread(target=last, args=(600,)).start()
+            threading.Thread(target=last_thread).start()
         case "executor":
-            ThreadPoolExecutor(1).submit(last, 600)
+            executor = ThreadPoolExecutor(1)
+            executor.submit(last_of, executor)
         case "session":
             os.kill(engine().state("nodes")[0]["pid"], signal.SIGSTOP)
             atexit.register(last, 0)
