@@ -24,12 +24,13 @@ class _State:
 
 def is_default() -> bool:
     """Return whether this program leaves SIGTERM to the system, and this thread could take it over."""
-    in_main = threading.current_thread() is threading.main_thread()
+    in_main = threading.current_thread() is threading.main_thread() and not _is_over()
     return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
 
 def take_over() -> None:
     """End this program in order by SIGTERM, from here to `give_back`; in the main thread."""
+    _give_back_at_end()
     _State.asked, _State.pid = False, os.getpid()
     signal.signal(signal.SIGTERM, _on_signal)
 
@@ -39,6 +40,12 @@ def give_back() -> None:
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@functools.cache
+def _give_back_at_end() -> None:
+    # Before Python waits for threads: a handler would not run if the signal came while that wait begins.
+    threading._register_atexit(give_back)  # type: ignore[attr-defined]
 
 
 def is_asked() -> bool:
