@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.process_group import _interface_of
-from trainkit.train.distributed.rendezvous import LocalRank, RendezvousStore, local_ranks
+from trainkit.train.distributed.rendezvous import LocalRank, RendezvousStore, by_machine, local_ranks
 
 # Two processes of one machine that take each other for those of two.
 MEMBER = """
@@ -31,6 +31,13 @@ group = join_process_group(
 print(group.gather_integers(rank + 5), flush=True)
 group.leave()
 """
+
+
+def test_workers_of_a_machine_follow_each_other() -> None:
+    nodes = ["b", "a", "b", "c", "a", "b"]
+    order = by_machine(nodes)
+    assert order == [0, 2, 5, 1, 4, 3]
+    assert [each.node_rank for each in local_ranks([nodes[worker] for worker in order])] == [0, 0, 0, 1, 1, 2]
 
 
 def test_workers_are_counted_by_machine() -> None:

@@ -67,13 +67,13 @@ def on_one_machine() -> bool:
 
 def make_rendezvous(
     world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[WorkerAddress]]
-) -> tuple[str, list[LocalRank]]:
-    """Return the place where the workers meet, and each one's number among those of its machine.
+) -> tuple[str, list[str]]:
+    """Return the place where the workers meet, in the first one's process if need be, and their machines.
 
     Args:
         world_size: how many workers there are.
         held: does away with the place as it closes.
-        ask: calls `Worker.home` of the workers with these arguments, by rank.
+        ask: calls `Worker.home` of the workers with these arguments, by their number.
 
     Raises:
         ConfigError: the engine runs several workers in one process.
@@ -86,9 +86,9 @@ def make_rendezvous(
     if on_one_machine():
         path = runtime.scratch_dir() / f"rendezvous-{secrets.token_hex(8)}"
         held.callback(path.unlink, missing_ok=True)
-        return f"file://{path}", local_ranks([""] * world_size)
+        return f"file://{path}", [""] * world_size
     homes = ask({rank: (rank == 0,) for rank in range(world_size)})
-    return str(homes[0].place), local_ranks([home.node for home in homes])
+    return str(homes[0].place), [home.node for home in homes]
 
 
 def own_node() -> str:
@@ -100,6 +100,17 @@ def own_address() -> str:
     """Return the address of this machine in the session."""
     own = own_node()
     return next(str(node["address"]) for node in runtime.nodes() if node["node_id"] == own)
+
+
+def by_machine(nodes: Sequence[str]) -> list[int]:
+    """Return the numbers of workers in the order of their ranks: those of one machine follow each other.
+
+    The first worker stays the first, and so does its machine.
+
+    Args:
+        nodes: each worker's machine.
+    """
+    return sorted(range(len(nodes)), key=lambda worker: nodes.index(nodes[worker]))
 
 
 def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:

@@ -18,7 +18,13 @@ from typing import Any, Generic, TypeVar
 from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime.specs import ObjectRef
-from trainkit.train.distributed.rendezvous import LocalRank, Rendezvous, make_rendezvous
+from trainkit.train.distributed.rendezvous import (
+    LocalRank,
+    Rendezvous,
+    by_machine,
+    local_ranks,
+    make_rendezvous,
+)
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
 from trainkit.train.workers.placement import WorkerPlacement
@@ -157,11 +163,16 @@ class WorkerGroup(Generic[M]):
     # -- inside --------------------------------------------------------------------------------
 
     def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
-        """Return the place where the workers meet, and each one's number among those of its machine."""
-        place, localities = make_rendezvous(
+        """Give ranks by machine; return the place where the workers meet, and each one's local rank."""
+        place, nodes = make_rendezvous(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
-        return Rendezvous(place, self._options.backend, self._options.timeout_s), localities
+        order = by_machine(nodes)
+        self._handles = {
+            rank: self._handles[worker] for rank, worker in enumerate(order) if worker in self._handles
+        }
+        rendezvous = Rendezvous(place, self._options.backend, self._options.timeout_s)
+        return rendezvous, local_ranks([nodes[worker] for worker in order])
 
     def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
         if self.ended is not None:
