@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.suites.function_trainer import FunctionTrainerSuite
+from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TuneError
 from trainkit.train import RunConfig, ScalingConfig, get_dataset_shard
@@ -68,6 +72,32 @@ def test_what_the_clean_up_of_a_stopped_worker_raises_is_printed(tmp_path: Path)
     run = RunConfig(storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 1}, log_to_file=True)
     result = TorchTrainer(unclean, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
     assert Path(result.path, "stderr").read_text().count("the clean-up is cursed") >= 2
+
+
+def count_till_interrupted(config: dict[str, Any]) -> None:
+    start = int(kept("count") or 0)
+    for count in range(start + 1, 5):
+        if count == 3 and start == 0:
+            if train.get_context().get_world_rank() == 0:
+                os.kill(config["pid"], signal.SIGINT)
+            time.sleep(600)
+        keep({"count": count, "start": start}, count=str(count))
+
+
+@pytest.mark.usefixtures("runtime")
+def test_an_interrupted_run_says_how_it_goes_on_and_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, two = RunConfig(storage_path=str(tmp_path), name="line", verbose=0), ScalingConfig(num_workers=2)
+    arguments: Any = {"train_loop_config": {"pid": os.getpid()}, "scaling_config": two}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        TorchTrainer(count_till_interrupted, run_config=run, **arguments).fit()
+    told = re.escape(f"go on by TorchTrainer.restore({str(tmp_path / 'line')!r}, train_loop_per_worker")
+    assert re.search(told, str(caught.value))
+    assert re.search(told, caplog.text)
+    assert "Tuner.restore" not in caplog.text
+    result = TorchTrainer.restore(str(tmp_path / "line"), count_till_interrupted, **arguments).fit()
+    assert (result.metrics["count"], result.metrics["start"]) == (4, 2)
 
 
 def one(config: dict[str, Any]) -> None:

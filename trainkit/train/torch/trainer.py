@@ -13,11 +13,14 @@ from trainkit.train.torch.shards import DataConfig
 from trainkit.train.torch.trial import LoopTrial
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checks import SettingNames, named_as
 from trainkit.tune.core.configs import ResumeConfig
 from trainkit.tune.core.resources import Bound, ScalingConfig
 from trainkit.tune.results.result import Result
 from trainkit.tune.sync.storage import new_place
 from trainkit.tune.tuner import Tuner
+
+_RESUME = "go on by TorchTrainer.restore({path!r}, train_loop_per_worker, scaling_config=...).fit()"
 
 
 class DataParallelTrainer:
@@ -90,13 +93,12 @@ class DataParallelTrainer:
             SerializationError: the function can't be sent to a worker; the part is named.
             KeyboardInterrupt: Ctrl-C; the run can be gone on with.
         """
-        grid = self._tuner().fit()
+        with named_as(SettingNames(resume=_RESUME)):
+            grid = self._tuner().fit()
         result = grid[0]
         if not grid.num_terminated and not grid.num_errors:
             folder = os.path.dirname(str(result.path))
-            raise KeyboardInterrupt(
-                f"interrupted: TorchTrainer.restore({folder!r}, ...) goes on with the run"
-            )
+            raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
         if result.error is not None:
             raise TrainingFailedError(failed_text(result)) from result.error
         return result

@@ -24,13 +24,13 @@ class SettingNames:
 
     Attributes:
         names: by the tuner's setting, the user's argument.
-        other: format of a setting that is not in `names`, with its name as the only field.
-        resume: how the user goes on with an experiment that has ended early.
+        other: format of a setting that is not in `names`, with its name as the only field; "": the tuner's.
+        resume: how the user goes on with an experiment that has ended early; "{path!r}" in it is its folder.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    other: str = "{}"
-    resume: str = ""
+    other: str = ""
+    resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
 
 
 T = TypeVar("T")
@@ -55,16 +55,14 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
         owner: class of the setting, for a message without its value: "RunConfig" gives "RunConfig(stop=...)".
         value: in place of the dots.
     """
-    current = _CURRENT.get()
-    if current is None:
-        return f"{owner}({name}={value})" if owner else name
-    return current.names.get(name) or (current.other.format(name) if owner else name)
+    current = _CURRENT.get() or SettingNames()
+    other = current.other.format(name) if current.other else f"{owner}({name}={value})"
+    return current.names.get(name) or (other if owner else name)
 
 
 def how_to_resume(path: object) -> str:
     """Return how to go on with the experiment at `path`."""
-    current = _CURRENT.get()
-    return f"go on by Tuner.restore({str(path)!r}, trainable).fit()" if current is None else current.resume
+    return (_CURRENT.get() or SettingNames()).resume.format(path=str(path))
 
 
 def already_there(path: object) -> str:
