@@ -126,7 +126,8 @@ def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}:
         return
     command = arguments[1] if arguments else ""
-    if "lscpu" not in command:  # by which joblib counts cores, once
+    # By these joblib counts cores and matplotlib finds fonts, once: where and when, no test can know.
+    if not any(name in command for name in ("lscpu", "fc-list")):
         started_processes.append(f"{event} {command}")
 
 
