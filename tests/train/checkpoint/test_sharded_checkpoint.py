@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import eventually
+from tests.conftest import eventually, is_running
 from tests.train.strategies.test_fsdp import Stack, trainer
 from trainkit.errors import CheckpointError, GangError
 from trainkit.train import BATCH_SIZE, TrainingOperator
@@ -162,12 +162,12 @@ def test_a_driver_killed_while_its_workers_save_leaves_a_whole_checkpoint(tmp_pa
         [sys.executable, "-c", DRIVER, str(where)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as driver:
         assert driver.stdout is not None
-        workers = [Path("/proc", pid) for pid in driver.stdout.readline().split()]
+        workers = [int(pid) for pid in driver.stdout.readline().split()]
         acknowledged = int(driver.stdout.readline())
         assert eventually(lambda: any(tmp_path.glob(".c.writing-*"))), "the next one begins"
         driver.send_signal(signal.SIGKILL)
         acknowledged = max([acknowledged, *map(int, driver.stdout.read().split())])
-    assert eventually(lambda: not any(pid.exists() for pid in workers)), "they end with it"
+    assert eventually(lambda: not any(map(is_running, workers))), "they end with it"
     assert files.read(where)[1].epoch >= acknowledged
     with trainer(config=CONFIG) as gang:
         gang.load(where)

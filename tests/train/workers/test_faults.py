@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -17,7 +18,7 @@ import pytest
 import torch.distributed as dist
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, is_running
 from tests.train.operators import Digits, lose_patience
 from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError, SerializationError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -78,7 +79,7 @@ def gang(fault: Any, rank: int, *, operator: type[TrainingOperator] = Faulty, **
 
 
 def gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+    return not any(map(is_running, pids))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -155,12 +156,21 @@ class FreezesAtTheEnd(Digits):
 
 def test_a_worker_that_hangs_after_the_last_step() -> None:
     with (
-        gang(die, -1, timeout_s=8, operator=FreezesAtTheEnd) as trainer,
+        gang(die, -1, timeout_s=20, operator=FreezesAtTheEnd) as trainer,  # for the workers' start too
         pytest.raises(
-            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=8 of the others"
+            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=20 of the others"
         ),
     ):
         trainer.train(max_retries=0)
+
+
+def descendants() -> set[int]:
+    """All of this process but the session's templates: it forks a further one once more is imported here."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found |= {child.pid} if child.name() != "trainkit-tmpl" else set()
+    return found
 
 
 class BadSetup(Digits):
@@ -174,11 +184,12 @@ class BadSetup(Digits):
 def test_a_failed_setup_leaves_nothing(
     use_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gang(die, -1, use_local=use_local).shutdown()  # the first of a program leaves a folder of torch's
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = descendants()
     with pytest.raises(FileNotFoundError, match="no data here"):
         gang(die, -1, operator=BadSetup, use_local=use_local)
-    assert eventually(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before)
+    assert eventually(lambda: descendants() <= before)
     assert not list(tmp_path.iterdir())
 
 
@@ -237,16 +248,18 @@ DRIVER = """
 import time
 from pathlib import Path
 from tests.train.operators import Digits
+import trainkit
 from trainkit.train import TorchTrainer
 
 class Slow(Digits):
     def state_dict(self):
         if Path("slow").exists():
             Path("saving").touch()
-            time.sleep(60)
+            time.sleep(600)
         return {}
 
 if __name__ == "__main__":
+    trainkit.init(num_cpus=2)
     config = {"samples": 100}
     trainer = TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False)
     trainer.train()
@@ -270,9 +283,9 @@ def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) 
     ) as driver:
         assert driver.stdout is not None
         loss, *pids = driver.stdout.readline().split()
-        assert eventually((tmp_path / "saving").exists, 60)
+        assert eventually((tmp_path / "saving").exists)
         driver.kill()
-    assert eventually(lambda: gone([int(pid) for pid in pids]), 30)
+    assert eventually(lambda: gone([int(pid) for pid in pids]))
     with gang(die, -1, num_workers=1, config={"samples": 100}) as trainer:
         trainer.load(tmp_path / "c")
         assert trainer.validate()["val_loss"] == pytest.approx(float(loss), abs=1e-12)
@@ -350,7 +363,7 @@ def test_a_runtime_that_ended_before_its_trainer() -> None:
         "print(trainkit.is_initialized())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout == "False\n"
 
