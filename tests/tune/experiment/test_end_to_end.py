@@ -16,6 +16,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from trainkit import tune
+from trainkit.clock import SYSTEM
 from trainkit.errors import (
     ActorDiedError,
     ConfigError,
@@ -228,13 +229,22 @@ def test_an_exception_travels_with_its_class_and_traceback(tuner):
 
 def test_a_trial_that_hangs_ends_with_the_time_budget(tuner, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.3")
+    reported, passed_s = set(), [0.0]
+    monkeypatch.setattr(SYSTEM, "monotonic", lambda: time.monotonic() + sum(passed_s))
+
+    class Hour(tune.Callback):
+        """Passes once both have reported, however long they take for it."""
+
+        def on_trial_result(self, iteration, trials, trial, result, **info):
+            reported.add(trial.trial_id)
+            if len(reported) == 2:
+                passed_s.append(3600.0)
 
     def trainable(config):
         tune.report({"loss": 1.0})
         time.sleep(600)
 
-    # Enough for the first report, on a busy machine too.
-    grid = tuner(trainable, num_samples=2, time_budget_s=2.5).fit()
+    grid = tuner(trainable, num_samples=2, time_budget_s=3600, run={"callbacks": [Hour()]}).fit()
     assert {result.status for result in grid} == {"TERMINATED"}
     assert "killed" in grid[0].reason
     assert grid[0].metrics["loss"] == 1.0
