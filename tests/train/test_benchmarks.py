@@ -22,7 +22,7 @@ def run(*arguments: str) -> dict[str, Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -101,7 +101,7 @@ class Valley(TrainingOperator):
 
 
 def valley(workers: int = 1, operator: type[TrainingOperator] = Valley, **options: Any) -> TorchTrainer:
-    given = {"num_cpus_per_worker": 0.25, "use_gpu": False, "timeout_s": 60, **options}
+    given = {"num_cpus_per_worker": 0.25, "use_gpu": False, **options}
     return TorchTrainer(training_operator_cls=operator, num_workers=workers, **given)
 
 

@@ -145,7 +145,7 @@ def test_1_3_descendants_end_with_their_worker(tmp_path: Path) -> None:
         assert alive(pids) == pids
         os.kill(pids[0], signal.SIGKILL)
         assert trainer.train()["epoch"] == 2, "another worker has taken its place"
-        assert eventually(lambda: not alive(pids), 30)
+        assert eventually(lambda: not alive(pids))
 
 
 def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
@@ -157,14 +157,14 @@ config = {{"samples": 40, "folder": {str(tmp_path)!r}}}
 trainer = TorchTrainer(training_operator_cls=Parent, config=config, num_workers=2, use_gpu=False)
 trainer.train()
 print("trained", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     with program(source, tmp_path) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "trained\n"
         everyone = [child.pid for child in psutil.Process(driver.pid).children(recursive=True)]
         driver.kill()
-        assert eventually(lambda: not alive([*family(tmp_path), *everyone]), 30)
+        assert eventually(lambda: not alive([*family(tmp_path), *everyone]))
 
 
 def program(source: str, folder: Path) -> subprocess.Popen[str]:
@@ -183,7 +183,7 @@ class Together(Witness):
         result = super().train_epoch(iterator, info, num_steps, epoch_idx)
         folder = Path(self.config["folder"])
         everyone = [folder / f"{trial}-{rank}.facts" for trial in (0, 1) for rank in range(RANKS)]
-        assert eventually(lambda: all(path.exists() for path in everyone), 60)
+        assert eventually(lambda: all(path.exists() for path in everyone))
         return result
 
 
@@ -210,11 +210,11 @@ class Survivor(Witness):
         result = super().train_epoch(iterator, info, num_steps, epoch_idx)
         folder = Path(self.config["folder"])
         if self.config["trial"] == 1 and epoch_idx == 0:
-            assert eventually(lambda: all((folder / f"0-{rank}.facts").exists() for rank in range(RANKS)), 60)
+            assert eventually(lambda: all((folder / f"0-{rank}.facts").exists() for rank in range(RANKS)))
         if self.config["trial"] == 1 and epoch_idx == 1:
-            assert eventually(lambda: (folder / "stopped").exists(), 60)
+            assert eventually(lambda: (folder / "stopped").exists())
             pids = [worker["pid"] for worker in facts(folder, 0)]
-            assert eventually(lambda: not alive(pids), 30), "still alive"
+            assert eventually(lambda: not alive(pids)), "still alive"
         return result
 
 
@@ -282,7 +282,7 @@ if __name__ == "__main__":
 
 def test_1_1_1_20_2_5_several_ranks_are_an_ordinary_trial_in_one_script(tmp_path: Path) -> None:
     with program(SCRIPT, tmp_path) as script:
-        output, _ = script.communicate(timeout=120)
+        output, _ = script.communicate(timeout=400)
         assert script.returncode == 0
     best, actors, errors, terminated, *epochs = map(int, output.split())
     assert (errors, terminated, actors) == (0, 4, 0)

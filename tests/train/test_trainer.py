@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
 
-from tests.train.operators import Digits, OwnSeeds, gang_losses, plain_losses
+from tests.train.operators import Digits, OwnSeeds, gang_losses, lose_patience, plain_losses
 from trainkit.errors import CheckpointError, ConfigError, GangError, InfeasibleError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def trainer(operator: type[TrainingOperator] = Digits, **options: Any) -> TorchTrainer:
-    return TorchTrainer(training_operator_cls=operator, use_gpu=False, **{"timeout_s": 60, **options})
+    return TorchTrainer(training_operator_cls=operator, use_gpu=False, **options)
 
 
 # -- equal to a plain loop ---------------------------------------------------------------------
@@ -100,12 +100,13 @@ class ByOneAlone(Digits):
         self.register_data(validation_loader=DataLoader(data, 4, shuffle=True))
 
     def validate(self, batches: Any, info: Any) -> dict[str, Any]:
+        lose_patience()
         return {"batch_count": len(list(batches)) if self.world_rank == 0 else 1}
 
 
 def test_an_order_that_another_worker_does_not_ask_for_is_told_by_the_call_that_sent_it() -> None:
     with (
-        trainer(ByOneAlone, num_workers=2, timeout_s=5) as gang,
+        trainer(ByOneAlone, num_workers=2) as gang,
         pytest.raises(GangError, match="in validate"),
     ):
         gang.validate(max_retries=0)

@@ -87,7 +87,7 @@ class Random(Digits):
 
 
 def trainer(**options: Any) -> TorchTrainer:
-    given = {"use_gpu": False, "timeout_s": 60, "scheduler_step_freq": "batch", **options}
+    given = {"use_gpu": False, "scheduler_step_freq": "batch", **options}
     return TorchTrainer(training_operator_cls=Random, **given)
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def two_workers(operator: type[TrainingOperator]) -> TorchTrainer:
-    return TorchTrainer(training_operator_cls=operator, num_workers=2, use_gpu=False, timeout_s=60)
+    return TorchTrainer(training_operator_cls=operator, num_workers=2, use_gpu=False)
 
 
 def test_all_workers_hold_worker_0s_weights_and_buffers() -> None:

@@ -26,7 +26,7 @@ if listener is not None:
     print(listener.place, flush=True)
 place = listener.place if listener is not None else sys.argv[2]
 group = join_process_group(
-    Rendezvous(place, "gloo", 60), rank=rank, world_size=2, address="127.0.0.1", listener=listener
+    Rendezvous(place, "gloo", 300), rank=rank, world_size=2, address="127.0.0.1", listener=listener
 )
 print(group.gather_integers(rank + 5), flush=True)
 group.leave()
@@ -74,7 +74,7 @@ def test_processes_meet_at_an_address() -> None:
         members.append(
             subprocess.Popen([sys.executable, "-c", MEMBER, "1", place], stdout=subprocess.PIPE, text=True)
         )
-        assert [member.communicate(timeout=60)[0].strip() for member in members] == ["[5, 6]"] * 2
+        assert [member.communicate(timeout=300)[0].strip() for member in members] == ["[5, 6]"] * 2
     finally:
         for member in members:
             member.kill()

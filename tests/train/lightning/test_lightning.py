@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def trainer(operator: type[TrainingOperator], **options: Any) -> TorchTrainer:
-    return TorchTrainer(training_operator_cls=operator, use_gpu=False, **{"timeout_s": 60, **options})
+    return TorchTrainer(training_operator_cls=operator, use_gpu=False, **options)
 
 
 def step_losses(gang: TorchTrainer) -> list[float]:
@@ -369,7 +369,6 @@ def survive(life: Path, strategy: str) -> tuple[list[Any], dict[str, Any]]:
         num_workers=2,
         strategy=strategy,
         use_gpu=False,
-        timeout_s=60,
     ) as gang:
         numbers = [gang.train(), gang.validate(), gang.train(), gang.train()]
         return numbers, gang.get_model().state_dict()

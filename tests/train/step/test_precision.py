@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {"samples": 96, BATCH_SIZE: 24, "shuffle": False, "dtyp
 
 def trainer_of(cls: type[Any], **options: Any) -> TorchTrainer:
     config = {**CONFIG, **options.pop("config", {})}
-    return TorchTrainer(training_operator_cls=cls, config=config, use_gpu=False, timeout_s=60, **options)
+    return TorchTrainer(training_operator_cls=cls, config=config, use_gpu=False, **options)
 
 
 def autocast_losses(dtype: torch.dtype, steps: int) -> list[float]:

@@ -84,7 +84,6 @@ def tagging(workers: int, strategy: Any, config: Any = None, **options: Any) -> 
         num_cpus_per_worker=0.25,
         strategy=strategy,
         use_gpu=False,
-        timeout_s=60,
         **options,
     )
 

@@ -92,7 +92,7 @@ def plain(config: dict[str, Any], steps: int, max_norm: float | None = None) -> 
 
 
 def trainer(operator: type[TrainingOperator] = Stack, **options: Any) -> TorchTrainer:
-    given = {"num_workers": 2, "strategy": FSDP(), "timeout_s": 60, "use_gpu": False, **options}
+    given = {"num_workers": 2, "strategy": FSDP(), "use_gpu": False, **options}
     return TorchTrainer(training_operator_cls=operator, **given)
 
 

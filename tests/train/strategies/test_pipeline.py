@@ -27,7 +27,7 @@ def trainer(
         strategy=strategy,
         num_workers=num_workers,
         use_gpu=False,
-        **{"num_cpus_per_worker": 0.25, "timeout_s": 60, **options},
+        **{"num_cpus_per_worker": 0.25, **options},
     )
 
 

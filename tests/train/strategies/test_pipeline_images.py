@@ -28,7 +28,7 @@ class Denoiser(TrainingOperator):
 
 def losses(**options: Any) -> list[float]:
     with TorchTrainer(
-        training_operator_cls=Denoiser, use_gpu=False, num_cpus_per_worker=0.25, timeout_s=60, **options
+        training_operator_cls=Denoiser, use_gpu=False, num_cpus_per_worker=0.25, **options
     ) as trainer:
         return [trainer.train()["train_loss"] for _ in range(2)]
 

@@ -97,7 +97,6 @@ def translator(workers: int, strategy: Any, copies: int, **options: Any) -> Torc
         num_cpus_per_worker=0.25,
         strategy=strategy,
         use_gpu=False,
-        timeout_s=60,
         **options,
     )
 
@@ -259,7 +258,7 @@ def _overflow(operator: Any) -> float:
 
 def test_workers_of_one_model_draw_alike_and_share_it() -> None:
     with TorchTrainer(
-        training_operator_cls=Dropping, num_workers=2, strategy="tensor", use_gpu=False, timeout_s=60
+        training_operator_cls=Dropping, num_workers=2, strategy="tensor", use_gpu=False
     ) as gang:
         gang.train(num_steps=6)
         one, two = gang.apply_all_operators(held)
@@ -293,7 +292,6 @@ def test_a_killed_worker_changes_no_number(tmp_path: Path) -> None:
             strategy=TensorParallel(degree=2),
             scheduler_step_freq="epoch",
             use_gpu=False,
-            timeout_s=60,
         ) as gang:
             results.append([gang.train(), gang.train(), gang.validate(), gang.state_dict()["models"][0]])
     assert (tmp_path / "lives").read_text() == "", "somebody was killed"
@@ -320,7 +318,6 @@ def planned(plan: Any, workers: int = 2) -> TorchTrainer:
         num_workers=workers,
         strategy=TensorParallel(plan=plan),
         use_gpu=False,
-        timeout_s=60,
     )
 
 

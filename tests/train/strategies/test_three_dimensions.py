@@ -73,7 +73,6 @@ def translator(workers: int, strategy: Any, **options: Any) -> TorchTrainer:
         num_cpus_per_worker=0.25,
         strategy=strategy,
         use_gpu=False,
-        timeout_s=60,
         **options,
     )
 
@@ -185,7 +184,6 @@ def toy(operator: type[Toy], strategy: Any, workers: int, **options: Any) -> Tor
         num_cpus_per_worker=0.25,
         strategy=strategy,
         use_gpu=False,
-        timeout_s=60,
         **options,
     )
 

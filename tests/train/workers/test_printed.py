@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import eventually
 from tests.train.operators import Digits
 from trainkit import tune
 from trainkit.cli.main import main
@@ -58,13 +60,19 @@ def test_log_to_file_keeps_what_workers_print_in_the_folder_of_their_trial(
 
 
 def test_the_prefix_of_what_workers_print_names_the_trial(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Not pytest's capture: what another thread writes while that is read may be lost.
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
     (result,) = fit(tmp_path, {}, verbose=0)
-    lines = [line for line in capfd.readouterr().out.splitlines() if "set up in rank" in line]
-    for rank in (0, 1):
+
+    def is_shown(rank: int) -> bool:
         start, end = f"({result.trial_id} train-worker-{rank} pid=", f") set up in rank {rank}"
-        assert [line for line in lines if line.startswith(start) and line.endswith(end)], lines
+        return any(line.startswith(start) and line.endswith(end) for line in out.getvalue().splitlines())
+
+    for rank in (0, 1):  # what workers print comes later than what they return
+        assert eventually(lambda rank=rank: is_shown(rank)), out.getvalue()
 
 
 def test_a_failing_trainers_traceback_is_the_users_frames_and_stands_once(

@@ -32,7 +32,7 @@ EPOCHS = 3
 
 def trainer(operator: type[TrainingOperator] = KilledOperator, **options: Any) -> TorchTrainer:
     torch.manual_seed(7)
-    arguments = {"num_workers": 2, "timeout_s": 60, "scheduler_step_freq": "epoch", **options}
+    arguments = {"num_workers": 2, "scheduler_step_freq": "epoch", **options}
     return TorchTrainer(training_operator_cls=operator, use_gpu=False, **arguments)
 
 
@@ -171,7 +171,7 @@ def test_a_hung_worker_is_ended_and_replaced(tmp_path: Path, caplog: pytest.LogC
     stopped = {"signal": signal.SIGSTOP}
     with mortal("train 5", 1, tmp_path, config=stopped, operator=Impatient) as gang:
         assert identical(run(gang, tmp_path), expected)
-    assert "worker 1 of 2 did not enter step 2 within timeout_s=60, where worker 0 waited" in caplog.text
+    assert "worker 1 of 2 did not enter step 2 within timeout_s=1800, where worker 0 waited" in caplog.text
 
 
 def test_without_retries_no_snapshot_is_taken(tmp_path: Path) -> None:
@@ -245,8 +245,7 @@ def test_three_workers_are_formed_again(at: str, tmp_path: Path) -> None:
 
 def allow_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What there is room for is waited for, however long it takes to be granted."""
-    for module in (placement, placement):
-        monkeypatch.setattr(module, "AT_ONCE_S", 60)
+    monkeypatch.setattr(placement, "AT_ONCE_S", 60)
 
 
 def test_fewer_workers_go_on_and_more_come_back(
@@ -261,14 +260,14 @@ def test_fewer_workers_go_on_and_more_come_back(
         with hooks.open("a") as file:
             file.write("x")
 
-    options: dict[str, Any] = {"min_workers": 1, "timeout_s": 60, "initialization_hook": hook}
+    options: dict[str, Any] = {"min_workers": 1, "initialization_hook": hook}
     with trainer(Digits, config=config, num_workers=3, **options) as gang:
         numbers = [len(gang.train(reduce_results=False))]
         monkeypatch.setattr(recovery, "REFORM_WAIT_S", 0.2)  # For what there is no room for.
         (own,) = trainkit.list_placement_groups()
         others = [trainkit.placement_group([{"CPU": 1}]) for _ in range(2)]
         trainkit.remove_placement_group(PlacementGroup(int(own["placement_group_id"], 16), own["bundles"]))
-        assert all(other.wait(10) for other in others)
+        assert all(other.wait(60) for other in others)
         numbers.append(len(gang.train(reduce_results=False)))
         for other in others:
             trainkit.remove_placement_group(other)
@@ -288,7 +287,7 @@ def test_a_first_gang_may_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_for_a_slow_machine(monkeypatch)
     monkeypatch.setattr(recovery, "REFORM_WAIT_S", 0.2)
     held = trainkit.placement_group([{"CPU": 3}])
-    assert held.wait(10)
+    assert held.wait(60)
     with trainer(Digits, config={"samples": 20}, num_workers=2, min_workers=1) as gang:
         assert len(gang.train(reduce_results=False)) == 1
     trainkit.remove_placement_group(held)
@@ -324,7 +323,7 @@ class Slow(Digits):
     def setup(self, config):
         if Path("again").exists():
             Path("setting_up").touch()
-            time.sleep(60)
+            time.sleep(600)
         with open("pids", "a") as file:
             file.write(f"{os.getpid()} ")
         super().setup(config)
@@ -360,11 +359,11 @@ def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     ) as program:
         try:
-            assert eventually((tmp_path / "setting_up").exists, 90)
+            assert eventually((tmp_path / "setting_up").exists, 300)
             started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
             program.send_signal(signal.SIGINT)
-            output, _ = program.communicate(timeout=120)
+            output, _ = program.communicate(timeout=300)
         finally:
             program.kill()
     assert output == "interrupted\n2.0\nended\n"
-    assert eventually(lambda: not [pid for pid in started if process.exists(pid)], 30)
+    assert eventually(lambda: not [pid for pid in started if process.exists(pid)])

@@ -29,7 +29,6 @@ def trainer(operator: type[TrainingOperator], folder: Path, workers: int = 1, **
         config={"at": "never", "rank": 0, "folder": str(folder), "samples": 60},
         num_workers=workers,
         use_gpu=False,
-        timeout_s=60,
         **{"scheduler_step_freq": "epoch", **options},
     )
 
