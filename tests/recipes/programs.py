@@ -19,7 +19,7 @@ def run_recipe(name: str, *options: str) -> str:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

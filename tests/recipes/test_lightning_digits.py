@@ -19,7 +19,7 @@ def test_it_tunes_trains_and_leaves_a_checkpoint(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=150,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

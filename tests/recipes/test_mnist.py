@@ -40,7 +40,7 @@ def start(output: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    printed, _ = process.communicate(timeout=150)
+    printed, _ = process.communicate(timeout=400)
     assert process.returncode == 0, printed[-6000:]
     return printed
 
@@ -86,12 +86,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     options = ("--data", "digits", "--trials", "4", "--epochs", "3")
     process = start(output, *options)
     try:
-        wait_until(lambda: lines(output) >= 3, timeout_s=90, what="three reports")
+        wait_until(lambda: lines(output) >= 3, timeout_s=300, what="three reports")
         family = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
-        process.communicate(timeout=30)
-    wait_until(lambda: not any(is_running(each.pid) for each in family), timeout_s=30, what="no process left")
+        process.communicate(timeout=60)
+    wait_until(lambda: not any(is_running(each.pid) for each in family), timeout_s=60, what="no process left")
     before = reports(output)
     return Demo(output, before, finish(start(output, *options, "--resume")))
 

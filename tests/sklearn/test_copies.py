@@ -275,7 +275,7 @@ class TestShared:
         grid = {"number": [1, 2, 3], "log": [str(tmp_path)]}
         TuneGridSearchCV(Mapped(), grid, cv=3, n_jobs=2, refit=False).fit(X, y)
         assert not copy_files()
-        assert not [found for pid in session_processes() for found in copy_files(pid)]
+        assert eventually(lambda: not [found for pid in session_processes() for found in copy_files(pid)])
 
 
 @pytest.mark.usefixtures("runtime")
@@ -351,7 +351,7 @@ def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path) -> None:
         before = done(tmp_path / "log")
         program.send_signal(signal.SIGINT)
         (tmp_path / "gate").unlink()
-        out, err = program.communicate("\n", timeout=60)
+        out, err = program.communicate("\n", timeout=300)
         assert program.returncode == 0, err
     finally:
         programs.end()

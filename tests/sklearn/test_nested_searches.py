@@ -102,5 +102,5 @@ def test_in_a_thread_that_is_not_the_main_one(expected: Any) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(search().fit(X, Y)))
     thread.start()
-    thread.join(120)
+    thread.join(400)
     assert same(found[0], expected)

@@ -19,6 +19,6 @@ except MissingDependencyError as error:
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=True
     )
     assert "searches over estimators need sklearn: pip install 'trainkit-ml[sklearn]'" in done.stdout

@@ -54,7 +54,7 @@ def test_two_threads_share_it_and_the_last_one_ends_it() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(400)
     assert found == {"one": 0.5, "other": 0.5}
     assert not trainkit.is_initialized()
 

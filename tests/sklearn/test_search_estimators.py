@@ -279,7 +279,7 @@ if __name__ == "__main__":
 def test_a_class_and_a_scorer_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("6.0 __main__\n", "", 0)
 
 

@@ -179,7 +179,7 @@ def test_files_lie_in_one_place_or_nowhere(tmp_path: Path, named: bool) -> None:
         cwd=places["work"],
         env=environment,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     left = {each for place in places.values() for each in place.rglob("*") if each.is_file()}
     inside = {each for each in left if each.is_relative_to(places["results"] / "mine")}

@@ -31,7 +31,7 @@ def test_a_script_runs_with_other_imports(script: Path, tmp_path: Path):  # row 
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

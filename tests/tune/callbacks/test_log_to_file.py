@@ -101,7 +101,7 @@ for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
     print(open(result.path + "/stdout").read().split("\\n"))
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=300, check=False
     )
     expected = [str([f"trial {n} step 0", f"trial {n} step 1", ""]) for n in range(3)]
     assert done.stdout.splitlines() == expected, done.stderr

@@ -81,7 +81,7 @@ def test_a_script_ends_with_an_exit_code(tmp_path):
         "    failure_config=tune.FailureConfig(max_failed_trials=3))\n"
         "tune.Tuner(broken, tune_config=tune.TuneConfig(num_samples=9), run_config=run).fit()\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert done.stderr.count("x ValueError: no luck\n") == 1
     assert "`trainkit show" in done.stderr

@@ -359,7 +359,7 @@ def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
         [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pids"), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         check=False,
     )

@@ -89,7 +89,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     said = capsys.readouterr().out
     by = f"{ownership.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
     assert f"_00001 is TERMINATED: stopped by {by}" in said
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out == "['TERMINATED', 'TERMINATED', 'TERMINATED', 'TERMINATED']\n"
     with LogReader(folder) as reader:
@@ -110,7 +110,7 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     assert "no trial has an id" in capsys.readouterr().err
     assert main(["stop", str(folder)]) == 0
     assert "has ended: stopped by" in capsys.readouterr().out
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (0, "['PENDING']\n"), err
     assert "Tuner.restore" in err
     assert owner_of(folder) is None

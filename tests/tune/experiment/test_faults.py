@@ -116,7 +116,7 @@ class Driver:
 
     def finish(self) -> list[list]:
         self.free()
-        out, err = self.start().communicate(timeout=60)
+        out, err = self.start().communicate(timeout=300)
         assert self.process.returncode == 0, err
         return outcome(out)
 
@@ -211,7 +211,7 @@ def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
     process = interrupted.start()
     assert eventually(lambda: interrupted.acknowledged() >= 5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "Tuner.restore" in err
     assert str(interrupted.experiment) in err
@@ -231,7 +231,7 @@ def test_an_interrupted_experiment_is_gone_on_with(driver):
     assert eventually(lambda: interrupted.acknowledged() >= 2)
     process.send_signal(signal.SIGINT)
     interrupted.free()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 0
     ended = interrupted.finish()
     assert [row[3] for row in ended] == ["TERMINATED"] * 6
@@ -250,7 +250,7 @@ def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
         process.send_signal(signal.SIGINT)
         sent += 1
         eventually(lambda: process.poll() is not None, seconds=1)
-    _, err = process.communicate(timeout=60)  # no trial's step was waited for
+    _, err = process.communicate(timeout=300)  # no trial's step was waited for
     assert sent > 1
     assert process.returncode != 0
     assert "KeyboardInterrupt" in err

@@ -155,7 +155,7 @@ def test_every_new_file_is_in_the_experiments_folder(tmp_path):
         "TRAINKIT_TEST_RUN": os.environ.get("TRAINKIT_TEST_RUN", ""),
     }
     subprocess.run(
-        [sys.executable, script, tmp_path / "store"], env=mine, cwd=tmp_path / "run", timeout=60, check=True
+        [sys.executable, script, tmp_path / "store"], env=mine, cwd=tmp_path / "run", timeout=300, check=True
     )
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["e"]
     for name in ("home", "tmp", "run"):

@@ -212,7 +212,7 @@ def test_it_works_with_the_other_package(tmp_path):  # row 1.41; this process ha
         [sys.executable, str(script), package, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

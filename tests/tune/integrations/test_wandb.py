@@ -7,6 +7,7 @@ import struct
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,11 @@ pytestmark = pytest.mark.usefixtures("inline", "offline")
 
 
 def services() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children(recursive=True) if "wandb" in each.name()]
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            found += [each] if "wandb" in each.name() else []
+    return found
 
 
 @pytest.fixture

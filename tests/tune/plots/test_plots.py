@@ -238,7 +238,7 @@ def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
                 print(error)
         """
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == [

@@ -283,7 +283,7 @@ results = tune.simulate(
 )
 assert len(results) == 20
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_a_space_of_another_package_is_refused():

@@ -28,7 +28,7 @@ def run(*arguments: str) -> dict[str, Row]:
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -139,7 +139,7 @@ def test_a_file_that_may_not_grow_loses_nothing_acknowledged(tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "STORE" in done.stdout, done.stderr

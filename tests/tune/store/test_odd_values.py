@@ -112,7 +112,7 @@ def test_a_set_is_spelled_the_same_in_every_process():
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
+            timeout=300,
         ).stdout
         for seed in range(4)
     }

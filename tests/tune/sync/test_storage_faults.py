@@ -180,7 +180,7 @@ def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, resu
     done = subprocess.run(
         [sys.executable, script, tmp_path, str(put)],
         env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode in (0, -signal.SIGKILL)

@@ -219,7 +219,7 @@ def run(arguments, folder):
         env=env,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
 

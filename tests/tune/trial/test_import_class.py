@@ -117,7 +117,7 @@ def test_classes_of_a_script_in_its_trials(tmp_path):
         [sys.executable, "script.py"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
         check=False,

@@ -102,7 +102,7 @@ def test_a_breakpoint_in_a_trial_takes_commands(tmp_path):  # row 1.39
         | {"PYTHONPATH": str(Path(__file__).parents[3]), "TRAINKIT_RESULTS_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "(Pdb) 42" in done.stdout, done.stdout + done.stderr
