@@ -23,6 +23,7 @@ from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
 from trainkit.errors import StoreError
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.sklearn.outcomes import candidate_key, claim_folder, digest, known_of
+from trainkit.tune import ResultGrid
 
 X, Y = data()
 
@@ -128,6 +129,8 @@ def test_a_driver_that_is_killed_leaves_no_process_and_no_file(
 def test_a_search_with_a_name_goes_on_after_its_driver_was_killed(programs: Programs) -> None:
     kept = {"name": "odd", "local_dir": str(programs.folder / "kept")}
     program = begin_and_wait(programs, SEARCH, **kept)
+    # The third candidate waits, and its process may be ahead of the driver, which writes down what is done.
+    assert eventually(lambda: ResultGrid.from_path(programs.folder / "kept" / "odd").num_terminated == 2)
     program.kill()
     program.communicate(timeout=300)
     assert eventually(lambda: not programs.processes())

@@ -151,8 +151,10 @@ def test_1_3_descendants_end_with_their_worker(tmp_path: Path) -> None:
 def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
     source = f"""
 import time
+import trainkit
 from tests.train.test_promises import Parent
 from trainkit.train import TorchTrainer
+trainkit.init(num_cpus=2)
 config = {{"samples": 40, "folder": {str(tmp_path)!r}}}
 trainer = TorchTrainer(training_operator_cls=Parent, config=config, num_workers=2, use_gpu=False)
 trainer.train()
