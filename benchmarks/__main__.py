@@ -30,7 +30,7 @@ MINUTES = 29.0
 REST_S = 5.0
 """For what a benchmark has printed before its end."""
 BENCHMARKS = {
-    "runtime": ["--rounds", "5"],
+    "runtime": [],
     "anatomy": [],
     "tuning": [],
     "training": [],
@@ -44,6 +44,8 @@ BENCHMARKS = {
     "soak": ["--minutes", "1"],
 }
 """By name, the arguments with which it takes minutes."""
+AGAINST = {"runtime": ["--beside", "nested"], "tuning": ["--beside", "fresh"]}
+"""By name, what is measured beside another side where half an hour has to do: rows that have an aim there."""
 PACKAGES = "trainkit-ml torch numpy scikit-learn joblib cloudpickle optuna hyperopt ray".split()
 
 
@@ -139,6 +141,7 @@ def main() -> int:
     """Run them and write the record."""
     options = parser(__doc__)
     options.add_argument("--only", choices=BENCHMARKS, action="append", help="may be given again")
+    options.add_argument("--against", choices=["ray"], help="measure Ray beside trainkit in a few rows")
     options.add_argument("--minutes", type=float, default=MINUTES, help="for all; default %(default)s")
     options.add_argument("--to", type=Path, help="the record; default results/bench-COMMIT.json")
     given = options.parse_args()
@@ -162,6 +165,8 @@ def main() -> int:
         print(f"\n--- {name}", flush=True)
         start = time.monotonic()
         command = [sys.executable, "-m", f"benchmarks.{name}", *BENCHMARKS[name]]
+        if given.against and name in AGAINST:
+            command += ["--against", given.against, *AGAINST[name]]
         left_s = given.minutes * 60 - (start - begun)
         found = told([*command, "--small"] if given.small else command, left_s)
         record["benchmarks"][name] = found | {"took_s": round(time.monotonic() - start, 1)}

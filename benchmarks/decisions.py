@@ -305,7 +305,7 @@ def main() -> int:
         otherwise = sum(len(tally.lines) for tally in tallies.values())
         found.append(Row(f"{name}: decided otherwise", better="", exact=True).measured([otherwise]))
     print("".join(f"{line}\n" for line in unexplained), end="")
-    found.append(Row("differences without a known cause", aim=0, exact=True).measured([len(unexplained)]))
+    found.append(Row("differences without a known cause", exact=True).measured([len(unexplained)]))
     with Rows("decisions", small=given.small) as report:
         for row in found:
             report.add(row)

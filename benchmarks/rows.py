@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any
 
+from benchmarks.aims import AIMS, NO_AIM, Aim
+
 LESS, MORE = "less", "more"
 STEADY = 0.03
 """Further than this part from itself, plain work says that the machine is too busy to judge by."""
@@ -24,8 +26,7 @@ class Row:
         name: its words, once in a benchmark.
         unit: such as "ms" or "1/s"; "" for a count or a ratio.
         better: `LESS` or `MORE`; "" if neither is.
-        aim: for the value.
-        aim_times: for how many times better it is than the other side.
+        aim: that the row is judged by, which a `Report` takes from the table.
         exact: the same each time, but for a change of the code.
         rounds: its values.
         others: those of the other side, round by round: of a plain loop, a bare limit, another library.
@@ -36,8 +37,7 @@ class Row:
     name: str
     unit: str = ""
     better: str = LESS
-    aim: float | None = None
-    aim_times: float | None = None
+    aim: Aim = NO_AIM
     exact: bool = False
     rounds: Sequence[float] = ()
     others: Sequence[float] = ()
@@ -104,18 +104,19 @@ class Row:
     def verdict(self) -> str:
         """Return "met", "NOT MET" or "not judged"; "" without aims."""
         met = []
-        if self.aim is not None:
-            met.append(self.value >= self.aim if self.better == MORE else self.value <= self.aim)
-        if self.aim_times is not None and self.times is not None:
-            met.append(self.times >= self.aim_times)
+        if self.aim.value is not None:
+            met.append(self.value >= self.aim.value if self.better == MORE else self.value <= self.aim.value)
+        if self.aim.times is not None and self.times is not None:
+            met.append(self.times >= self.aim.times)
         if not met or not self.steady:
             return "not judged" if met else ""
         return "met" if all(met) else "NOT MET"
 
     def as_json(self) -> dict[str, Any]:
-        """For a record: value, spread and times are there to be read, and made anew from the rounds."""
+        """For a record: value, spread, times, aims and verdict are there to be read, not to be taken back."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        del found["aim"], found["aim_times"]
+        del found["aim"]
+        found |= {"aim": self.aim.value, "aim_times": self.aim.times, "verdict": self.verdict}
         found |= {"value": self.value, "spread": self.spread, "times": self.times}
         empty: tuple[Any, ...] = (None, False, "", ())
         return {
@@ -125,7 +126,7 @@ class Row:
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Row:
         """From what `as_json` gave."""
-        names = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)} - {"aim"}
         return cls(**{"better": "", **{name: each for name, each in found.items() if name in names}})
 
 
@@ -170,14 +171,16 @@ class Report:
         self._told: dict[str, Any] = {"benchmark": benchmark, "small": small, "rows": [], "skipped": {}}
         self._small = small
         self._itself: float | None = None
-        print(f"{'':<66}{'trainkit':>12} {'':<6}{other:>12}{'times':>8}{'aim':>12}", flush=True)
+        self._aims = AIMS.get(benchmark, {})
+        print(f"{'':<66}{'trainkit':>12} {'':<6}{other:>12}{'times':>8}{'aim':>15}", flush=True)
 
     def add(self, row: Row) -> None:
-        """Print and keep it."""
+        """Print and keep it, beside its aim."""
+        row = replace(row, aim=self._aims.get(row.name, row.aim))
         self._told["rows"].append(row.as_json())
         times = "" if row.times is None else f"{row.times:.2f}" if row.times < 10 else f"{row.times:,.0f}"
         text = f"{row.name:<66}{shown(row.value):>12} {row.unit:<6}{shown(row.other):>12}{times:>8}"
-        print(f"{text}{_aim(row):>12}  {'' if self._small else row.verdict}".rstrip(), flush=True)
+        print(f"{text}{_aim(row):>15}  {'' if self._small else row.verdict}".rstrip(), flush=True)
         if row.itself not in (None, self._itself):
             print(f"  plain work was {row.itself:.1%} from itself", flush=True)
             self._itself = row.itself
@@ -221,8 +224,9 @@ def shown(value: float | None) -> str:
 
 
 def _aim(row: Row) -> str:
-    aims = [] if row.aim is None else [f"{'>=' if row.better == MORE else '<='} {row.aim:,g}"]
-    return ", ".join(aims + ([] if row.aim_times is None else [f"{row.aim_times:g}x"]))
+    value, times = row.aim
+    aims = [] if value is None else [f"{'>=' if row.better == MORE else '<='} {value:,g}"]
+    return ", ".join(aims + ([] if times is None else [f"{times:.3g}x"]))
 
 
 def _rounded(value: Any) -> Any:

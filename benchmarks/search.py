@@ -126,7 +126,7 @@ def main() -> None:
             report.add(better.measured([verdicts[BETTER]]))
             report.add(Figure(f"{name}: figures worse than others'", exact=True).measured([verdicts[WORSE]]))
         if differ is not None:
-            row = Figure("toy: figures that differ where nothing is drawn", aim=0, exact=True)
+            row = Figure("toy: figures that differ where nothing is drawn", exact=True)
             report.add(row.measured([differ]))
 
 

@@ -1,7 +1,7 @@
 """What the simulator says of the papers' examples, and what it costs.
 
     python -m benchmarks.simulator [--only toy stragglers scaling cost large] [--folder pictures]
-                                   [--seeds 25] [--rows 1 2] [--small]
+                                   [--seeds 25] [--rows 1 2] [--jobs 1000000] [--small]
 
 Seconds of CPU are this process's, so that other work on the machine counts little. What it costs is in the
 rows of the last line, as JSON.
@@ -161,14 +161,14 @@ def _timed(
 
 def large(arguments: argparse.Namespace) -> list[Row]:
     """10,000 workers, in a process of its own, as its memory is looked at."""
-    workers, jobs = _large(arguments)
     command = [sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"]
+    command += ["--jobs", str(arguments.jobs)]
     plain, found = Plain(insertions), []
     for _ in range(1 if arguments.small else 3):
         plain.look()
         found.append(json.loads(output_of([*command, "--small"] if arguments.small else command)))
     spent, peaks = zip(*found, strict=True)
-    name = f"{workers:,} workers, {jobs:,} jobs (ASHA, a report a rung)"
+    name = f"10,000 workers, {arguments.jobs:,} jobs (ASHA, a report a rung)"
     return [
         Row(f"{name}: CPU", "s").measured(spent, plain=plain.times),
         Row(f"{name}: at the most", "MB").measured(peaks),
@@ -177,7 +177,7 @@ def large(arguments: argparse.Namespace) -> list[Row]:
 
 def _large(arguments: argparse.Namespace) -> tuple[int, int]:
     """Return how many workers and jobs are many."""
-    return (100, 2_000) if arguments.small else (10_000, 200_000)
+    return (100, 2_000) if arguments.small else (10_000, arguments.jobs)
 
 
 def large_alone(arguments: argparse.Namespace) -> None:
@@ -206,6 +206,7 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=25, help="of the straggler table")
     options.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")
+    options.add_argument("--jobs", type=int, default=200_000, help="of 10,000 workers; default %(default)s")
     options.add_argument("--folder", type=Path, default=Path("pictures"), help="for the plots")
     options.add_argument("--only", nargs="+", choices=[*SHOWN, *MEASURED], help="some of the parts")
     arguments = options.parse_args(given)

@@ -11,9 +11,9 @@ import json
 import os
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.svm import SVC
 
 import trainkit
-from benchmarks.interleaved import environment, in_turn, output_of
+from benchmarks.interleaved import environment, in_turn, output_of, timed
 from benchmarks.sklearn_searches import Figures
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
@@ -59,6 +59,50 @@ def tiny(scale: float) -> Figures:
     return {"tiny": _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **_turns(6, scale))}
 
 
+def folds(scale: float) -> Figures:
+    """A grid of few candidates, each in many folds, warm."""
+    X, y = load_digits(return_X_y=True)
+    rows, cv = (600, 50) if scale == 1 else (100, 5)
+    grid = {"C": [0.1, 1.0, 10.0, 100.0]}
+    return {"folds": _fits(SVC(), grid, X[:rows], y[:rows], **_turns(6, scale), cv=cv)}
+
+
+def many(scale: float, name: str = "many", count: int = 1_000) -> Figures:
+    """Many candidates, 3 fits of about a millisecond each, with workers that are there: time and memory.
+
+    The memory is that of the program and its workers at the most, a shared page in equal parts. Each search
+    is in a program of its own, as what one has freed may stay with its process.
+    """
+    count = count if scale == 1 else 20
+
+    def program(side: str) -> tuple[float, float]:
+        command = [sys.executable, "-m", "benchmarks.sklearn_work", f"--{side}", str(count)]
+        took, held = json.loads(output_of(command, _usual()).splitlines()[-1])
+        return took, held
+
+    rounds = [[program(side) for side in SIDES] for _ in range(3 if scale == 1 else 1)]
+    times, memory = ([[each[side][figure] for each in rounds] for side in range(2)] for figure in range(2))
+    return {name: times, f"{name}_memory": memory}
+
+
+def _many_alone(side: str, count: int) -> None:
+    """Search in this process; print the seconds, and the megabytes at the most."""
+    X, y = load_digits(return_X_y=True)
+    if side == "trainkit":
+        _warm()
+
+    def fit(candidates: int) -> float:
+        grid = {"var_smoothing": list(np.logspace(-9, 0, candidates))}
+        search = SIDES[side](GaussianNB(), grid, cv=3, n_jobs=JOBS)
+        return timed(lambda: search.fit(X[:200], y[:200]))
+
+    fit(4)
+    took: list[float] = []
+    (most,) = _most(lambda: took.append(fit(count)), _shares_now, every_s=0.2)
+    trainkit.shutdown()
+    print(json.dumps([took[0], most / 1e6]))
+
+
 def alone(scale: float) -> Figures:
     """The same two, each of our fits with a session that it begins and ends itself."""
     X, y = load_digits(return_X_y=True)
@@ -76,10 +120,18 @@ def _turns(rounds: int, scale: float) -> dict[str, int]:
 
 
 def _fits(
-    estimator: Any, grid: Any, X: Any, y: Any, *, rounds: int, warm_up: int, session: bool = True
+    estimator: Any,
+    grid: Any,
+    X: Any,
+    y: Any,
+    *,
+    rounds: int,
+    warm_up: int,
+    session: bool = True,
+    cv: int = 3,
 ) -> list[list[float]]:
     def fit(side: str) -> Callable[[], None]:
-        return lambda: SIDES[side](estimator, grid, cv=3, n_jobs=JOBS).fit(X, y) and None
+        return lambda: SIDES[side](estimator, grid, cv=cv, n_jobs=JOBS).fit(X, y) and None
 
     if session:
         _warm()
@@ -223,28 +275,39 @@ class Held(NamedTuple):
 
 def _most_held(call: Callable[[], object]) -> Held:
     """The most of either while `call` runs."""
+    return Held(*_most(call, _held_now, every_s=0.02))
+
+
+def _most(call: Callable[[], object], look: Callable[[], Sequence[int]], every_s: float) -> list[int]:
+    """The most of each figure that `look` finds while `call` runs."""
     thread = threading.Thread(target=call)
     thread.start()
-    most = Held(0, 0)
+    most = list(look())
     while thread.is_alive():
-        held = _held_now()
-        most = Held(max(most.own, held.own), max(most.in_all, held.in_all))
-        time.sleep(0.02)
-    thread.join()
+        most = [max(pair) for pair in zip(most, look(), strict=True)]
+        thread.join(every_s)
     return most
 
 
 def _held_now() -> Held:
-    own = anonymous = 0
-    for child in psutil.Process().children(recursive=True):
-        try:
-            text = Path(f"/proc/{child.pid}/smaps_rollup").read_text()
-        except OSError:  # it has just ended
-            continue
-        sizes = {line.split()[0]: int(line.split()[1]) * 1024 for line in text.splitlines()[1:]}
-        own += sizes["Private_Clean:"] + sizes["Private_Dirty:"]
-        anonymous += sizes["Pss_Anon:"]
-    return Held(own, anonymous + _copies())
+    children = [_sizes(child.pid) for child in psutil.Process().children(recursive=True)]
+    own = sum(sizes["Private_Clean:"] + sizes["Private_Dirty:"] for sizes in children)
+    return Held(own, sum(sizes["Pss_Anon:"] for sizes in children) + _copies())
+
+
+def _shares_now() -> tuple[int]:
+    """Bytes of this process and those below it; a shared page in equal parts."""
+    this = psutil.Process()
+    return (sum(_sizes(each.pid)["Pss:"] for each in [this, *this.children(recursive=True)]),)
+
+
+def _sizes(pid: int) -> Counter[str]:
+    """Bytes by the kernel's account of a process; none of one that has just ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return Counter()
+    return Counter({line.split()[0]: int(line.split()[1]) * 1024 for line in text.splitlines()[1:]})
 
 
 def _copies() -> int:
@@ -259,10 +322,13 @@ def _copies() -> int:
     return total
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[float], Figures]] = {
     "svm": svm,
     "tiny": tiny,
     "stopping": stopping,
+    "folds": folds,
+    "many": many,
+    "many_more": lambda scale: many(scale, "many_more", 5_000),
     "alone": alone,
     "cold": cold,
     "memory": memory,
@@ -273,6 +339,9 @@ def main() -> None:
     """Run the sections and print their figures."""
     warnings.simplefilter("ignore")
     *names, scale = sys.argv[1:]
+    if names[0].startswith("--"):
+        _many_alone(names[0].removeprefix("--"), int(scale))
+        return
     figures: Figures = {}
     for name in names:
         figures |= SECTIONS[name](float(scale))

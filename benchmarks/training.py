@@ -6,6 +6,7 @@ process.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,11 +26,11 @@ class Sizes:
     """How often each measurement is taken."""
 
     epochs: int = 31
-    blocks: int = 21
+    blocks: int = 15
     steps: int = 290
     """Of a block of two workers: ten passes over the data."""
     single_steps: int = 101
-    starts: int = 6
+    starts: int = 5
 
 
 SMALL = Sizes(epochs=1, blocks=1, steps=2, single_steps=1, starts=1)
@@ -100,35 +101,40 @@ def main() -> None:
             scale = 1e3 if row.unit == "ms" else 1
             report.add(row.measured(*([took * scale / steps for took in side] for side in sides)))
 
-        add(Row("an epoch on one worker", "ms", aim_times=0.98), training_steps.epoch_times(sizes.epochs))
+        for cores, where in ((1, "on one core"), (2, "where a core is free")):
+            row = Row(f"an epoch on one worker, {where}", "ms")
+            if len(os.sched_getaffinity(0)) < cores:
+                report.skip(row.name, f"needs {cores} cores")
+                continue
+            add(row, training_steps.epoch_times(sizes.epochs, cores))
         blocks = training_steps.two_worker_times(sizes.steps, sizes.blocks)
-        add(Row("a step of two DDP workers (torchrun)", "ms", aim_times=0.98), blocks, sizes.steps)
+        add(Row("a step of two DDP workers (torchrun)", "ms"), blocks, sizes.steps)
         for workers in (1, 2):
             epochs, snapshots, batches = training_steps.bookkeeping(workers, sizes.single_steps)
-            for name, took, aim in (
-                (f"bookkeeping of an epoch, workers: {workers}", epochs, 2.0),
-                (f"its recovery snapshot, workers: {workers}; none with max_retries=0", snapshots, None),
+            for name, took in (
+                (f"bookkeeping of an epoch, workers: {workers}", epochs),
+                (f"its recovery snapshot, workers: {workers}; none with max_retries=0", snapshots),
             ):
-                report.add(Row(name, "ms", aim=aim).measured((each * 1e3 for each in took), plain=batches))
+                report.add(Row(name, "ms").measured((each * 1e3 for each in took), plain=batches))
         ddp, fsdp = training_steps.memory("ddp"), training_steps.memory("fsdp")
-        held = Row("held by each of two workers with FSDP2 (DDP)", "KB", aim_times=1.67, exact=True)
+        held = Row("held by each of two workers with FSDP2 (DDP)", "KB", exact=True)
         report.add(held.measured([fsdp], [ddp]))
         trainkit.shutdown()
         starts = Starts(sizes.starts)
-        for name, took, aim in (
-            ("from nothing to the first epoch of two workers", starts.operator, 1.54),
-            ("a second trainer and its first epoch (torchrun from nothing)", starts.second_operator, 6.67),
-            ("from nothing to the first epoch of a function on two workers", starts.function, 1.54),
-            ("a second fit of a function (torchrun from nothing)", starts.second_function, 3.33),
-            ("from nothing to the first epoch of a script, two ranks (torchrun)", starts.script, 1.54),
+        for name, took in (
+            ("from nothing to the first epoch of two workers", starts.operator),
+            ("a second trainer and its first epoch (torchrun from nothing)", starts.second_operator),
+            ("from nothing to the first epoch of a function on two workers", starts.function),
+            ("a second fit of a function (torchrun from nothing)", starts.second_function),
+            ("from nothing to the first epoch of a script, two ranks (torchrun)", starts.script),
         ):
-            add(Row(name, "s", aim_times=aim), [took, starts.torchrun])
+            add(Row(name, "s"), [took, starts.torchrun])
         function = [sys.executable, "-m", "benchmarks.training_function"]
         script = [*LAUNCHER, "-m", "benchmarks.training_torchrun"]
         blocks = in_turn(
             [lambda: served(function, sizes.steps), lambda: served(script, sizes.steps)], sizes.starts, 0
         )
-        add(Row("a step of a function on two workers (torchrun)", "ms", aim_times=0.99), blocks, sizes.steps)
+        add(Row("a step of a function on two workers (torchrun)", "ms"), blocks, sizes.steps)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ what an epoch costs beside its steps.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+import trainkit
 from benchmarks.interleaved import LAUNCHER, Served, in_turn, timed
 from benchmarks.training_data import make_data
 from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch
@@ -21,8 +23,12 @@ BARE: dict[str, Any] = {"max_retries": 0}
 """Without the recovery snapshot, which has a row by itself."""
 
 
-def epoch_times(epochs: int) -> list[list[float]]:
-    """Seconds of an epoch: in a trainer of one worker, and in a plain loop."""
+def epoch_times(epochs: int, cores: int) -> list[list[float]]:
+    """Seconds of an epoch: in a trainer of one worker, and in a plain loop; each may use so many cores."""
+    # The trainer's worker inherits them from a session that begins with them.
+    trainkit.shutdown()
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:cores])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, data = make_model(), make_data()
@@ -31,8 +37,12 @@ def epoch_times(epochs: int) -> list[list[float]]:
     def plain() -> None:
         train_epoch(model, optimizer, loader)
 
-    with TorchTrainer(training_operator_cls=Digits, config={"data": data}, use_gpu=False) as trainer:
-        return in_turn((lambda: timed(lambda: trainer.train(**BARE)), plain), epochs)
+    try:
+        with TorchTrainer(training_operator_cls=Digits, config={"data": data}, use_gpu=False) as trainer:
+            return in_turn((lambda: timed(lambda: trainer.train(**BARE)), plain), epochs)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        trainkit.shutdown()
 
 
 def two_worker_times(steps: int, rounds: int) -> list[list[float]]:

@@ -3,7 +3,8 @@
 Prints a small table, and its rows as one line of JSON. Trials do nothing, or sleep, so all the time is the
 tuner's. With `--against ray` both sides do the same work on this machine in this run, in processes of their
 own and round by round in turn, and the table shows how many times better trainkit is, beside the aim. Ray
-needs `pip install 'ray[tune]'`; without, its column is left out. TMPDIR says where experiments are kept.
+needs `pip install 'ray[tune]'`; without, its column is left out. `--only huge` runs a hundred thousand
+trials, which the rest leaves out. TMPDIR says where experiments are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Container, Mapping
 from typing import Any
 
 from benchmarks.interleaved import Plain, output_of
@@ -29,26 +31,37 @@ SECTIONS = {
     "sleep_reuse": ("trainkit", "ray"),
     "sleep_fresh": ("trainkit", "ray"),
     "large": ("trainkit",),
+    "start": ("trainkit",),
+    "huge": ("trainkit",),
 }
+ONCE = ("sleep_reuse", "sleep_fresh", "huge")
+"""Take minutes, and so one round."""
+ALONE = ("huge",)
+"""Takes a quarter of an hour or so: only if it is asked for."""
 ROWS = {
-    "fresh_ms": Row("a trivial trial in a fresh process, of 100", "ms", aim=12, aim_times=80),
-    "reuse_ms": Row("a trivial trial with reuse_actors=True, of 1,000", "ms", aim=1.5),
-    "inline_ms": Row("a trivial trial on the inline engine, of 100", "ms", aim=5),
-    "results_per_s": Row(
-        "results from two trials, all default loggers", "1/s", MORE, aim=5_000, aim_times=12
-    ),
-    "last_to_first_times": Row("10,000 trials: the last thousand, times the first", aim=1.1),
-    "driver_grows_mb": Row("10,000 trials: the driver's memory grows from trial 500 on", "MB", aim=100),
-    "state_write_ms": Row("10,000 trials: a write of the state after 5,000", "ms", aim=5),
-    "state_write_grows_percent": Row("10,000 trials: that is more than after trial 500 by", "%", aim=10),
-    "restore_s": Row("10,000 trials: restore of them all", "s", aim=3),
-    "sleep_reuse_over_percent": Row("2,500 x 0.1 s on 16 CPUs, reuse: over 15.6 s by", "%", aim=5),
-    "sleep_fresh_over_percent": Row("2,500 x 0.1 s on 16 CPUs, fresh: over 15.6 s by", "%", aim=30),
+    "help_s": Row("trainkit --help", "s"),
+    "first_tuner_s": Row("import trainkit.tune and a first Tuner", "s"),
+    "fresh_ms": Row("a trivial trial in a fresh process, of 100", "ms"),
+    "reuse_ms": Row("a trivial trial with reuse_actors=True, of 1,000", "ms"),
+    "inline_ms": Row("a trivial trial on the inline engine, of 100", "ms"),
+    "results_per_s": Row("results from two trials, all default loggers", "1/s", MORE),
+    "last_to_first_times": Row("10,000 trials: the last thousand, times the first"),
+    "driver_grows_mb": Row("10,000 trials: the driver's memory grows from trial 500 on", "MB"),
+    "state_write_ms": Row("10,000 trials: a write of the state after 5,000", "ms"),
+    "state_write_grows_percent": Row("10,000 trials: that is more than after trial 500 by", "%"),
+    "restore_s": Row("10,000 trials: restore of them all", "s"),
+    "sleep_reuse_over_percent": Row("10,000 x 0.1 s on 16 CPUs, reuse: over 62.5 s by", "%"),
+    "sleep_fresh_over_percent": Row("10,000 x 0.1 s on 16 CPUs, fresh: over 62.5 s by", "%"),
     "optuna_own_ms": Row("Ray issue 11004: a trial of Optuna's own loop", "ms"),
     "optuna_ms": Row("Ray issue 11004: a trial of OptunaSearch", "ms"),
-    "optuna_search_times": Row("OptunaSearch's CPU time beyond random's, of that loop's", aim=2),
-    "disk_kb": Row("on the disk, of a trial", "KB", aim_times=1),
-    "disk_files": Row("files on the disk, of a trial", "files", aim_times=1),
+    "optuna_search_times": Row("OptunaSearch's CPU time beyond random's, of that loop's"),
+    "disk_kb": Row("on the disk, of a trial", "KB"),
+    "huge_last_to_first_times": Row("100,000 trials: the last thousand, times the first"),
+    "huge_driver_mb": Row("100,000 trials: the driver's memory at the end", "MB"),
+    "huge_restore_s": Row("100,000 trials: restore of them all", "s"),
+    "huge_ls_s": Row("100,000 trials: trainkit ls", "s"),
+    "huge_table_s": Row("100,000 trials: get_dataframe", "s"),
+    "disk_files": Row("files on the disk, of a trial", "files"),
 }
 
 
@@ -61,17 +74,24 @@ def section(side: str, name: str, scale: float, folder: str) -> dict[str, Any]:
 
 
 def measure(
-    report: Report, names: list[str], sides: list[str], rounds: int, scale: float, folder: str
+    report: Report,
+    names: Mapping[str, Container[str]],
+    sides: list[str],
+    rounds: int,
+    scale: float,
+    folder: str,
 ) -> None:
-    """Report all figures of these sections, whose experiments are kept in `folder`."""
+    """Report all figures of these sections, each of its own sides; experiments are kept in `folder`."""
     found: dict[str, dict[str, list[float]]] = {side: defaultdict(list) for side in sides}
     skipped: set[tuple[str, str]] = set()
     plain = Plain(forks)
-    for _ in range(rounds):
-        for name in names:
+    for number in range(rounds):
+        for name, known in names.items():
+            if number and name in ONCE:
+                continue
             plain.look()
             for side in sides:
-                if side not in SECTIONS[name] or (side, name) in skipped:
+                if side not in known or (side, name) in skipped:
                     continue
                 figures = section(side, name, scale, folder)
                 if "skipped" in figures:
@@ -92,6 +112,9 @@ def main() -> None:
     """Measure and print."""
     arguments = parser(__doc__)
     arguments.add_argument("--against", choices=["ray"], help="measure Ray Tune beside trainkit")
+    arguments.add_argument(
+        "--beside", choices=list(SECTIONS), action="append", help="in this section alone; may be given again"
+    )
     arguments.add_argument("--only", choices=list(SECTIONS), action="append", help="may be given again")
     arguments.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s")
     given = arguments.parse_args()
@@ -101,7 +124,12 @@ def main() -> None:
     # last minutes, such as those of the round before.
     folders = tempfile.TemporaryDirectory(prefix="tuning-", ignore_cleanup_errors=True)
     with Report("tuning", *other, small=given.small) as report, folders as folder:
-        measure(report, given.only or list(SECTIONS), ["trainkit", *other], rounds, scale, folder)
+        names = {
+            name: SECTIONS[name] if name in (given.beside or SECTIONS) else ("trainkit",)
+            for name in given.only or SECTIONS
+            if given.only or name not in ALONE
+        }
+        measure(report, names, ["trainkit", *other], rounds, scale, folder)
 
 
 if __name__ == "__main__":

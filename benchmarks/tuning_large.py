@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interleaved import output_of, timed
 from trainkit import tune
 from trainkit.tune.store.writer import ExperimentStore
 
-TRIALS = 10_000
+TRIALS, MANY = 10_000, 100_000
 EARLY, LATE = 500, 5_000
 """Trials after which a write of the state is timed; memory is counted from the first of them on."""
 
@@ -61,12 +63,7 @@ def large(side: str, scale: float) -> dict[str, float]:
         begun = time.process_time()
         took, results = bench.fit(trivial, count, reuse=True, callbacks=[watch])
         ExperimentStore.commit = commit  # type: ignore[method-assign]
-        start = time.perf_counter()
-        again = tune.Tuner.restore(results.experiment_path, trivial, run_config=tune.RunConfig(verbose=0))
-        restored = len(again.fit())
-        restore_s = time.perf_counter() - start
-    if restored != count:
-        raise RuntimeError(f"{count} trials were run, and {restored} restored")
+        _, restore_s = _restored(results, trivial)
     first = watch.cpu_s[part - 1] - begun
     last = watch.cpu_s[-1] - watch.cpu_s[-1 - part]
     early, late = (round(number * count / TRIALS) for number in (EARLY, LATE))
@@ -81,6 +78,43 @@ def large(side: str, scale: float) -> dict[str, float]:
         )
         * 100,
     }
+
+
+def huge(side: str, scale: float) -> dict[str, float]:
+    """Ten times as many; then what a user does with them: go on, list, make a table."""
+    from benchmarks.tuning_work import Bench, trivial
+
+    count = max(40, round(MANY * scale))
+    part = min(1_000, count // 10)
+    watch = Watch()
+    with Bench(side, 2) as bench:
+        bench.fit(trivial, 4, reuse=True)
+        begun = time.process_time()
+        _, results = bench.fit(trivial, count, reuse=True, callbacks=[watch])
+        memory_mb = _memory_mb()
+        restored, restore_s = _restored(results, trivial)
+        folder = str(Path(results.experiment_path).parent)
+        ls_s = timed(lambda: output_of([sys.executable, "-m", "trainkit", "ls", folder]))
+        table_s = timed(restored.get_dataframe)
+    return {
+        "huge_last_to_first_times": (watch.cpu_s[-1] - watch.cpu_s[-1 - part])
+        / (watch.cpu_s[part - 1] - begun),
+        "huge_driver_mb": memory_mb,
+        "huge_restore_s": restore_s,
+        "huge_ls_s": ls_s,
+        "huge_table_s": table_s,
+    }
+
+
+def _restored(results: tune.ResultGrid, trainable: Any) -> tuple[tune.ResultGrid, float]:
+    """Return all results of a restored experiment, and the seconds that this took."""
+    start = time.perf_counter()
+    again = tune.Tuner.restore(results.experiment_path, trainable, run_config=tune.RunConfig(verbose=0))
+    restored = again.fit()
+    took = time.perf_counter() - start
+    if len(restored) != len(results):
+        raise RuntimeError(f"{len(results)} trials were run, and {len(restored)} restored")
+    return restored, took
 
 
 def _memory_mb() -> float:

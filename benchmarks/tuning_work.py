@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interleaved import output_of, timed
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "trainkit": {},
     "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
@@ -110,7 +112,7 @@ def chatty(report: Callable[[dict[str, float]], None]) -> Callable[[dict[str, An
 
 def fresh(side: str, scale: float) -> dict[str, float]:
     """Trivial trials, a process each; and what they leave on the disk."""
-    count = max(2, round(100 * scale))
+    count = max(2, round((100 if side == "trainkit" else 50) * scale))
     with Bench(side, 2) as bench:
         bench.fit(trivial, 2)  # what is imported, and the first fork, are the session's, not a trial's
         took, results = bench.fit(trivial, count)
@@ -153,7 +155,7 @@ def results(side: str, scale: float) -> dict[str, float]:
 
 def sleep(side: str, scale: float, *, reuse: bool) -> dict[str, float]:
     """Trials of a tenth of a second on sixteen declared CPUs: how much over the time that they need."""
-    count = max(SLEEPERS, round((2_500 if side == "trainkit" else 160) * scale))
+    count = max(SLEEPERS, round((10_000 if side == "trainkit" else 160) * scale))
     with Bench(side, SLEEPERS) as bench:
         bench.fit(sleeper, SLEEPERS, reuse=reuse)
         took, _ = bench.fit(sleeper, count, reuse=reuse)
@@ -184,6 +186,20 @@ def parabola(side: str, scale: float) -> dict[str, float]:
     }
 
 
+def start(side: str, scale: float) -> dict[str, float]:
+    """What a user waits for before anything runs: the least of a few programs."""
+    command = [sys.executable, "-m", "trainkit", "--help"]
+    script = (
+        "import time; start = time.perf_counter(); from trainkit import tune;"
+        "tune.Tuner(lambda config: None); print(time.perf_counter() - start)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    programs = max(1, round(5 * scale))
+    help_s = [timed(lambda: output_of(command, environment)) for _ in range(programs)]
+    tuner_s = [float(output_of([sys.executable, "-c", script], environment)) for _ in range(programs)]
+    return {"help_s": min(help_s), "first_tuner_s": min(tuner_s)}
+
+
 def _sections() -> dict[str, Callable[[str, float], dict[str, float]]]:
     from benchmarks import tuning_large
 
@@ -194,6 +210,8 @@ def _sections() -> dict[str, Callable[[str, float], dict[str, float]]]:
         "results": results,
         "parabola": parabola,
         "large": tuning_large.large,
+        "huge": tuning_large.huge,
+        "start": start,
         "sleep_reuse": lambda side, scale: sleep(side, scale, reuse=True),
         "sleep_fresh": lambda side, scale: sleep(side, scale, reuse=False),
     }

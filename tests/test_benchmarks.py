@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as together
-from benchmarks import compare, limits
+from benchmarks import compare, limits, runtime, sklearn_searches, tuning
 from benchmarks.__main__ import BENCHMARKS, told
+from benchmarks.aims import AIMS, Aim
 from benchmarks.compare import changes
 from benchmarks.interleaved import Served, output_of
 from benchmarks.moments import NOTED, Watched, note, stages, watching
-from benchmarks.rows import LESS, MORE, Row, apart, rows_of
+from benchmarks.rows import LESS, MORE, Report, Row, apart, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -87,8 +88,48 @@ def test_it_runs(name: str, tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for row in rows_of(done.stdout).values():
+    rows = rows_of(done.stdout)
+    for row in rows.values():
         assert row.rounds, row
+    skipped = json.loads(done.stdout.splitlines()[-1])["skipped"]
+    alone = {"10,000 workers, 1,000,000 jobs (ASHA, a report a rung): CPU"}
+    assert {*AIMS.get(name, ())} <= {*rows, *skipped, *alone}
+
+
+def test_every_aim_is_that_of_a_row():
+    """Those of the other benchmarks are looked for where these run."""
+    for module in (runtime, sklearn_searches, tuning):
+        name = module.__name__.removeprefix("benchmarks.")
+        assert {*AIMS[name]} <= {row.name for row in module.ROWS.values()}
+    assert {*AIMS} <= {*BENCHMARKS}
+
+
+def test_a_report_puts_the_aim_of_the_table_beside_its_row(capsys: pytest.CaptureFixture[str]):
+    with Report("soak") as report:
+        report.add(Row("calls answered wrongly", exact=True).measured([1]))
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1].split()[-4:] == ["<=", "0", "NOT", "MET"]
+    (row,) = json.loads(printed.splitlines()[-1])["rows"]
+    assert (row["aim"], row["verdict"]) == (0, "NOT MET")
+
+
+def test_another_side_is_measured_in_the_rows_that_have_an_aim_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    commands = []
+
+    def told_now(command: list[str], most_s: float) -> dict[str, Any]:
+        commands.append(command[2:])
+        return {"rows": []}
+
+    monkeypatch.setattr(together, "told", told_now)
+    only = ["--only", "runtime", "--only", "soak", "--to", str(tmp_path / "record.json")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--against", "ray", *only])
+    assert together.main() == 0
+    assert commands == [
+        ["benchmarks.runtime", "--against", "ray", "--beside", "nested"],
+        ["benchmarks.soak", "--minutes", "1"],
+    ]
 
 
 def test_no_benchmark_hides_a_package():
@@ -207,14 +248,14 @@ def test_nothing_is_said_of_what_can_not_be_told():
 
 
 def test_an_aim_is_judged_where_plain_work_stays_near_itself():
-    row = Row("step", "ms", aim=5, aim_times=0.9)
+    row = Row("step", "ms", aim=Aim(5, times=0.9))
     assert row.measured([4, 4.2], [4, 4]).verdict == "met"
     assert row.measured([6, 6], [9, 9]).verdict == "NOT MET", "the aim"
     assert row.measured([4, 4], [3, 3]).verdict == "NOT MET", "times the other side"
     assert row.measured([4, 4], [4, 4.2]).verdict == "not judged"
     assert row.measured([4, 4]).verdict == "not judged", "there was no plain work"
-    assert Row("rate", "1/s", MORE, aim=5).measured([6], plain=STEADY_S).verdict == "met"
-    assert Row("count", aim=0, exact=True).measured([1]).verdict == "NOT MET"
+    assert Row("rate", "1/s", MORE, aim=Aim(5)).measured([6], plain=STEADY_S).verdict == "met"
+    assert Row("count", aim=Aim(0), exact=True).measured([1]).verdict == "NOT MET"
     assert Row("no aim").measured([1]).verdict == ""
 
 
