@@ -341,8 +341,9 @@ INTERRUPTED = """
 
 
 @pytest.mark.external
-def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path) -> None:
+def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 2.10, where candidates pause between folds: none is complete, and no fold is done again."""
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     programs = Programs(tmp_path)
     try:
         (tmp_path / "gate").touch()

@@ -73,8 +73,11 @@ def begin_and_wait(programs: Programs, script: str, **arguments: str) -> subproc
 
 
 @pytest.mark.external
-def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(programs: Programs) -> None:
+def test_ctrl_c_keeps_what_is_complete_and_a_second_fit_does_the_rest(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 2.10: SIGINT in `fit`; a second `fit` runs only the missing folds, counted."""
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     program = begin_and_wait(programs, SEARCH)
     program.send_signal(signal.SIGINT)
     (programs.folder / "gate").unlink()  # what runs may end in order
@@ -154,7 +157,8 @@ class TestInThisProcess:
     """One interrupted search, then what the second `fit` does anew."""
 
     @pytest.fixture
-    def search(self, tmp_path: Path) -> TuneGridSearchCV:
+    def search(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuneGridSearchCV:
+        monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
         gate = tmp_path / "gate"
         gate.touch()
         grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]

@@ -48,7 +48,8 @@ def endless(config):
 
 
 @pytest.mark.parametrize("trainable", [Endless, endless])
-def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, tmp_path, trainable):  # row 1.6
+def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, monkeypatch, trainable):  # row 1.6
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     before = signal.getsignal(signal.SIGINT)
     grid = fit(trainable, num_samples=9, run={"callbacks": [CtrlC()]})
     assert signal.getsignal(signal.SIGINT) is before

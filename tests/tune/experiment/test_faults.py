@@ -206,7 +206,8 @@ def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
 
 
 @pytest.mark.external
-def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver):
+def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     interrupted = driver(steps=2000, samples=4, pause=0.02)  # nothing ends before
     process = interrupted.start()
     assert eventually(lambda: interrupted.acknowledged() >= 5)
