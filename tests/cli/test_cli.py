@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import Popen
@@ -55,7 +56,7 @@ def begin(programs: Programs, lifetime: str = "None") -> tuple[Popen[str], list[
 
 
 def finish(program: Popen[str]) -> None:
-    program.communicate("\n", timeout=30)
+    program.communicate("\n", timeout=60)
 
 
 def ended(pids: list[int]) -> bool:
@@ -73,6 +74,7 @@ def test_nothing_runs(programs: Programs) -> None:
 
 @pytest.mark.external
 def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
+    before = time.monotonic()
     program, pids = begin(programs)
     assert eventually(lambda: "waits: patient" in programs.command("status"))
     shown = programs.command("status")
@@ -84,7 +86,7 @@ def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
     assert "waiting" in shown
     (session,) = json.loads(programs.command("status", "--json"))
     assert session["driver_pid"] == program.pid
-    assert session["age_s"] < 60
+    assert 0 <= session["age_s"] <= time.monotonic() - before
     actors = {actor["name"]: actor for actor in session["actors"]}
     assert actors["model"]["state"] == "ALIVE"
     assert actors["model"]["pid"] == pids[0]

@@ -66,7 +66,7 @@ def command(root, monkeypatch, capsys) -> Callable[..., str]:
 
 def ageless(table: str) -> str:
     """Without how long ago things were, which differs between two looks."""
-    return re.sub(r"\d+ s\b", "? s", table)
+    return re.sub(r"(?:[\d.]+ (?:h|min|s)\b\s*)+", "? ", table)
 
 
 def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_path):

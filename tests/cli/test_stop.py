@@ -178,7 +178,7 @@ def answered(programs: Programs, answer: str, code: int) -> str:
     )
     os.close(theirs)
     os.write(ours, answer.encode())
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=120)
     os.close(ours)
     assert command.returncode == code, out
     return out
@@ -214,7 +214,7 @@ def test_what_tunes_in_a_session_ends_with_who_did_it_on_record(programs: Progra
         check_cleaned(programs)
     assert program.stdout is not None
     assert program.stdout.readline().strip() == "['PENDING']"
-    out, err = program.communicate("\n", timeout=60)
+    out, err = program.communicate("\n", timeout=120)
     assert "the session was ended with `trainkit stop` by" in out, err
     assert check_pending(programs).startswith(words)
     assert programs.nothing_is_left()
@@ -224,7 +224,7 @@ def test_a_search_in_memory_ends_in_order_too(programs: Programs) -> None:
     program = programs.begin(SEARCHES)
     assert eventually(lambda: runs(programs))
     programs.command("stop", "--all", "--yes")
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert "went on" in out, err
     assert "NodeDiedError" not in out
     assert programs.nothing_is_left()
@@ -236,10 +236,10 @@ def test_sigterm_ends_a_program_quietly_that_is_about_to_end(programs: Programs,
     assert program.stdout is not None
     assert program.stdout.readline() == "ending\n"
     program.send_signal(signal.SIGTERM)
-    assert program.wait(timeout=60) == -signal.SIGTERM
+    assert program.wait(timeout=120) == -signal.SIGTERM
     for pid in programs.processes():
         process.kill(pid, signal.SIGCONT)
-    assert program.communicate(timeout=60) == ("", "")
+    assert program.communicate(timeout=120) == ("", "")
     assert programs.nothing_is_left()
 
 
@@ -287,7 +287,7 @@ def test_sigterm_is_not_lost_where_the_experiment_ends_by_another_error(programs
             print(repr(error.__context__), flush=True)
             raise
         """)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 143, err
     assert out == "RuntimeError('broken')\n"
     assert programs.nothing_is_left()
@@ -299,7 +299,7 @@ def test_sigterm_ends_a_program_in_order(programs: Programs, what: str) -> None:
     program = programs.begin(f"try:\n{script}\nfinally:\n    print('finally', flush=True)\n")
     assert eventually(lambda: runs(programs))
     program.send_signal(signal.SIGTERM)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 143, err
     assert "finally" in out
     if what is TUNES:

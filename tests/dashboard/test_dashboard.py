@@ -233,7 +233,7 @@ def test_nobody_else_sees_or_stops_anything(browser: Browser) -> None:
 
 def answer_to(browser: Browser, request: str) -> str:
     """What the server says to bytes that no client sends by itself; the first line, or all of a body."""
-    with socket.create_connection(browser.address, timeout=10) as connection:
+    with socket.create_connection(browser.address, timeout=60) as connection:
         connection.sendall(request.replace("\n", "\r\n").encode("latin-1"))
         connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as file:

@@ -139,7 +139,7 @@ def test_what_is_started_in_a_capturing_group_goes_to_the_same_group() -> None:
     for capture, expected in ((True, [group.id, group.id, None]), (False, [None, None, None])):
         strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=capture)
         parent = trainkit.remote(_children).options(scheduling_strategy=strategy)
-        assert trainkit.get(parent.remote(), timeout=30) == expected
+        assert trainkit.get(parent.remote(), timeout=60) == expected
     trainkit.remove_placement_group(group)
 
 

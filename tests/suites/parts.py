@@ -326,11 +326,11 @@ class Meeting:
         self.said = threading.Event()
 
     def meet(self) -> int:
-        self.barrier.wait(30)
+        self.barrier.wait(60)
         return threading.get_ident()
 
     def listen(self) -> bool:
-        return self.said.wait(30)
+        return self.said.wait(60)
 
     @trainkit.method(concurrency_group="io")
     def say(self) -> str:
@@ -345,7 +345,7 @@ class Plain:
         self.said = threading.Event()
 
     def listen(self) -> bool:
-        return self.said.wait(30)
+        return self.said.wait(60)
 
     def say(self) -> None:
         self.said.set()
@@ -360,7 +360,7 @@ class Courier:
         self.lock = asyncio.Lock()
 
     async def listen(self) -> str:
-        await asyncio.wait_for(self.event.wait(), 30)
+        await asyncio.wait_for(self.event.wait(), 60)
         return "heard"
 
     async def say(self) -> None:

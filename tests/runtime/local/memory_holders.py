@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,19 @@ class Eater:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:"))
 
-    def feed_a_child(self, mib: int) -> int:
-        """A child that takes the memory, and keeps it until it is ended."""
+    def eat_and_keep(self, mib: int, step_s: float = 0.02) -> None:
+        """Keep what it has eaten until it is ended: the node looks at it now and then."""
+        self.eat(mib, step_s)
+        time.sleep(600)
+
+    def feed_a_child(self, mib: int, go: Path) -> int:
+        """A child that takes the memory once there is a file `go`, and keeps it until it is ended."""
         script = (
-            f"import time; eaten = [bytearray(b'1' * (10 << 20)) for _ in range({mib // 10})]; time.sleep(60)"
+            "import os, sys, time\n"
+            "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+            f"eaten = [bytearray(b'1' * (10 << 20)) for _ in range({mib // 10})]; time.sleep(600)"
         )
-        return subprocess.run([sys.executable, "-c", script], check=False).returncode
+        return subprocess.run([sys.executable, "-c", script, str(go)], check=False).returncode
 
     def read(self, values: Any) -> int:
         return int(sum(value.sum(dtype=np.int64) for value in values))

@@ -36,10 +36,13 @@ class Threaded:
     def where(self) -> tuple[bool, bool]:
         return self.constructed_in, threading.current_thread() is threading.main_thread()
 
-    def count(self, number: int) -> int:
+    def count(self, number: int, at_once: int = 1) -> int:
+        """Return how many have run at once; the first ones wait until so many do."""
         self.order.append(number)
         self.running += 1
         self.most = max(self.most, self.running)
+        while self.most < at_once:
+            time.sleep(0.001)
         time.sleep(0.02)
         self.running -= 1
         return self.most
@@ -110,10 +113,13 @@ class Looped:
         self.event.set()
         return asyncio.get_running_loop() is self.loop_at_start
 
-    async def count(self, number: int) -> int:
+    async def count(self, number: int, at_once: int = 1) -> int:
+        """Return how many have run at once; the first ones wait until so many do."""
         self.order.append(number)
         self.running += 1
         self.most = max(self.most, self.running)
+        while self.most < at_once:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         self.running -= 1
         return self.most
@@ -216,6 +222,11 @@ class Stepper:
             begun.touch()
         time.sleep(seconds)
         return seconds
+
+    def wait_for(self, begun: Path, until: Path) -> None:
+        begun.touch()
+        while not until.exists():
+            time.sleep(0.005)
 
     def mark(self, path: Path, _: Any = None) -> None:
         path.touch()

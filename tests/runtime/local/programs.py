@@ -88,7 +88,7 @@ class Programs:
     def run(self, script: str, *arguments: str, flags: tuple[str, ...] = ()) -> str:
         """What a script prints; returns once nobody holds its output open, and it must succeed."""
         program = self.begin(script, *arguments, flags=flags)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=120)
         assert program.returncode == 0, err
         assert not err, err
         return out.strip()
@@ -101,7 +101,7 @@ class Programs:
             text=True,
             env={**self.environment(), "COLUMNS": "200"},
             cwd=self.folder,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == code, done.stderr
@@ -125,7 +125,7 @@ class Programs:
     def folders(self) -> list[Path]:
         return list(self.sessions.iterdir()) if self.sessions.exists() else []
 
-    def nothing_is_left(self, seconds: float = 5.0) -> bool:
+    def nothing_is_left(self, seconds: float = 60.0) -> bool:
         """Whether soon no process runs and no folder is there."""
         return eventually(lambda: not self.processes() and not self.folders(), seconds)
 

@@ -109,7 +109,7 @@ class Borrower:
     def ask(self, value: Any) -> Any:
         import trainkit
 
-        return trainkit.get(self.actor.echo.remote(value), timeout=30)
+        return trainkit.get(self.actor.echo.remote(value), timeout=60)
 
     def wait_for_it(self, seconds: float) -> None:
         """Wait until the actor has slept so long."""
@@ -120,7 +120,7 @@ class Borrower:
     def ask_pid(self) -> int:
         import trainkit
 
-        return int(trainkit.get(self.actor.pid.remote(), timeout=30))
+        return int(trainkit.get(self.actor.pid.remote(), timeout=60))
 
     def start(self, log: Path) -> int:
         """Own an actor that is made anew without end."""

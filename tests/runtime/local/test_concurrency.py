@@ -37,7 +37,7 @@ def test_methods_run_at_once_in_threads() -> None:
 
 def test_no_more_threads_than_asked_for_and_in_the_order_sent() -> None:
     actor = threaded(max_concurrency=3)
-    assert max(trainkit.get([actor.count.remote(i) for i in range(12)], timeout=60)) == 3
+    assert max(trainkit.get([actor.count.remote(i, 3) for i in range(12)], timeout=60)) == 3
     single = threaded()
     assert max(trainkit.get([single.count.remote(i) for i in range(5)], timeout=60)) == 1
     assert trainkit.get(single.orders.remote()) == list(range(5))
@@ -76,7 +76,7 @@ def test_coroutines_run_at_once_on_one_loop() -> None:
     waiting = [actor.wait_for_event.remote() for _ in range(20)]
     assert trainkit.get(actor.set_event.remote(), timeout=60) is True
     assert trainkit.get(waiting, timeout=60) == [True] * 20
-    assert max(trainkit.get([actor.count.remote(i) for i in range(30)], timeout=60)) == 30
+    assert max(trainkit.get([actor.count.remote(i, 30) for i in range(30)], timeout=60)) == 30
     assert trainkit.get(actor.orders.remote()) == list(range(30))
     with pytest.raises(LookupError, match="nothing here"):
         trainkit.get(actor.fail.remote())
@@ -84,7 +84,7 @@ def test_coroutines_run_at_once_on_one_loop() -> None:
 
 def test_no_more_coroutines_than_asked_for() -> None:
     actor = looped(max_concurrency=2)
-    assert max(trainkit.get([actor.count.remote(i) for i in range(10)], timeout=60)) == 2
+    assert max(trainkit.get([actor.count.remote(i, 2) for i in range(10)], timeout=60)) == 2
 
 
 def test_a_coroutine_awaits_references_and_gets_arguments_that_are_pending() -> None:
@@ -95,7 +95,7 @@ def test_a_coroutine_awaits_references_and_gets_arguments_that_are_pending() -> 
     assert trainkit.get([later, first], timeout=60) == [0.2, 1]
 
 
-def test_a_driver_awaits_references() -> None:
+def test_a_driver_awaits_references(tmp_path: Path) -> None:
     stepper = trainkit.remote(Stepper).remote()
     task = trainkit.remote(lambda: 2)
     failing = trainkit.remote(lambda: 1 / 0)
@@ -106,13 +106,14 @@ def test_a_driver_awaits_references() -> None:
         assert await trainkit.put(3) == 3
         with pytest.raises(ZeroDivisionError):
             await failing.remote()
-        call = stepper.sleep.remote(0.3)
+        call = stepper.wait_for.remote(tmp_path / "begun", tmp_path / "go")
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(call, 0.05)
-        assert await call == 0.3, "who gave up waiting has not cancelled it"
+        (tmp_path / "go").touch()
+        assert await call is None, "who gave up waiting has not cancelled it"
 
     asyncio.run(main())
-    assert task.remote().future().result(timeout=20) == 2
+    assert task.remote().future().result(timeout=60) == 2
 
 
 def test_awaiting_what_a_dead_actor_owed() -> None:
@@ -121,7 +122,7 @@ def test_awaiting_what_a_dead_actor_owed() -> None:
     future = pending.future()
     trainkit.kill(actor)
     with pytest.raises(trainkit.errors.ActorDiedError):
-        future.result(timeout=20)
+        future.result(timeout=60)
 
 
 def test_where_calls_run() -> None:

@@ -44,14 +44,15 @@ def test_500_actors_asked_on_2_cpus_all_get_their_turn() -> None:
     remote = trainkit.remote(num_cpus=1)(Member)
     crowd = [remote.remote(number) for number in range(500)]
     calls = [member.who.remote() for member in crowd]
-    assert trainkit.get(calls[1], timeout=30)[0] == 1
-    assert (states().count("ALIVE"), states().count("PENDING")) == (2, 498)
+    assert trainkit.get(calls[1], timeout=60)[0] == 1
+    # A process may answer before the node has heard of its number.
+    assert eventually(lambda: (states().count("ALIVE"), states().count("PENDING")) == (2, 498))
     assert trainkit.wait([calls[2]], timeout=0.2)[0] == [], "the first two hold both CPUs"
     pids, most = set(), 0
     crowd.reverse()
     calls.reverse()
     for number in range(500):
-        found, pid = trainkit.get(calls.pop(), timeout=30)
+        found, pid = trainkit.get(calls.pop(), timeout=60)
         assert found == number, "in the order in which they were asked for"
         pids.add(pid)
         if number % 50 == 0:
@@ -66,11 +67,11 @@ def test_500_actors_asked_on_2_cpus_all_get_their_turn() -> None:
 def test_a_crowd_of_actors_that_ask_for_nothing_lives_at_once() -> None:
     crowd = [trainkit.remote(Victim).remote() for _ in range(60)]
     assert len(set(trainkit.get([member.pid.remote() for member in crowd], timeout=60))) == 60
-    assert states().count("ALIVE") == 60
+    assert eventually(lambda: states().count("ALIVE") == 60)
     for member in crowd[::2]:
         trainkit.kill(member)
     assert states().count("ALIVE") == 30
-    assert trainkit.get([member.same.remote(7) for member in crowd[1::2]], timeout=30) == [7] * 30
+    assert trainkit.get([member.same.remote(7) for member in crowd[1::2]], timeout=60) == [7] * 30
 
 
 def test_100_000_unread_calls_to_one_actor_are_all_answered() -> None:

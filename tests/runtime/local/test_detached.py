@@ -210,7 +210,7 @@ def test_all_ends_with_the_node(programs: Programs) -> None:
     assert program.stdout.readline() == "2\n"
     os.kill(session["node_pid"], signal.SIGKILL)
     assert eventually(lambda: not process.exists(pid))
-    out, err = program.communicate("\n", timeout=20)
+    out, err = program.communicate("\n", timeout=60)
     assert "has ended" in out, err
     assert programs.folders(), "nobody was there to remove it"
     programs.run("import trainkit; trainkit.init(num_cpus=1)")
@@ -345,7 +345,7 @@ def test_calls_go_on_over_the_end_of_its_maker(programs: Programs) -> None:
     assert caller.stdout is not None
     print("go", file=caller.stdin, flush=True)
     assert caller.stdout.readline() == "2\n"
-    maker.communicate("\n", timeout=20)
+    maker.communicate("\n", timeout=60)
     print("go", file=caller.stdin, flush=True)
     assert caller.stdout.readline() == "3\n"
     print(file=caller.stdin, flush=True)

@@ -20,7 +20,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, session_processes
-from tests.runtime.local.crowded import occupy
+from tests.runtime.local.crowded import Crowded, occupy
 from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
 
@@ -241,17 +241,18 @@ def test_a_forked_child_of_the_driver_is_told_that_it_is_no_part() -> None:
     assert trainkit.get(victim().pid.remote(), timeout=60), "the parent goes on"
 
 
-def test_an_interrupt_in_get_leaves_the_session_usable() -> None:
-    actor = victim()
+def test_an_interrupt_in_get_leaves_the_session_usable(tmp_path: Path) -> None:
+    actor, until = trainkit.remote(Crowded).remote(), tmp_path / "until"
     trainkit.get(actor.pid.remote())
-    ref = actor.sleep.remote(0.5)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    ref = actor.occupy.remote(str(tmp_path / "began"), str(until))
     previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     try:
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             trainkit.get(ref)
     finally:
         signal.signal(signal.SIGALRM, previous)
+    until.touch()
     assert trainkit.get(ref, timeout=60) is None
     assert trainkit.get(actor.pid.remote(), timeout=60)
 
@@ -356,11 +357,13 @@ def test_an_interrupted_end_leaves_nothing() -> None:
         "import os, signal, threading, trainkit\n"
         "trainkit.init(num_cpus=1)\n"
         "trainkit.get(trainkit.remote(os.getpid).remote())\n"
-        "threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "timer = threading.Timer(0.005, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "timer.start()\n"
         "try:\n"
         "    trainkit.shutdown()\n"
-        "    signal.sigtimedwait([], 1)\n"
+        "    signal.sigtimedwait([], 30)\n"
         "except KeyboardInterrupt: pass\n"
+        "timer.join()\n"
         "print(threading.active_count())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

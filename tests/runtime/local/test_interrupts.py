@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, every
+from tests.conftest import SESSION_CPUS, eventually, every
 from tests.runtime.local.victims import Victim
 from trainkit.runtime import signals
 from trainkit.runtime.local.wire import sessions
@@ -68,8 +68,8 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
     }
     step = 0
     while interrupted_at(step, operations[what]):
-        assert trainkit.get(task.remote("abc"), timeout=30) == 3, f"after step {step}"
-        assert trainkit.get(actor.same.remote(4), timeout=30) == 4, f"after step {step}"
+        assert trainkit.get(task.remote("abc"), timeout=60) == 3, f"after step {step}"
+        assert trainkit.get(actor.same.remote(4), timeout=60) == 4, f"after step {step}"
         step += stride * every(7)
     assert step > 50
 
@@ -80,10 +80,13 @@ def test_a_handler_that_returns_ends_no_wait_for_a_node() -> None:
     before = signal.signal(signal.SIGINT, lambda *_: came.append(time.monotonic()))
     try:
         with sessions.connect(Path(engine().mark)) as node:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            began = time.monotonic()
             assert not node.await_end(0.4), "the session goes on"
-        (noted,) = came
-        assert time.monotonic() - noted > 0.2
+            assert time.monotonic() - began > 0.39
+        timer.join()
+        assert eventually(lambda: len(came) == 1)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -96,7 +99,7 @@ trainkit.init(num_cpus=1)
 large = trainkit.remote(lambda: bytes(400_000))
 step = 0
 while interrupted_at(step, lambda: [trainkit.put(bytes(size)) for size in (300_000, 800_000)]):
-    assert len(trainkit.get(large.remote(), timeout=30)) == 400_000, f"after step {step}"
+    assert len(trainkit.get(large.remote(), timeout=60)) == 400_000, f"after step {step}"
     step += 1
 print(step > 50)
 """

@@ -269,7 +269,7 @@ def test_nested_tasks_borrow_their_parents_cpu() -> None:
         inner = trainkit.remote(num_cpus=4)(lambda: 20)
         return 1 + trainkit.get(inner.remote())
 
-    assert trainkit.get(outer.remote(), timeout=30) == 21
+    assert trainkit.get(outer.remote(), timeout=60) == 21
 
 
 def test_more_tasks_than_cpus_all_run() -> None:
@@ -381,13 +381,14 @@ def test_many_unread_calls_neither_block_nor_get_lost() -> None:
     assert trainkit.get(refs[12_345]) == 12_346
 
 
-def test_calls_to_a_busy_actor_return_at_once() -> None:
+def test_calls_to_a_busy_actor_return_at_once(tmp_path: Path) -> None:
     actor = probe()
     trainkit.get(actor.pid.remote())
-    slow = actor.sleep.remote(1.0)
+    slow = actor.look.remote(wait_for, tmp_path / "go")
     payload = b"x" * 100_000
     refs = [actor.look.remote(len, payload) for _ in range(100)]  # far more than a socket's buffer
     assert trainkit.wait([slow], timeout=0)[0] == []
+    (tmp_path / "go").touch()
     assert trainkit.get(refs) == [100_000] * 100
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tests.conftest import eventually
 from tests.runtime.local.talkers import Rank, Talker
 from trainkit import settings
 from trainkit.runtime.local.node.logs import LineDeduplicator, SessionLogs
+from trainkit.runtime.session import engine
 
 
 @pytest.fixture
@@ -226,19 +228,23 @@ def test_lines_of_several_workers_are_shown_once(
         trainkit.init(num_cpus=4)
         actors = [talker() for _ in range(3)]
         pids = trainkit.get([actor.pid.remote() for actor in actors])
-        for index, actor in enumerate(actors):
-            trainkit.get(actor.say.remote("loaded", f"rank {index}", "", ""))
-            assert eventually(lambda: f"rank {index}" in _shown(capfd))  # noqa: B023
+        node = engine().state("nodes")[0]["pid"]
+        os.kill(node, signal.SIGSTOP)  # until all have printed: it counts what comes within a second
+        trainkit.get(
+            [actor.say.remote("loaded", f"rank {rank}", "", "") for rank, actor in enumerate(actors)]
+        )
+        os.kill(node, signal.SIGCONT)
+        assert eventually(lambda: _shown(capfd).count("rank") == 3)
         trainkit.shutdown()
-        lines = capfd.readouterr().out.splitlines()
-        assert [line.partition(") ")[2] for line in lines if "rank" in line] == ["rank 0", "rank 1", "rank 2"]
-        loaded = [line for line in lines if "loaded" in line]
+        lines = sorted(capfd.readouterr().out.splitlines())
+        ranks = sorted(line.partition(") ")[2] for line in lines if "rank" in line)
+        assert ranks == ["rank 0", "rank 1", "rank 2"]
         assert len([line for line in lines if line.endswith(") ")]) == 6
-        if turned_off:
-            assert loaded == [f"(Talker pid={pid}) loaded" for pid in pids]
-        else:
-            last = f"(Talker pid={pids[2]}) loaded [repeated 2x by other workers]"
-            assert loaded == [f"(Talker pid={pids[0]}) loaded", last]
+        loaded = [line.partition(") ") for line in lines if "loaded" in line]
+        words = ["loaded"] * 3 if turned_off else ["loaded", "loaded [repeated 2x by other workers]"]
+        assert sorted(text for _, _, text in loaded) == words
+        who = {who for who, _, _ in loaded}
+        assert len(who) == len(words) and who <= {f"(Talker pid={pid}" for pid in pids}
 
 
 def _shown(capfd: pytest.CaptureFixture[str]) -> str:

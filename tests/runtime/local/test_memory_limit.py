@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -33,7 +34,7 @@ def test_who_exceeds_it_is_ended_and_its_neighbours_finish() -> None:
     greedy, neighbours = eater(), [eater() for _ in range(3)]
     pid = trainkit.get(greedy.pid.remote())
     modest = [neighbour.eat.remote(100) for neighbour in neighbours]
-    eaten = greedy.eat.remote(400)
+    eaten = greedy.eat_and_keep.remote(400)
     with pytest.raises(
         trainkit.errors.ActorDiedError, match=r"memory limit exceeded: it held .* MiB of the"
     ) as raised:
@@ -50,22 +51,23 @@ def test_who_exceeds_it_is_ended_and_its_neighbours_finish() -> None:
 def test_a_task_is_ended_and_not_run_again(tmp_path: Any) -> None:
     runs = tmp_path / "runs"
 
-    def eat() -> int:
+    def eat() -> None:
         with open(runs, "a") as file:
             file.write("once\n")
-        return Eater().eat(400)
+        Eater().eat_and_keep(400)
 
     with pytest.raises(trainkit.errors.WorkerDiedError, match="memory limit exceeded"):
         trainkit.get(trainkit.remote(eat).options(memory=LIMIT, max_retries=3).remote(), timeout=60)
     assert runs.read_text() == "once\n"
 
 
-def test_its_children_count_and_go_with_it() -> None:
+def test_its_children_count_and_go_with_it(tmp_path: Path) -> None:
     parent = eater()
     pid = trainkit.get(parent.pid.remote())
-    fed = parent.feed_a_child.remote(300)
+    fed = parent.feed_a_child.remote(300, tmp_path / "go")
     assert eventually(lambda: psutil.Process(pid).children() != [])
     children = psutil.Process(pid).children()
+    (tmp_path / "go").touch()
     with pytest.raises(trainkit.errors.ActorDiedError, match="memory limit exceeded"):
         trainkit.get(fed, timeout=60)
     assert eventually(lambda: not any(child.is_running() for child in children))
@@ -113,7 +115,7 @@ def test_what_was_imported_beforehand_is_not_its_own() -> None:
     trainkit.shutdown()
     trainkit.init(num_cpus=4, preload=["torch"])
     lone = trainkit.remote(Eater).options(memory=120 * MIB).remote()
-    assert trainkit.get(lone.pages_bytes.remote(), timeout=30) > 120 * MIB
-    assert trainkit.get(lone.eat.remote(80, 0.1), timeout=30) == 8
+    assert trainkit.get(lone.pages_bytes.remote(), timeout=300) > 120 * MIB
+    assert trainkit.get(lone.eat.remote(80, 0.1), timeout=60) == 8
     with pytest.raises(trainkit.errors.ActorDiedError, match="memory limit exceeded"):
-        trainkit.get(lone.eat.remote(100, 0.1), timeout=30)
+        trainkit.get(lone.eat_and_keep.remote(100, 0.1), timeout=60)

@@ -63,7 +63,7 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     ).splitlines()
     assert f"(pid {owner.pid}), whose actor of that name is its own, not detached" in told[0]
     assert "Did you mean 'counter'?" in told[1]
-    owner.communicate("\n", timeout=20)
+    owner.communicate("\n", timeout=60)
     programs.command("stop", "--all", "--yes")
     assert programs.nothing_is_left()
 
@@ -122,7 +122,7 @@ def test_visitors_that_may_not_come_in_do_no_harm(
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
         assert done.stdout == "b''\n", done.stderr

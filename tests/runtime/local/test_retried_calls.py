@@ -183,7 +183,7 @@ def test_shutdown_while_others_wait() -> None:
     kill(old)
     trainkit.shutdown()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert len(raised) == 2
     trainkit.init(num_cpus=4)

@@ -104,7 +104,7 @@ class TestTasks:
     def test_the_first_to_be_done_need_not_be_the_first_asked_for(self, tmp_path: Path) -> None:
         slow = remote(ray_actors.sleep_long).remote(str(tmp_path / "mark"))
         quick = remote(ray_actors.pid).remote()
-        assert trainkit.wait([slow, quick], timeout=30) == ([quick], [slow])
+        assert trainkit.wait([slow, quick], timeout=60) == ([quick], [slow])
         trainkit.cancel(slow)
 
     def test_a_failure_reaches_those_who_take_its_value(self) -> None:
