@@ -120,6 +120,27 @@ def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -
     assert done.stdout == "[False, True, False]\n", done.stderr
 
 
+@pytest.mark.external
+def test_a_program_with_pandas_and_pyarrow_has_them_forked_with_its_workers() -> None:
+    """The allocator of pyarrow would start a thread, which a worker may have and its template may not."""
+    script = (
+        "import pandas, pyarrow, trainkit; trainkit.init(num_cpus=1)\n"
+        "def look():\n"
+        "    import os, sys\n"
+        "    had = {'pandas', 'pyarrow'} <= sys.modules.keys()\n"
+        "    import pandas\n"
+        "    read = str(pandas.Series(['a', 'b'], dtype='string[pyarrow]').str.cat())\n"
+        "    return had, read, os.environ.get('JE_ARROW_MALLOC_CONF')\n"
+        "print(trainkit.get(trainkit.remote(look).remote()))"
+    )
+    own = {**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:true"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=own
+    )
+    assert done.stdout == "(True, 'ab', 'background_thread:true')\n", done.stderr
+    assert not done.stderr
+
+
 def test_who_has_imported_torch_alone_waits_for_no_more() -> None:
     """What an optimizer needs takes another second: whoever wants that waits for it."""
     plain, torch_alone, whole = frozenset[str](), frozenset({"torch"}), frozenset({"torch", "torch._dynamo"})

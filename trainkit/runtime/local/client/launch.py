@@ -113,6 +113,9 @@ def start_node(spec: SessionSpec) -> NodeProcess:
     # Heaps of huge pages, which training takes a tenth less time in; what a user has set goes before.
     tunables = ("glibc.malloc.hugetlb=1", os.environ.get("GLIBC_TUNABLES"))
     environ["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
+    # No thread of pyarrow's allocator, which pandas would start in a template.
+    arrow = (os.environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
+    environ["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     limit = spec.object_store_bytes
     account = StoreBudget.create(
         _STORE_SHARE * memory_bytes() // 10 if limit is None else limit,
