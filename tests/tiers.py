@@ -74,7 +74,7 @@ OTHERS = {
         train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py train/torch/test_lightning_trainer.py
-        train/torch/test_transformers.py tune/experiment/test_kills.py
+        train/torch/test_ray_scripts.py train/torch/test_transformers.py tune/experiment/test_kills.py
         tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
         tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_search_benchmarks.py
         tune/test_speed.py tune/integrations/test_wandb.py
@@ -83,7 +83,7 @@ OTHERS = {
 """The files that need something else than their folder does."""
 
 LONGEST = """
-    train/torch/test_function_trainer_ray.py
+    train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py
     test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
     test_docs_tuning.py test_docs_strategies.py tune/test_ray_tuner.py train/strategies/test_strategies.py
     recipes/test_cifar10.py recipes/test_mnist.py test_docs_sklearn.py train/test_promises.py

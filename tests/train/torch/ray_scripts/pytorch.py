@@ -39,14 +39,15 @@ def train_func(config):
             torch.save(model.module.state_dict(), os.path.join(folder, "model.pt"))
             ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
         if ray.train.get_context().get_world_rank() == 0:
-            print("LINE", epoch, metrics["loss"].hex(), flush=True)
+            with open(config["lines"], "a") as file:
+                print("LINE", epoch, metrics["loss"].hex(), file=file)
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2)
+    ray.init(num_cpus=2, include_dashboard=False)
     trainer = TorchTrainer(
         train_func,
-        train_loop_config={"lr": 1e-2, "batch_size": 8, "epochs": 3},
+        train_loop_config={"lr": 1e-2, "batch_size": 8, "epochs": 3, "lines": os.path.abspath("lines")},
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
         run_config=RunConfig(
             storage_path=os.path.abspath("results"),
@@ -55,6 +56,8 @@ if __name__ == "__main__":
         ),
     )
     result = trainer.fit()
+    with open("lines") as file:
+        print(file.read(), end="")
     print("LINE", result.metrics["epoch"], result.metrics["loss"].hex())
     with result.checkpoint.as_directory() as folder:
         held = torch.load(os.path.join(folder, "model.pt"))

@@ -40,11 +40,11 @@ def drive(config):
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=4)
+    ray.init(num_cpus=4, include_dashboard=False)
     tuner = Tuner(
         drive,
         param_space={
-            "num_workers": tune.grid_search([1, 2]),
+            "num_workers": 2,
             "train_loop_config": {"epochs": 3, "lr": tune.grid_search([0.01, 0.1])},
         },
         tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=1),
@@ -52,10 +52,5 @@ if __name__ == "__main__":
     )
     grid = tuner.fit()
     for result in sorted(grid, key=lambda each: repr(each.config)):
-        print(
-            "LINE",
-            result.config["num_workers"],
-            result.config["train_loop_config"]["lr"],
-            result.metrics["loss"],
-        )
+        print("LINE", result.config["train_loop_config"]["lr"], result.metrics["loss"])
     print("LINE", grid.get_best_result().config["train_loop_config"]["lr"])
