@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ SLOWLY = {
 }
 
 
-def printed(script: Path, folder: Path) -> list[str]:
+def printed(script: Path, folder: Path, ray_folder: str) -> list[str]:
     """Run a script; return the lines that it prints for this test."""
     folder.mkdir()
-    more = SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1"}
+    # In a folder of its own Ray finds no cluster of another test, to which it would connect.
+    more = SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1", "RAY_TMPDIR": ray_folder}
     done = subprocess.run(
         [sys.executable, script],
         cwd=folder,
@@ -49,8 +51,10 @@ def test_a_script_for_ray_moves_by_its_imports(script: Path, tmp_path: Path) -> 
     text = re.sub(r"^import ray$", "import trainkit as ray", text, flags=re.MULTILINE)
     text = re.sub(r"^import ray\.(.+)$", r"import trainkit.\1", text, flags=re.MULTILINE)
     moved.write_text(text)
-    with clean_ray(lambda: lambda: None):
-        theirs = printed(script, tmp_path / "there")
-    ours = printed(moved, tmp_path / "here")
+    # Paths of its sockets can't be as long as those of `tmp_path`.
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as ray_folder:
+        with clean_ray(lambda: lambda: None):
+            theirs = printed(script, tmp_path / "there", ray_folder)
+        ours = printed(moved, tmp_path / "here", ray_folder)
     assert len(ours) > 2
     assert ours == theirs
