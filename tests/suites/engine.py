@@ -93,6 +93,7 @@ class EngineSuite(engine.EngineSuite):
         [
             KeyError("key"),
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+            MemoryError("too large"),
             FileNotFoundError(2, "No such file", "data.txt"),
             ImportError("nothing", name="module", path="here"),
         ],

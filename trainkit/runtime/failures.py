@@ -243,8 +243,10 @@ class _PicklesByParts:
 def _rebuild(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> BaseException | None:
+    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
+    combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
     try:
-        error = kind.__new__(kind, *args)
+        error = (BaseException if combined else kind).__new__(kind, *args)
         error.args = args[:2] if isinstance(error, OSError) else args
         original = next((base for base in kind.__mro__ if "__init__" in vars(base)), BaseException)
         if original.__module__ == "builtins":  # a C constructor fills fields that no __dict__ shows
