@@ -352,7 +352,9 @@ def test_ranks_that_do_not_end_are_killed(programs: Programs) -> None:
     program = programs.begin(stubborn, "waits", flags=(*RANKS, "--shutdown-timeout", "0.1"))
     pids = ready(program)
     program.send_signal(signal.SIGINT)
-    assert program.wait(timeout=120) == 130
+    _, err = program.communicate(timeout=120)
+    assert program.returncode == 130
+    assert "trainkit: ranks that have not ended are killed" in err.splitlines()
     assert ended(pids)
 
 
@@ -463,6 +465,16 @@ def options(*words: str) -> ScriptOptions:
 def test_flags(flags: str, found: dict[str, object]) -> None:
     asked = options(*flags.split())
     assert {name: getattr(asked, name) for name in found} == found
+
+
+def test_flags_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NPROC_PER_NODE": "3", "RDZV_ID": "a", "STANDALONE": "0", "NNODES": "2"}.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    asked = options("--nnodes", "1")
+    assert (asked.num_workers, asked.variables["TORCHELASTIC_RUN_ID"]) == (3, "a")
+    assert options("--nnodes", "1", "--workers", "2").num_workers == 2
+    with pytest.raises(ConfigError, match="--nnodes 2"):
+        options()
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ _FSDP_SPELLED = {"transformer-layer-cls-to-wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"
 _FSDP_TEXTS = {
     "sharding-strategy",
     "auto-wrap-policy",
-    "transformer-layer-cls-to-wrap",
     "backward-prefetch",
     "state-dict-type",
+    *_FSDP_SPELLED,
 }
 """Those whose values keep their letters; the others are numbers, true and false."""
 
@@ -117,13 +117,15 @@ class Run(Command):
 
 
 def _add(group: Any, name: str, *short: str, **settings: Any) -> None:
-    """Add a flag in both spellings that the launchers take, with hyphens and with underscores."""
+    """Add a flag in both spellings that the launchers take; as torchrun's, PET_... gives its default."""
+    if (given := os.environ.get(f"PET_{name.replace('-', '_').upper()}")) is not None:
+        settings["default"] = given not in ("", "0") if "action" in settings else given
     spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
     group.add_argument(*short, *spellings, dest=settings.pop("dest", name.replace("-", "_")), **settings)
 
 
 def _add_own(group: Any) -> None:
-    workers = {"dest": "workers", "default": None, "metavar": "N"}
+    workers = {"dest": "workers", "default": os.environ.get("PET_NPROC_PER_NODE"), "metavar": "N"}
     _add(group, "workers", help="ranks: a number, gpu, cpu or auto (default: 1)", **workers)
     _add(group, "nproc-per-node", help="the same", **workers)
     _add(group, "num-processes", help="the same", **workers)

@@ -444,10 +444,8 @@ def ranks_of(asked: str) -> int:
     gpus = devices.gpu_count()
     if asked == "gpu" and not gpus:
         raise ConfigError("a rank for each GPU was asked for, and this machine shows none")
-    if asked in ("gpu", "auto") and gpus:
-        return gpus
-    if asked in ("cpu", "auto"):
-        return devices.cpu_count()
+    if asked in ("gpu", "cpu", "auto"):
+        return gpus if gpus and asked != "cpu" else devices.cpu_count()
     if not asked.isdecimal() or not int(asked):
         raise ConfigError(f"--workers {asked}: give a number of ranks, 1 or more, or gpu, cpu or auto")
     return int(asked)
@@ -553,9 +551,9 @@ class Launcher:
             group.start(None)
             self._streams.sent()
             pids = group.call("apply", os.getpid)
-            for pid in pids:
+            for rank, pid in enumerate(pids):
                 with contextlib.suppress(ProcessLookupError):  # killed already, which the next call tells
-                    self._ranks[pid] = os.pidfd_open(pid)
+                    self._ranks[rank] = os.pidfd_open(pid)
             group.call("run")
         except (TaskError, GangError) as error:
             return failure_of(error, self._options.num_workers, pids)
@@ -582,11 +580,13 @@ class Launcher:
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
         say(f"{name} is sent to all ranks, which have {seconds:g} s to end; a second one ends them at once")
         self._send(number)
-        late = threading.Timer(seconds, self._send, [signal.SIGKILL])
+        late = threading.Timer(seconds, self._send, [signal.SIGKILL, "ranks that have not ended are killed"])
         late.daemon = True
         late.start()
 
-    def _send(self, number: int) -> None:
+    def _send(self, number: int, told: str = "") -> None:
+        if told and self._ranks:
+            say(told)
         for fd in list(self._ranks.values()):
             with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(fd, number)
