@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
 from trainkit import train, tune
-from trainkit.errors import ConfigError, TuneError
-from trainkit.train import RunConfig, ScalingConfig, get_dataset_shard
+from trainkit.errors import ConfigError, TrainingFailedError, TuneError
+from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer
 from trainkit.train.torch.worker import shared_gpus
 
@@ -136,6 +136,30 @@ def test_a_function_that_is_no_plain_one_is_refused(function: Any) -> None:
         TorchTrainer(function)
 
 
-def test_a_shard_is_a_workers() -> None:
-    with pytest.raises(TuneError, match="outside a trial"):
-        get_dataset_shard("train")
+@pytest.mark.parametrize("verb", ["get_dataset_shard", "report", "get_context"])
+def test_verbs_of_a_worker_are_refused_elsewhere(verb: str) -> None:
+    with pytest.raises(TuneError, match=rf"^{verb}\(\) was called outside a trial; .* a TorchTrainer"):
+        getattr(train, verb)(*([{}] if verb == "report" else []))
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_wrong_key_of_a_search_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    run = RunConfig(storage_path=str(tmp_path), verbose=0)
+    with pytest.raises(ConfigError, match=r"^param_space has 'lr': what the function"):
+        tune.Tuner(TorchTrainer(one), param_space={"lr": 1}, run_config=run).fit()
+
+
+def meets_alone() -> None:
+    if train.get_context().get_world_rank() == 0:
+        dist.barrier()
+    train.report({"loss": 1.0})
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) -> None:
+    run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
+    message = "worker 0 of 2 waited in a collective that worker 1 did not enter"
+    with pytest.raises(TrainingFailedError, match=message):
+        TorchTrainer(
+            meets_alone, run_config=run, scaling_config=two, torch_config=TorchConfig(timeout_s=1)
+        ).fit()

@@ -17,6 +17,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -85,6 +86,27 @@ def test_samples_are_shared(shuffle: bool) -> None:
     assert isinstance(loader.sampler, DistributedSampler)
     assert loader.sampler.shuffle is shuffle
     assert [len(features) for (features,) in loader] == [2, 2]
+
+
+class Endless(IterableDataset[int]):
+    """A stream of the same samples for each worker."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_a_stream_is_each_workers_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    stream: DataLoader[Any] = DataLoader(Endless())
+    assert prepare_data_loader(stream, add_dist_sampler=False) is stream
+    assert not caplog.records
+    assert prepare_data_loader(stream) is stream
+    assert "each of the 2 workers reads all of Endless" in caplog.text
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a list is no DataLoader: give a torch\.utils\.data\.DataLoader"):
+        prepare_data_loader([1, 2])  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("two_workers")

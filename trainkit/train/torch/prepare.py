@@ -6,6 +6,7 @@ Each of these works outside a trainer, too: a plain script is one worker on its 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import random
 import sys
@@ -22,6 +23,8 @@ from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import DevicePrefetcher
 from trainkit.train.torch.context import TrainContext
 from trainkit.tune.trial.context import current_session, is_session_enabled
+
+log = logging.getLogger(__name__)
 
 
 def get_devices() -> list[torch.device]:
@@ -107,14 +110,26 @@ def prepare_data_loader(
         auto_transfer: copy the next batch to a GPU while the present one is worked on.
 
     Raises:
-        ConfigError: the samples are to be shared, and the loader has a sampler or a batch_sampler of the
-            user's own.
+        ConfigError: `data_loader` is no `DataLoader`; or the samples are to be shared, and the loader has a
+            sampler or a batch_sampler of the user's own.
     """
+    if not isinstance(data_loader, DataLoader):
+        raise ConfigError(
+            f"prepare_data_loader: a {type(data_loader).__name__} is no DataLoader: give a "
+            "torch.utils.data.DataLoader(data, batch_size=...)"
+        )
     streams = isinstance(data_loader.dataset, IterableDataset)
     batches = data_loader.batch_sampler
     samplers = (data_loader.sampler, batches, getattr(batches, "sampler", None))
     shared = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
-    if add_dist_sampler and _world_size() > 1 and not streams and not shared:
+    if add_dist_sampler and _world_size() > 1 and streams:
+        log.warning(
+            "prepare_data_loader: each of the %d workers reads all of %s, as it is an IterableDataset: have "
+            "its __iter__ skip the others' samples, and pass add_dist_sampler=False to say that it does",
+            _world_size(),
+            type(data_loader.dataset).__name__,
+        )
+    elif add_dist_sampler and _world_size() > 1 and not shared:
         data_loader = _shared(data_loader)
     device = get_device()
     if move_to_device and device.type != "cpu":
@@ -239,22 +254,21 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
             "DistributedSampler would replace: give it a DistributedSampler yourself, or pass "
             "add_dist_sampler=False"
         )
-    arguments = {
-        "batch_size": loader.batch_size,
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "drop_last": loader.drop_last,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-        "persistent_workers": loader.persistent_workers,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "prefetch_factor": loader.prefetch_factor,
-    }
-    return DataLoader(
-        loader.dataset, sampler=DistributedSampler(loader.dataset, shuffle=shuffles), **arguments
+    kept = (
+        "batch_size",
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "drop_last",
+        "timeout",
+        "worker_init_fn",
+        "generator",
+        "persistent_workers",
+        "multiprocessing_context",
+        "prefetch_factor",
     )
+    own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)
+    return DataLoader(loader.dataset, sampler=own, **{name: getattr(loader, name) for name in kept})
 
 
 class _DeviceLoader(DataLoader[Any]):

@@ -154,6 +154,9 @@ class GatheredResults:
         if error is None:
             return f"{late} did not end {self.what}() within timeout_s={self.timeout_s:g} of the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
+        if not self.late and self.results:
+            waited_for = f"waited in a collective that worker {min(self.results)} did not enter before it"
+            return f"{those} of {self.world_size} {waited_for} answered {self.what}(): {message_of(error)}"
         if not self.late:
             lost = f"{those} of {self.world_size} lost the others in {self.what}()"
             return f"{lost}, and no worker knows why: {message_of(error)}"

@@ -193,6 +193,8 @@ class Bound:
         if callable(resources):
             try:
                 resources = resources(config)
+            except ConfigError:
+                raise  # which says what to do, such as a trainer's of a wrong key
             except Exception as error:
                 raise ConfigError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "

@@ -194,8 +194,8 @@ def current_session(verb: str) -> TrialContext:
     session = _active.get() or _of_process
     if session is None:
         raise TuneError(
-            f"tune.{verb}() was called outside a trial; it works in a function that a Tuner runs, in the "
-            "process and thread of the trial. A Trainable class returns its metrics from step() instead"
+            f"{verb}() was called outside a trial; it works in a function that a Tuner or a TorchTrainer "
+            "runs, in its process and thread. A Trainable class returns its metrics from step() instead"
         )
     return session
 
