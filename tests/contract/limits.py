@@ -94,7 +94,7 @@ CHAINS: dict[str, str] = {
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 
 SMALL_FILES: dict[str, str] = {
-    "trainkit/train/torch/accelerate.py": "checks of one library, which the worker is not about",
+    "trainkit/train/torch/accelerator.py": "checks of one library, which the worker is not about",
     "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
 }

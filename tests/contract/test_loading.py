@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import limits
+from trainkit.lazy import IMPORT
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +74,14 @@ def test_the_collector_works_again_when_several_threads_load_names() -> None:
         )
         == "True"
     )
+
+
+@pytest.mark.parametrize("stub", (ROOT / "trainkit").rglob("__init__.pyi"), ids=lambda stub: stub.parent.name)
+def test_no_module_stands_where_a_name_of_its_package_is_meant(stub: Path) -> None:
+    """Python sets a module as an attribute of its package when it is imported, over what was there."""
+    package = ".".join(stub.parent.relative_to(ROOT).parts)
+    elsewhere = {name for home, name in IMPORT.findall(stub.read_text()) if home != package}
+    assert not {name for name in elsewhere if (stub.parent / f"{name}.py").exists()}
 
 
 @pytest.mark.parametrize("module", limits.PUBLIC)

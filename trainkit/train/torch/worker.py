@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
-from trainkit.train.torch.accelerate import watch_accelerate
+from trainkit.train.torch.accelerator import watch_accelerate
 from trainkit.train.torch.context import TrainContext, WorkerPosition
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
