@@ -316,10 +316,10 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
     """Stop the call that owes a result; its `get` then raises TaskCancelledError.
 
-    A call that has not begun never does. In a running task KeyboardInterrupt is raised, so that its
-    `finally` blocks run, unless it handles SIGINT itself; a generator is closed where it yields; a running
-    `async def` method of an actor is cancelled as asyncio does it; another running method goes on. What is
-    done already stays done.
+    A call that has not begun never does. In a running task KeyboardInterrupt is raised, once, so that its
+    `finally` blocks run to their end, unless it handles SIGINT itself; a generator is closed where it yields;
+    a running `async def` method of an actor is cancelled as asyncio does it; another running method goes on.
+    What is done already stays done.
 
     Args:
         ref: a reference, or the generator of a streaming call.

@@ -16,6 +16,7 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.local.performers import Looped, Stepper, Threaded
+from tests.suites.parts import await_file
 from trainkit.errors import ConfigError, TaskCancelledError
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -351,6 +352,32 @@ def test_what_can_not_be_cancelled(tmp_path: Path) -> None:
         trainkit.get(cancels.remote([running]), timeout=60)
     (tmp_path / "go").touch()
     assert trainkit.get(running) is None
+
+
+def test_what_a_task_does_in_its_finally_is_not_interrupted(tmp_path: Path) -> None:
+    """By a cancellation that comes again, or a signal that comes late."""
+
+    @trainkit.remote
+    def cleans_up() -> None:
+        try:
+            (tmp_path / "begun").touch()
+            time.sleep(60)
+        finally:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            (tmp_path / "cleaning").touch()
+            await_file(tmp_path / "go")
+            (tmp_path / "cleaned").touch()
+
+    ref = cleans_up.remote()
+    assert eventually((tmp_path / "begun").exists)
+    trainkit.cancel(ref)
+    assert eventually((tmp_path / "cleaning").exists)
+    trainkit.cancel(ref)
+    trainkit.available_resources()  # asked of the node, which has sent the signal by then
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert_cancelled(ref)
+    assert (tmp_path / "cleaned").exists()
 
 
 def test_a_signal_that_nobody_asked_for_has_no_effect(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Interruption:
         running = calls.running
         if os.getpid() != self._pid:
             return  # a forked child has no part in it
-        if not running:
+        if not running or running == calls.interrupted:  # a call once: its `finally` runs to its end
             self.missed = True
             return
         # Without a frame, the signal comes from a wait of ours, such as that of `get`.
