@@ -52,6 +52,7 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
         trainkit.kill(make.remote())
     node = engine().state("nodes")[0]["pid"]
     limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
+    assert eventually(lambda: living() == [bystander_pid])
     held = descriptors(node)
     started = 0
     for spare in range(3, 12, every(4)):
@@ -65,7 +66,8 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
         finally:
             resource.prlimit(node, resource.RLIMIT_NOFILE, limits)
         trainkit.kill(actor)
-        assert eventually(lambda: descriptors(node) == held), f"{descriptors(node) - held} left open"
+        # Less, if one that was about to be closed was counted; one left open each time soon exceeds that.
+        assert eventually(lambda: descriptors(node) <= held), f"{descriptors(node) - held} left open"
         assert eventually(lambda: living() == [bystander_pid])
         assert trainkit.available_resources()["CPU"] == 4
     assert 0 < started < len(range(3, 12, every(4)))
