@@ -2,9 +2,9 @@
 
 Prints a small table, and its rows as one line of JSON. Trials do nothing, or sleep, so all the time is the
 tuner's. With `--against ray` both sides do the same work on this machine in this run, in processes of their
-own and round by round in turn, and the table shows how many times better trainkit is, beside the aim. Ray
-needs `pip install 'ray[tune]'`; without, its column is left out. `--only huge` runs a hundred thousand
-trials, which the rest leaves out. TMPDIR says where experiments are kept.
+own and round by round in turn, and the table shows how many times better trainkit is, beside the aim. Where
+`ray[tune]` is not installed, Ray's column is left out. `--only huge` runs a hundred thousand trials, which
+the rest leaves out. TMPDIR says where experiments are kept.
 """
 
 from __future__ import annotations
