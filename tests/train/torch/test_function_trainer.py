@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
+from tests.train.operators import lose_patience
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError
 from trainkit.train import RunConfig, ScalingConfig
@@ -150,6 +151,8 @@ def test_a_wrong_key_of_a_search_is_refused_in_its_own_words(tmp_path: Path) -> 
 
 
 def meets_alone() -> None:
+    dist.barrier()
+    lose_patience()
     if train.get_context().get_world_rank() == 0:
         dist.barrier()
     train.report({"loss": 1.0})
@@ -160,6 +163,4 @@ def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) ->
     run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
     message = "worker 0 of 2 waited in a collective that worker 1 did not enter"
     with pytest.raises(TrainingFailedError, match=message):
-        TorchTrainer(
-            meets_alone, run_config=run, scaling_config=two, torch_config=TorchConfig(timeout_s=1)
-        ).fit()
+        TorchTrainer(meets_alone, run_config=run, scaling_config=two).fit()
