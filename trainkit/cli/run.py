@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import secrets
 import sys
@@ -116,16 +117,24 @@ class Run(Command):
         return torch.Launcher(options, streams).run()
 
 
-def _add(group: Any, name: str, *short: str, **settings: Any) -> None:
-    """Add a flag in both spellings that the launchers take; as torchrun's, PET_... gives its default."""
-    if (given := os.environ.get(f"PET_{name.replace('-', '_').upper()}")) is not None:
+def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:
+    """Add a flag in both spellings that the launchers take; with `pet`, PET_... gives its default."""
+    if pet and (given := os.environ.get(_pet(name))) is not None:
         settings["default"] = given not in ("", "0") if "action" in settings else given
     spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
     group.add_argument(*short, *spellings, dest=settings.pop("dest", name.replace("-", "_")), **settings)
 
 
+def _pet(name: str) -> str:
+    return f"PET_{name.replace('-', '_').upper()}"
+
+
 def _add_own(group: Any) -> None:
-    workers = {"dest": "workers", "default": os.environ.get("PET_NPROC_PER_NODE"), "metavar": "N"}
+    workers: dict[str, Any] = {
+        "dest": "workers",
+        "default": os.environ.get("PET_NPROC_PER_NODE"),
+        "metavar": "N",
+    }
     _add(group, "workers", help="ranks: a number, gpu, cpu or auto (default: 1)", **workers)
     _add(group, "nproc-per-node", help="the same", **workers)
     _add(group, "num-processes", help="the same", **workers)
@@ -176,16 +185,17 @@ def _add_torchrun(group: Any) -> None:
 
 
 def _add_accelerate(group: Any) -> None:
-    _add(group, "num-machines", dest="nnodes", metavar="1", help="machines")
-    _add(group, "machine-rank", dest="node_rank", type=int, metavar="0", help="number of this machine")
-    _add(group, "multi-gpu", action="store_true", help="a rank for each GPU, if their number is not given")
+    add = functools.partial(_add, group, pet=False)
+    add("num-machines", dest="nnodes", metavar="1", help="machines")
+    add("machine-rank", dest="node_rank", type=int, metavar="0", help="number of this machine")
+    add("multi-gpu", action="store_true", help="a rank for each GPU, if their number is not given")
     for name, variable in _ACCELERATE.items():
         choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None
-        _add(group, name, choices=choices, metavar=None if choices else "VALUE", help=variable)
+        add(name, choices=choices, metavar=None if choices else "VALUE", help=variable)
     for name, variable in _ACCELERATE_SWITCHES.items():
-        _add(group, name, action="store_true", help=variable)
+        add(name, action="store_true", help=variable)
     for name in _FSDP:
-        _add(group, f"fsdp-{name}", help=argparse.SUPPRESS)
+        add(f"fsdp-{name}", help=argparse.SUPPRESS)
 
 
 class _Refused(argparse.Action):
@@ -207,6 +217,9 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
     Raises:
         ConfigError: they contradict each other, or ask for what is not there.
     """
+    for name, reason in _REFUSED.items():
+        if getattr(arguments, name.replace("-", "_")):  # a flag has been refused by the parser
+            raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
         raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
     if arguments.no_python and arguments.module:

@@ -580,16 +580,16 @@ class Launcher:
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
         say(f"{name} is sent to all ranks, which have {seconds:g} s to end; a second one ends them at once")
         self._send(number)
-        late = threading.Timer(seconds, self._send, [signal.SIGKILL, "ranks that have not ended are killed"])
+        late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
         late.daemon = True
         late.start()
 
     def _send(self, number: int, told: str = "") -> None:
-        if told and self._ranks:
-            say(told)
-        for fd in list(self._ranks.values()):
+        for rank, fd in list(self._ranks.items()):
             with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(fd, number)
+                if told:
+                    say(f"rank {rank} {told}")
 
 
 def listening_at(address: str, port: int) -> socket.socket:
