@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,36 @@ import trainkit
 from tests.suites.function_trainer import FunctionTrainerSuite
 from tests.train.torch.launched import trainer
 from trainkit import train
+from trainkit.errors import TrainingFailedError
 from trainkit.train import ScalingConfig
 
 
-def whereabouts() -> None:
+def whereabouts(config: dict[str, Any]) -> None:
+    """Write down where each rank is; rank 1 fails."""
     context, everyone = train.get_context(), [None] * dist.get_world_size()
     node = trainkit.get_runtime_context().get_node_id()
     own = (node, context.get_node_rank(), context.get_local_rank(), context.get_local_world_size())
     dist.all_gather_object(everyone, own)
-    train.report({"everyone": everyone})
+    if dist.get_rank() == 0:
+        Path(config["file"]).write_text(json.dumps(everyone))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("cursed")
+    train.report({})
 
 
 @pytest.mark.usefixtures("ray_cluster")
 class TestRayEngine(FunctionTrainerSuite):
     """The trainer of functions with each worker on a node of its own."""
 
-    def test_ranks_of_a_node_follow_each_other(self) -> None:
-        """Ray's SPREAD gives the first two places on different nodes."""
+    def test_ranks_of_a_node_follow_each_other(self, tmp_path: Path) -> None:
+        """Ray's SPREAD gives the first two places on different nodes; errors name no number but the rank."""
         scaling = ScalingConfig(num_workers=4, resources_per_worker={"CPU": 0.5}, placement_strategy="SPREAD")
-        result: Any = self.trainer(whereabouts, scaling_config=scaling).fit()
-        nodes, node_ranks, local_ranks, sizes = zip(*result.metrics["everyone"], strict=True)
+        config = {"file": str(tmp_path / "everyone")}
+        with pytest.raises(TrainingFailedError, match=r"(?s) train-worker\.advance .*worker 1 of 4"):
+            self.trainer(whereabouts, config, scaling_config=scaling).fit()
+        everyone = json.loads((tmp_path / "everyone").read_text())
+        nodes, node_ranks, local_ranks, sizes = zip(*everyone, strict=True)
         assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
         assert (node_ranks, local_ranks, sizes) == ((0, 0, 1, 1), (0, 1, 0, 1), (2, 2, 2, 2))
 

@@ -58,7 +58,7 @@ def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], t
     """Return the GPUs of all workers on one worker's machine, and the numbers of its own among them.
 
     Args:
-        all_gpus: of all workers, by rank.
+        all_gpus: of all workers; those of one machine by rank.
         own: of the worker.
     """
     machine, names = own
@@ -82,7 +82,7 @@ class LoopWorker(GroupMember):
         Libraries take the GPU whose number is the local rank, and copy from one GPU to another.
 
         Args:
-            all_gpus: of all workers, by rank.
+            all_gpus: of all workers; those of one machine by rank.
         """
         visible, own = shared_gpus(all_gpus, self.gpus())
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)

@@ -24,6 +24,7 @@ from trainkit.train.distributed.rendezvous import (
     by_machine,
     local_ranks,
     make_rendezvous,
+    on_one_machine,
 )
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
@@ -56,7 +57,7 @@ class WorkerGroup(Generic[M]):
     Args:
         options: resolved, with the `num_workers` of this group.
         placement: holds a place for each of them.
-        label: text before the rank in the workers' names, in logs and errors.
+        label: the workers' name in logs and errors; on one machine the rank follows it.
         member: class of the workers.
 
     Attributes:
@@ -91,7 +92,7 @@ class WorkerGroup(Generic[M]):
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
-                label=f"{label}-{rank}",
+                label=f"{label}-{rank}" if on_one_machine() else label,  # of several, ranks are given later
                 num_cpus=options.bundle.get("CPU", 0),
                 num_gpus=options.bundle.get("GPU", 0),
                 resources=more,
