@@ -105,6 +105,10 @@ def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
     ref = trainkit.put(1)
     trainkit.shutdown()
     assert ray.is_initialized()
+    rays = ray.put(2)
+    trainkit.init(engine="local", num_cpus=1)
+    assert trainkit.get(trainkit.remote(len).remote([rays])) == 1, "another engine has Ray pickle it"
+    trainkit.shutdown()
     trainkit.init(engine="ray")
     with pytest.raises(ObjectLostError, match="another engine or session"):
         trainkit.get(ref)

@@ -41,6 +41,7 @@ from trainkit.runtime.ray.values import (
     RayActor,
     RayRef,
     RayStream,
+    attach_rays_own,
     handed_out,
     next_session,
     seal,
@@ -78,6 +79,7 @@ class RayEngine:
         self.is_worker = is_worker
         self.pid = os.getpid()
         self.session = next_session()
+        attach_rays_own()
         self._owned = owned
         self._namespace: str = ray.get_runtime_context().namespace
         self._definitions = Definitions(join)
@@ -301,6 +303,7 @@ class RayEngine:
                 internal_kv._internal_kv_del(_scratch_key())
             if self._owned:
                 ray.shutdown()
+        attach_rays_own(False)
         next_session()
 
 

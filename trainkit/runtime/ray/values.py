@@ -12,7 +12,7 @@ from typing import Any, cast
 import ray
 
 from trainkit.runtime.ray import errors
-from trainkit.runtime.serialize import Packed, attached, claim, pack, register, unpack
+from trainkit.runtime.serialize import Packed, attached, claim, deregister, pack, register, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import Callbacks, DynamicObjectRefGenerator, ObjectRefGenerator
 
@@ -144,9 +144,20 @@ def _claim_actor(index: int, name: str) -> RayActor:
     return RayActor(claim(index), name)
 
 
-# What a user's value holds of Ray itself, such as a Ray Dataset: Ray has to learn who else refers to it.
-register(ray.ObjectRef, attached)
-register(ray.actor.ActorHandle, attached)
+def attach_rays_own(kept: bool = True) -> None:
+    """Have Ray learn who else refers to what a user's value holds of Ray itself, such as a Ray Dataset.
+
+    Args:
+        kept: False once the session is over: another engine's values are pickled as Ray does it.
+    """
+    for kind in (ray.ObjectRef, ray.actor.ActorHandle):
+        if kept:
+            register(kind, attached)
+        else:
+            deregister(kind)
+
+
+attach_rays_own()  # a worker packs results before it has an engine
 register(RayRef, lambda pickler, ref: (_claim_ref, (pickler.attach(cast("Any", ref.ref)),)))
 register(
     RayActor, lambda pickler, actor: (_claim_actor, (pickler.attach(cast("Any", actor.handle)), actor.name))
