@@ -76,7 +76,9 @@ def test_the_collector_works_again_when_several_threads_load_names() -> None:
     )
 
 
-@pytest.mark.parametrize("stub", (ROOT / "trainkit").rglob("__init__.pyi"), ids=lambda stub: stub.parent.name)
+@pytest.mark.parametrize(
+    "stub", sorted((ROOT / "trainkit").rglob("__init__.pyi")), ids=lambda stub: stub.parent.name
+)
 def test_no_module_stands_where_a_name_of_its_package_is_meant(stub: Path) -> None:
     """Python sets a module as an attribute of its package when it is imported, over what was there."""
     package = ".".join(stub.parent.relative_to(ROOT).parts)

@@ -222,9 +222,10 @@ class FunctionTrainerSuite:
 
         with pytest.raises(ConfigError, match="give the function and the arguments of before again"):
             TorchTrainer.restore(self.path / "line", count_up)
-        again = TorchTrainer.restore(
-            self.path / "line", count_up, scaling_config=ScalingConfig(num_workers=2)
-        )
+        two: Any = {"scaling_config": ScalingConfig(num_workers=2)}
+        with pytest.raises(ConfigError, match=r"train_loop_config=\.\.\."):
+            TorchTrainer.restore(self.path / "line", count_up, **two)
+        again = TorchTrainer.restore(self.path / "line", count_up, train_loop_config={}, **two)
         assert TorchTrainer.can_restore(self.path / "line")
         assert again.fit().metrics["count"] == STEPS
 

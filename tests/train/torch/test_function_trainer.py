@@ -19,7 +19,7 @@ from tests.train.operators import lose_patience
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError
 from trainkit.train import RunConfig, ScalingConfig
-from trainkit.train.torch import TorchConfig, TorchTrainer
+from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.worker import shared_gpus
 
 
@@ -117,6 +117,11 @@ def one(config: dict[str, Any]) -> None:
         (one, {"resume_from_checkpoint": "/somewhere"}, r"give a Checkpoint\.from_directory"),
         (one, {"num_workers": 2}, r"has no argument num_workers\. The number of workers .*=ScalingConfig"),
         (one, {"datasets": [1]}, "give a dictionary of data sets by name"),
+        (
+            one,
+            {"datasets": {"train": []}, "dataset_config": train.DataConfig(datasets_to_split=["trian"])},
+            r"has 'trian', which is none of the trainer's datasets\. Did you mean 'train'",
+        ),
     ],
 )
 def test_a_mistake_is_told_at_once(function: Any, arguments: dict[str, Any], message: str) -> None:
@@ -150,6 +155,20 @@ def test_a_wrong_key_of_a_search_is_refused_in_its_own_words(tmp_path: Path) -> 
         tune.Tuner(TorchTrainer(one), param_space={"lr": 1}, run_config=run).fit()
 
 
+def speeds_up_late() -> None:
+    accelerate(amp=True)
+    model = prepare_model(torch.nn.Linear(1, 1))
+    assert model(torch.ones(1)).dtype == torch.bfloat16
+    accelerate(amp=True)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_half_precision_that_comes_too_late_is_refused(tmp_path: Path) -> None:
+    run = RunConfig(storage_path=str(tmp_path), verbose=0)
+    with pytest.raises(TrainingFailedError, match="came after prepare_model"):
+        TorchTrainer(speeds_up_late, run_config=run).fit()
+
+
 def meets_alone() -> None:
     dist.barrier()
     lose_patience()
@@ -161,6 +180,6 @@ def meets_alone() -> None:
 @pytest.mark.usefixtures("runtime")
 def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) -> None:
     run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
-    message = "worker 0 of 2 waited in a collective that worker 1 did not enter"
+    message = "worker 0 of 2 waited in a collective that worker 1 may not have entered"
     with pytest.raises(TrainingFailedError, match=message):
         TorchTrainer(meets_alone, run_config=run, scaling_config=two).fit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -22,6 +23,7 @@ from tests.conftest import eventually, is_running
 from tests.train.operators import Digits, lose_patience
 from trainkit.errors import ActorDiedError, CheckpointError, ConfigError, GangError, SerializationError
 from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train.workers import gather
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -396,3 +398,36 @@ def test_what_cannot_be_sent_leaves_the_workers_as_they_are() -> None:
         with pytest.raises(SerializationError):
             trainer.train(info={"lock": threading.Lock()}, max_retries=0)
         assert trainer.train(max_retries=0)["epoch"] == 1
+
+
+@trainkit.remote(num_cpus=0)
+def wait_for(path: str) -> None:
+    assert eventually(Path(path).exists)
+
+
+def test_who_keeps_the_others_waiting_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Released(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            (tmp_path / "late").touch()
+
+    (tmp_path / "early").touch()
+    monkeypatch.setattr(gather, "TELL_S", 0.1)
+    released = Released()
+    gather.log.addHandler(released)
+    refs = [wait_for.remote(str(tmp_path / name)) for name in ("early", "late")]
+    results = gather.GatheredResults(
+        {ref: rank for rank, ref in enumerate(refs)},
+        what="train_line",
+        world_size=2,
+        at_once=True,
+        timeout_s=300,
+        end_workers=lambda: None,
+    )
+    try:
+        results.collect()
+    finally:
+        gather.log.removeHandler(released)
+    assert not results.failed
+    assert "worker 1 of 2 has not ended train_line(), or made a report in it" in caplog.text

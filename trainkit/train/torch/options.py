@@ -63,7 +63,7 @@ class LoopOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _arguments_of(self.train_loop_per_worker)
+        takes_config(self.train_loop_per_worker)
         kinds = {
             "train_loop_config": Mapping,
             "scaling_config": ScalingConfig,
@@ -177,14 +177,14 @@ class TrialLoop(LoopOptions):
 
 
 def _call(function: Callable[..., Any], config: dict[str, Any]) -> None:
-    if _arguments_of(function):
+    if takes_config(function):
         function(config)
     else:
         function()
 
 
-def _arguments_of(function: Any) -> int:
-    """Return 1 if a training function takes its configuration, 0 if it takes nothing.
+def takes_config(function: Any) -> bool:
+    """Return True if a training function takes its configuration, False if it takes nothing.
 
     Raises:
         ConfigError: it is no function, or takes more.
@@ -199,14 +199,14 @@ def _arguments_of(function: Any) -> int:
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin that doesn't tell its signature
-        return 1
-    for count, arguments in ((1, ({},)), (0, ())):
+        return True
+    for takes, arguments in ((True, ({},)), (False, ())):
         try:
             signature.bind(*arguments)
         except TypeError:
             continue
         # One that could do without takes it where it has a name for it.
-        return count
+        return takes
     raise ConfigError(
         f"TorchTrainer: train_loop_per_worker takes {signature}: give a function of the configuration, or "
         "one without arguments; functools.partial binds further ones"

@@ -32,8 +32,8 @@ def get_devices() -> list[torch.device]:
 
     Outside a trainer, the first GPU of this process if it sees any.
     """
-    context = current_session("get_devices").context if is_session_enabled() else None
-    if isinstance(context, TrainContext):
+    context = _context()
+    if context is not None:
         return list(context.devices)
     return [torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")]
 
@@ -68,6 +68,7 @@ def prepare_model(
     device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
     if move_to_device:
         model = model.to(device)
+    _Precision.prepared_in = _context()
     if _Precision.on:
         dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
         model.forward = _AutocastForward(model, device.type, dtype)
@@ -170,10 +171,12 @@ class _Precision:
 
     Attributes:
         on: models that are prepared compute in half precision.
+        prepared_in: the context of the training function that has prepared a model last.
         scaler: of losses in fp16; None: there is none, as for bf16 on the CPU.
     """
 
     on = False
+    prepared_in: TrainContext | None = None
     scaler: torch.amp.GradScaler | None = None
 
 
@@ -182,7 +185,15 @@ def accelerate(amp: bool = False) -> None:
 
     Args:
         amp: forward passes in fp16 with scaled losses on a GPU, in bf16 on the CPU; False: in full precision.
+
+    Raises:
+        ConfigError: this training function has prepared a model already, which would stay as it is.
     """
+    context = _context()
+    if amp and context is not None and context is _Precision.prepared_in:
+        raise ConfigError(
+            "accelerate(amp=True) came after prepare_model: call it before, as it changes no model"
+        )
     _Precision.on = amp
     _Precision.scaler = torch.amp.GradScaler("cuda") if amp and get_device().type == "cuda" else None
 
@@ -232,6 +243,12 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.backends.cudnn.benchmark = False
     # Without it cuBLAS refuses to be deterministic (docs.nvidia.com/cuda/cublas, "Results reproducibility").
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _context() -> TrainContext | None:
+    """Return the context of the training function that this code runs in, if it runs in one."""
+    context = current_session("get_devices").context if is_session_enabled() else None
+    return context if isinstance(context, TrainContext) else None
 
 
 def _world_size() -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Never
 
-from trainkit.errors import ConfigError, TrainingFailedError
-from trainkit.train.torch.options import LoopOptions, TorchConfig
+from trainkit.errors import ConfigError, TrainingFailedError, did_you_mean
+from trainkit.train.torch.options import LoopOptions, TorchConfig, takes_config
 from trainkit.train.torch.shards import DataConfig
 from trainkit.train.torch.trial import LoopTrial
 from trainkit.tune.config import RunConfig
@@ -20,7 +21,10 @@ from trainkit.tune.results.result import Result
 from trainkit.tune.sync.storage import new_place
 from trainkit.tune.tuner import Tuner
 
-_RESUME = "go on by TorchTrainer.restore({path!r}, train_loop_per_worker, scaling_config=...).fit()"
+log = logging.getLogger(__name__)
+
+_ARGUMENTS = "train_loop_per_worker, train_loop_config=..., scaling_config=..."
+_RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class DataParallelTrainer:
@@ -79,6 +83,13 @@ class DataParallelTrainer:
         if not isinstance(datasets or {}, Mapping):
             raise ConfigError(f"TorchTrainer: datasets={datasets!r}: give a dictionary of data sets by name")
         self._datasets = dict(datasets or {})
+        shared = self._options.dataset_config.datasets_to_split
+        for name in () if shared == "all" else shared:
+            if name not in self._datasets:
+                raise ConfigError(
+                    f"DataConfig(datasets_to_split=...) has {name!r}, which is none of the trainer's "
+                    f"datasets.{did_you_mean(name, self._datasets)}"
+                )
         self._restored_from: str | None = None
 
     def fit(self) -> Result:
@@ -118,13 +129,17 @@ class DataParallelTrainer:
             **arguments: of the constructor, as at the start.
 
         Raises:
-            ConfigError: the function or `scaling_config` is not given.
+            ConfigError: the function, `scaling_config` or the configuration that the function takes is not
+                given.
             StoreError: `path` holds no run.
         """
-        if train_loop_per_worker is None or "scaling_config" not in arguments:
+        needed = {"scaling_config"}
+        if train_loop_per_worker is not None and takes_config(train_loop_per_worker):
+            needed.add("train_loop_config")
+        if train_loop_per_worker is None or not needed <= arguments.keys():
             raise ConfigError(
-                "TorchTrainer.restore(path, train_loop_per_worker, scaling_config=...): give the function "
-                "and the arguments of before again, train_loop_config among them, as a run does not hold them"
+                f"TorchTrainer.restore(path, {_ARGUMENTS}): give the function and the arguments of before "
+                "again, as a run does not hold them"
             )
         trainer = cls(train_loop_per_worker, **arguments)
         trainer._restored_from = os.fspath(path)
@@ -170,8 +185,11 @@ class DataParallelTrainer:
             return Tuner(self, run_config=run)
         again = partial(Tuner.restore, path, self, storage_filesystem=filesystem, run_config=run)
         before = again().get_results()
-        kept = len(before) > 0 and before[0].checkpoint is not None
-        finished = ResumeConfig.ResumeType.RESUME if kept else ResumeConfig.ResumeType.RESTART
+        latest = before[0].checkpoint if len(before) > 0 else None
+        if self._restored_from is None:
+            start = "its start" if latest is None else latest.path
+            log.warning("TorchTrainer: a run is at %s already, fit() goes on with it from %s", path, start)
+        finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
         return again(resume_config=rule)
 

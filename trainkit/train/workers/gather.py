@@ -7,6 +7,7 @@ gone" is a symptom (failure_cause.py). Where there are only symptoms, the cause 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
@@ -17,11 +18,16 @@ from trainkit.errors import ActorDiedError, GangError, TaskError, message_of
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed import failure_cause
 
+log = logging.getLogger(__name__)
+
 GRACE_PERIOD_S = 5.0
 """Seconds for the cause of a symptom to become known, and for workers to end in order."""
 
 APART_S = 30.0
 """Seconds for the others once one has raised in a call in which they may meet, but need not."""
+
+TELL_S = 60.0
+"""Seconds after which a warning names the workers that the others wait for."""
 
 LOOK_S = 1.0
 """Seconds between two looks for the answer of a worker in this process."""
@@ -59,6 +65,7 @@ class GatheredResults:
     _beside: bool = field(default=False, init=False)
     _answered_at: float | None = field(default=None, init=False)
     _failed_at: float | None = field(default=None, init=False)
+    _told: bool = field(default=False, init=False)
 
     def collect(self) -> None:
         """Wait until all have answered, or until one has failed and the others won't."""
@@ -68,9 +75,13 @@ class GatheredResults:
                 break
             if self._beside:
                 left = LOOK_S if left is None else min(left, LOOK_S)
-            done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=left)
+            tell_in = self._tell_in()
+            first = [seconds for seconds in (left, tell_in) if seconds is not None]
+            done, _ = runtime.wait(list(self.pending), num_returns=1, timeout=min(first, default=None))
             for ref in done:
                 self._take(ref)
+            if not done and tell_in is not None and tell_in <= min(first):
+                self._tell()
             if self.at_once and self._cause_known():
                 break
         # At once also if all of them have answered: one in this process may still wait for them.
@@ -155,8 +166,9 @@ class GatheredResults:
             return f"{late} did not end {self.what}() within timeout_s={self.timeout_s:g} of the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late and self.results:
-            waited_for = f"waited in a collective that worker {min(self.results)} did not enter before it"
-            return f"{those} of {self.world_size} {waited_for} answered {self.what}(): {message_of(error)}"
+            other = f"it had ended {self.what}() or waited in report()"
+            where = f"a collective that worker {min(self.results)} may not have entered, as {other}"
+            return f"{those} of {self.world_size} waited in {where}: {message_of(error)}"
         if not self.late:
             lost = f"{those} of {self.world_size} lost the others in {self.what}()"
             return f"{lost}, and no worker knows why: {message_of(error)}"
@@ -179,6 +191,21 @@ class GatheredResults:
         if self.at_once and self._answered_at is not None:
             return self._answered_at + self.timeout_s + GRACE_PERIOD_S - now
         return None
+
+    def _tell_in(self) -> float | None:
+        """Return the seconds to the warning that some workers don't come; None: there is to be none."""
+        if self._told or not self.at_once or self._answered_at is None or self._failed_at is not None:
+            return None
+        return max(0.0, self._answered_at + TELL_S - SYSTEM.monotonic())
+
+    def _tell(self) -> None:
+        self._told = True
+        missing = ", ".join(map(str, sorted(self.pending.values())))
+        log.warning(
+            "worker %s of %d has not ended %s(), or made a report in it, %.0f s after the others; they wait "
+            "for timeout_s=%g",
+            *(missing, self.world_size, self.what, TELL_S, self.timeout_s),
+        )
 
     def _died(self) -> list[int]:
         """Return the workers that died by themselves, in order of rank."""
