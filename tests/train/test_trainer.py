@@ -107,7 +107,7 @@ class ByOneAlone(Digits):
 def test_an_order_that_another_worker_does_not_ask_for_is_told_by_the_call_that_sent_it() -> None:
     with (
         trainer(ByOneAlone, num_workers=2) as gang,
-        pytest.raises(GangError, match="in validate"),
+        pytest.raises(GangError, match=r"as its validate\(\) had ended"),
     ):
         gang.validate(max_retries=0)
 

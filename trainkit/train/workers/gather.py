@@ -166,7 +166,7 @@ class GatheredResults:
             return f"{late} did not end {self.what}() within timeout_s={self.timeout_s:g} of the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late and self.results:
-            other = f"it had ended {self.what}() or waited in report()"
+            other = f"its {self.what}() had ended or reported"
             where = f"a collective that worker {min(self.results)} may not have entered, as {other}"
             return f"{those} of {self.world_size} waited in {where}: {message_of(error)}"
         if not self.late:
