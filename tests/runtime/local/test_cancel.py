@@ -221,6 +221,7 @@ def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(tmp_path: P
     last = actor.mark.remote(tmp_path / "last")
     for ref in (running, queued, pair[1]):
         trainkit.cancel(ref)
+    trainkit.available_resources()  # asked of the node, which has told the worker by then
     (tmp_path / "go").touch()
     for ref in (queued, *pair):
         with pytest.raises(TaskCancelledError, match=r"Stepper.mark \(pid \d+\) was cancelled"):
