@@ -2,7 +2,7 @@
 # runs. What is installed already is not looked at again until pyproject.toml or constraints.txt change.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all check format bench pictures clean
+.PHONY: help setup demo test test-rest test-all check format bench docs pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -63,10 +63,14 @@ format: $(READY)  ## Rewrite the code in the project's format
 bench: $(READY)  ## Run all benchmarks, within half an hour, into one record in results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(READY)  ## Build the documentation as a site in results/docs, to be read from the disk
+	$(BIN)/mkdocs build --strict --quiet
+
 pictures: $(READY)  ## Draw the pictures of the documentation again
 	$(BIN)/python -m benchmarks.search --plots docs/images
 	$(BIN)/python -m recipes.mnist --output results/pictures
 	cp results/pictures/curves.png docs/images/mnist.png
+	$(BIN)/python -m tests.dashboard.pictures docs/images
 
 clean:  ## Remove the environment and all caches
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -35,6 +35,8 @@ BENCHMARKS = {
     "tuning": [],
     "training": [],
     "sklearn_searches": [],
+    "pools": [],
+    "dashboard": [],
     "decision_cost": [],
     "simulator": ["--only", "cost", "large"],
     "gpu": [],

@@ -100,6 +100,21 @@ AIMS = {
         "memory of that program and its workers, of 5,000": of(1),
         "unshared memory of 4 workers on 500 MB grows by": Aim(600),
     },
+    "pools": {
+        "empty calls (ProcessPoolExecutor)": Aim(times=3),
+        "empty calls (loky)": Aim(times=5),
+        "copies of a 100 MB array that eight calls take": Aim(1),
+        "cross_val_score of an SVM with two jobs (loky)": of(1),
+        "from an import to the first result (loky)": Aim(0.3),
+    },
+    "dashboard": {
+        "5,000 trials: first paint, of a new server": Aim(1),
+        "5,000 trials: a page of the table, shown": Aim(0.3),
+        "curves of 200 trials: drawn": Aim(0.5),
+        "100,000 trials: first paint, of a new server": Aim(3),
+        "100,000 trials: the server's memory then": Aim(300),
+        "reports of two trials with five open pages (none)": Aim(times=0.97),
+    },
     "decision_cost": {
         "ASHA, stopping": Aim(100),
         "ASHA, promotion": Aim(100),

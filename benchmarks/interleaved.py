@@ -55,8 +55,9 @@ class Plain:
 
 
 def environment() -> dict[str, str]:
-    """For a process that measures: one thread, and this package."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    """For a process that measures: one thread, and this package, compiled as an installed one is."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
 
 
 def output_of(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:

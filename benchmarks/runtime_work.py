@@ -24,7 +24,7 @@ from benchmarks.interleaved import output_of
 ARRAY_BYTES = 100_000_000
 FULL_STORE_BYTES = 100_000_000
 FULL_ITEM_BYTES = 300_000
-ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, include_dashboard=False"}
+ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, address='local', include_dashboard=False"}
 
 
 class Echo:
@@ -77,7 +77,8 @@ def started(side: str, cpus: int = 2, **more: Any) -> Any:
     api = importlib.import_module(side)
     arguments: dict[str, Any] = {"num_cpus": cpus, **more}
     if side == "ray":
-        api.init(**arguments, include_dashboard=False, log_to_driver=False)
+        # A cluster of its own: Ray would join one that runs, or that somebody's program has left a note of.
+        api.init(**arguments, address="local", include_dashboard=False, log_to_driver=False)
     else:
         api.init(**arguments)
     return api

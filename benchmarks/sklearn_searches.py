@@ -20,7 +20,7 @@ from benchmarks.rows import MORE, Report, Row, parser
 
 LONG = "many_more"
 """Takes minutes: only if it is asked for, or with little work."""
-SECTIONS = ("svm", "tiny", "folds", "many", LONG, "stopping", "alone", "cold", "memory")
+SECTIONS = ("svm", "tiny", "folds", "many", LONG, "stopping", "growing", "alone", "cold", "memory")
 ROWS = {
     "svm": Row("48 fits of an SVM on the digits", "s"),
     "tiny": Row("300 tiny fits, warm", "s"),
@@ -33,6 +33,10 @@ ROWS = {
     "stopping_halving": Row("SGD with early stopping (HalvingRandomSearchCV)", "s"),
     "stopping_score": Row("its best score (RandomizedSearchCV)", better=MORE),
     "halving_score": Row("its best score (HalvingRandomSearchCV)", better=MORE),
+    "growing": Row("SGD on growing samples (HalvingRandomSearchCV)", "s"),
+    "growing_epochs": Row("SGD on growing samples (HalvingRandomSearchCV, by epochs)", "s"),
+    "growing_score": Row("its best score, on growing samples", better=MORE),
+    "growing_epochs_score": Row("its best score, by epochs", better=MORE),
     "svm_alone": Row("the SVM, with a session that fit begins and ends", "s"),
     "tiny_alone": Row("the tiny fits, with such a session", "s"),
     "cold": Row("300 tiny fits in a new program", "s"),

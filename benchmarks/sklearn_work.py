@@ -30,7 +30,7 @@ from sklearn.svm import SVC
 import trainkit
 from benchmarks.interleaved import environment, in_turn, output_of, timed
 from benchmarks.sklearn_searches import Figures
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.sklearn import TuneGridSearchCV, TuneHalvingRandomSearchCV, TuneSearchCV
 
 JOBS = 2
 SIDES: Mapping[str, Any] = {"trainkit": TuneGridSearchCV, "scikit-learn": GridSearchCV}
@@ -188,27 +188,24 @@ def stopping(scale: float) -> Figures:
 
     Each round draws other candidates, the same for all three.
     """
-    X, y = load_digits(return_X_y=True)
-    rows = max(300, round(len(X) * scale))
-    X, y = X[:rows] / 16.0, y[:rows]
-    space = {"alpha": loguniform(1e-7, 1e1), "penalty": ["l2", "l1", "elasticnet"]}
+    X, y = _digits(scale)
     candidates, epochs = (60, 81) if scale == 1 else (6, 9)
     model = SGDClassifier(max_iter=epochs, tol=None, random_state=0)
     common = {"cv": 3, "n_jobs": JOBS}
     searches: list[Callable[[int], Any]] = [
         lambda seed: TuneSearchCV(
             SGDClassifier(random_state=0),
-            space,
+            SGD_SPACE,
             n_trials=candidates,
             early_stopping=True,
             max_iters=epochs,
             random_state=seed,
             **common,
         ),
-        lambda seed: RandomizedSearchCV(model, space, n_iter=candidates, random_state=seed, **common),
+        lambda seed: RandomizedSearchCV(model, SGD_SPACE, n_iter=candidates, random_state=seed, **common),
         lambda seed: HalvingRandomSearchCV(
             SGDClassifier(tol=None, random_state=0),
-            space,
+            SGD_SPACE,
             n_candidates=candidates,
             resource="max_iter",
             max_resources=epochs,
@@ -218,6 +215,57 @@ def stopping(scale: float) -> Figures:
             **common,
         ),
     ]
+    times, scores = _search_in_turn(searches, X, y, scale)
+    return {
+        "stopping_random": [times[0], times[1]],
+        "stopping_halving": [times[0], times[2]],
+        "stopping_score": [scores[0], scores[1]],
+        "halving_score": [scores[0], scores[2]],
+    }
+
+
+def growing(scale: float) -> Figures:
+    """The same classifier with the searches that halve: by samples on both sides, and by epochs on theirs.
+
+    By samples the two evaluate the same candidates on the same samples, so their scores are equal.
+    """
+    X, y = _digits(scale)
+    candidates, epochs = (60, 81) if scale == 1 else (6, 9)
+    model = SGDClassifier(max_iter=epochs, tol=None, random_state=0)
+    common = {"cv": 3, "n_jobs": JOBS, "n_candidates": candidates}
+
+    def by_samples(cls: Any) -> Callable[[int], Any]:
+        return lambda seed: cls(model, SGD_SPACE, min_resources="exhaust", random_state=seed, **common)
+
+    def by_epochs(seed: int) -> Any:
+        resources = {"resource": "max_iter", "max_resources": epochs, "min_resources": 1, "factor": 4}
+        return HalvingRandomSearchCV(
+            SGDClassifier(tol=None, random_state=0), SGD_SPACE, random_state=seed, **resources, **common
+        )
+
+    searches = [by_samples(TuneHalvingRandomSearchCV), by_samples(HalvingRandomSearchCV), by_epochs]
+    times, scores = _search_in_turn(searches, X, y, scale)
+    return {
+        "growing": [times[0], times[1]],
+        "growing_epochs": [times[0], times[2]],
+        "growing_score": [scores[0], scores[1]],
+        "growing_epochs_score": [scores[0], scores[2]],
+    }
+
+
+SGD_SPACE = {"alpha": loguniform(1e-7, 1e1), "penalty": ["l2", "l1", "elasticnet"]}
+
+
+def _digits(scale: float) -> tuple[np.ndarray, np.ndarray]:
+    X, y = load_digits(return_X_y=True)
+    rows = max(300, round(len(X) * scale))
+    return X[:rows] / 16.0, y[:rows]
+
+
+def _search_in_turn(
+    searches: Sequence[Callable[[int], Any]], X: Any, y: Any, scale: float
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Fit the searches in turn, each round with another seed; return their seconds and best scores."""
     scores: list[list[float]] = [[] for _ in searches]
 
     def fit(side: int) -> Callable[[], None]:
@@ -228,13 +276,8 @@ def stopping(scale: float) -> Figures:
         return run
 
     _warm()
-    times = in_turn([fit(side) for side in range(3)], **_turns(5, scale))
-    return {
-        "stopping_random": [times[0], times[1]],
-        "stopping_halving": [times[0], times[2]],
-        "stopping_score": [scores[0], scores[1]],
-        "halving_score": [scores[0], scores[2]],
-    }
+    times = in_turn([fit(side) for side in range(len(searches))], **_turns(5, scale))
+    return times, scores
 
 
 def memory(scale: float) -> Figures:
@@ -326,6 +369,7 @@ SECTIONS: dict[str, Callable[[float], Figures]] = {
     "svm": svm,
     "tiny": tiny,
     "stopping": stopping,
+    "growing": growing,
     "folds": folds,
     "many": many,
     "many_more": lambda scale: many(scale, "many_more", 5_000),

@@ -16,7 +16,7 @@ import trainkit
 trainkit.init(num_cpus=2, num_gpus=0, preload=["torch"])
 
 from benchmarks import training_torchrun  # noqa: E402
-from benchmarks.training_job import train_epoch, train_steps  # noqa: E402
+from benchmarks.training_job import WARM_UP, train_epoch, train_steps  # noqa: E402
 from trainkit import train  # noqa: E402
 from trainkit.train import RunConfig, ScalingConfig  # noqa: E402
 from trainkit.train.torch import TorchTrainer  # noqa: E402
@@ -25,6 +25,8 @@ from trainkit.train.torch import TorchTrainer  # noqa: E402
 def digits(config: dict[str, Any]) -> None:
     """Train for an epoch, or for `config["steps"]` steps; report the loss and the seconds."""
     model, optimizer, loader = training_torchrun.make_parts()
+    if config["steps"]:
+        train_steps(model, optimizer, loader, WARM_UP)
     start = time.perf_counter()
     if config["steps"]:
         loss = train_steps(model, optimizer, loader, config["steps"])

@@ -10,6 +10,8 @@ from torch import nn
 
 BATCH_SIZE = 32
 LEARNING_RATE = 0.05
+WARM_UP = 20
+"""Steps before those that are timed, where steps are: the first ones take several times as long."""
 
 
 def make_model() -> nn.Module:

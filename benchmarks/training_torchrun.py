@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.interleaved import leave
 from benchmarks.training_data import make_data
-from benchmarks.training_job import BATCH_SIZE, make_model, make_optimizer, train_epoch, train_steps
+from benchmarks.training_job import BATCH_SIZE, WARM_UP, make_model, make_optimizer, train_epoch, train_steps
 
 
 def main() -> None:
@@ -45,6 +45,7 @@ def make_parts() -> tuple[torch.nn.Module, object, DataLoader[object]]:
 
 def serve(model: torch.nn.Module, optimizer: object, loader: DataLoader[object]) -> None:
     """Train on worker 0's word, until its input ends."""
+    train_steps(model, optimizer, loader, WARM_UP)
     steps = torch.zeros(1, dtype=torch.int64)
     while True:
         if dist.get_rank() == 0:

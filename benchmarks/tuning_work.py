@@ -21,7 +21,7 @@ from benchmarks.interleaved import output_of, timed
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "trainkit": {},
-    "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
+    "ray": {"address": "local", "include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"},
 }
 NEEDED = {"trainkit": "trainkit-ml[tune]", "ray": "ray[tune]"}
 SLEEP_S = 0.1

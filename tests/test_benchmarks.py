@@ -28,8 +28,10 @@ from benchmarks.rows import LESS, MORE, Report, Row, apart, rows_of
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
     "anatomy": [],
+    "dashboard": [],
     "decisions": [],
     "pbt_digits": [],
+    "pools": [],
     "runtime": [],
     "simulator": ["--only", "toy", "scaling", "cost", "large"],
     "soak": [],

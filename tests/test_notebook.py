@@ -131,6 +131,22 @@ def test_the_cell_that_makes_a_trainer_can_be_run_again(cell: Run) -> None:
     assert not error_in(cell("len(tune.Tuner(lambda config: {'loss': 1.0}).fit())"))
 
 
+def test_results_and_a_trainer_as_a_cells_last_line_are_tables(cell: Run) -> None:
+    assert not error_in(cell(SETUP))
+    cell("results = tune.Tuner(lambda config: {'loss': 1.0, 'note': '<b>'}).fit()")
+    for code, words in (("results", "ResultGrid(1 trial"), ("results[0]", "note=&lt;b&gt;")):
+        shown = data_in(cell(code))
+        assert words in shown["text/html"] and "<table>" in shown["text/html"]
+    cell(TRAINER)
+    shown = data_in(cell("trainer"))
+    assert shown["text/plain"].startswith(
+        "TorchTrainer(\n  operator: Line\n  workers: 2, which reserve 2 CPU"
+    )
+    assert "<table>" in shown["text/html"] and "Line" in shown["text/html"]
+    shown = data_in(cell("trainer.shutdown()\ntrainer"))
+    assert "reserve" not in shown["text/plain"] and "ended: " in shown["text/plain"]
+
+
 def test_the_cell_of_a_trainer_that_can_never_fit_fails_alike_each_time_and_leaves_nothing(cell: Run) -> None:
     assert not error_in(cell(SETUP))
     too_large = TRAINER.replace("num_workers=2", "num_workers=50")

@@ -92,3 +92,17 @@ def test_without_torch_the_trainer_names_its_extra(line: str):
     assert last.endswith(
         "MissingDependencyError: TorchTrainer needs PyTorch: pip install 'trainkit-ml[train]'"
     )
+
+
+@pytest.mark.external
+def test_a_tuner_that_is_made_loads_nothing_that_only_a_run_needs():
+    script = (
+        "import sys; from trainkit import tune;"
+        "tune.Tuner(lambda config: None, param_space={'x': tune.uniform(0, 1)});"
+        "print(*(name for name in sys.modules if name.startswith('trainkit.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "trainkit.tune.experiment.run" in loaded
+    for_runs = ("runtime.session", "tune.controller.controller", "tune.executor.base", "tune.store.reader")
+    assert not loaded & {f"trainkit.{name}" for name in for_runs}

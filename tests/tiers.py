@@ -22,6 +22,7 @@ FOLDERS = {
     "compat": "unit",
     "contract": "unit",
     "dashboard": "process",
+    "pools": "process",
     "recipes": "external",
     "runtime": "process",
     "sklearn": "process",
@@ -48,6 +49,7 @@ OTHERS = {
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "process": """
+        compat/test_collective.py compat/test_iterators.py
         train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
         tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
         tune/experiment/test_faults.py tune/trial/test_forms.py
@@ -61,29 +63,35 @@ OTHERS = {
     "gang": """
         test_node_losses.py test_notebook.py runtime/local/test_crowds.py
         sklearn/test_boosting_searches.py sklearn/test_copies.py sklearn/test_early_stopping.py
-        sklearn/test_faults.py sklearn/test_nested_searches.py sklearn/test_own_arrays.py
+        sklearn/test_faults.py sklearn/test_halving.py sklearn/test_nested_searches.py
+        sklearn/test_own_arrays.py
         sklearn/test_same_answers.py sklearn/test_stopping_faults.py
         sklearn/test_stopping_schedulers.py
     """,
     "external": """
-        cli/test_run.py cli/test_stop.py contract/test_loading.py runtime/test_added_engines.py
+        cli/test_mcp.py cli/test_run.py cli/test_stop.py compat/test_peers.py contract/test_loading.py
+        dashboard/test_page_steering.py dashboard/test_pages.py runtime/test_added_engines.py
+        pools/test_originals.py
         runtime/local/test_detached.py runtime/local/test_neighbours.py runtime/ray/test_patterns.py
         runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
+        sklearn/test_sklearn_suite.py
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
         train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py train/torch/test_lightning_trainer.py
-        train/torch/test_ray_scripts.py train/torch/test_transformers.py tune/experiment/test_kills.py
+        train/torch/test_ray_scripts.py train/torch/test_run_scripts.py train/torch/test_transformers.py
+        tune/experiment/test_kills.py
         tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
-        tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_search_benchmarks.py
-        tune/test_speed.py tune/integrations/test_wandb.py
+        tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_external_searchers.py
+        tune/search/test_search_benchmarks.py tune/test_speed.py tune/integrations/test_wandb.py
     """,
 }
 """The files that need something else than their folder does."""
 
 LONGEST = """
-    train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py
+    train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py train/torch/test_run_scripts.py
+    compat/test_peers.py
     test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
     test_docs_tuning.py test_docs_strategies.py tune/test_ray_tuner.py train/strategies/test_strategies.py
     recipes/test_cifar10.py recipes/test_mnist.py test_docs_sklearn.py train/test_promises.py

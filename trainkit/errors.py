@@ -8,7 +8,7 @@ TrainkitError
 │   └── InfeasibleError                    the request exceeds the machine: ask for less
 ├── MissingDependencyError (also ImportError)   install the extra that the message names
 ├── NotInitializedError                    the runtime is not running: call trainkit.init()
-├── SerializationError (also TypeError)    a value cannot travel: the message names the part to remove
+├── SerializationError (also TypeError, PicklingError)   a value cannot travel: remove the part that it names
 ├── GetTimeoutError (also TimeoutError)    the result is not there yet: wait longer, or give up
 ├── TaskError                              user code raised; also an instance of what it raised
 ├── TaskCancelledError                     the call was cancelled before it finished
@@ -36,6 +36,7 @@ TrainkitError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pickle import PicklingError
 
 __all__ = [
     "ActorDiedError",
@@ -119,7 +120,7 @@ class NotInitializedError(TrainkitError):
     """The runtime is not running in this process."""
 
 
-class SerializationError(TrainkitError, TypeError):
+class SerializationError(TrainkitError, TypeError, PicklingError):
     """A value cannot be sent to another process; the message names the attribute or variable."""
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trainkit.errors import did_you_mean
@@ -37,6 +38,22 @@ IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
 ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Lay the collector to rest while much is made that stays, such as modules or the trials of a file.
+
+    It would look through all of that again and again, and find nothing. A thread that comes here meanwhile
+    finds it at rest; the one that laid it to rest wakes it.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package by the imports of its `__init__.pyi`.
 
@@ -52,15 +69,8 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         if name not in home_of:
             raise no_such_name(module, name, home_of)
         home, there = home_of[name]
-        # While modules load, the collector would look through all of them again and again, and find nothing.
-        # A thread that loads meanwhile finds it at rest; the one that laid it to rest wakes it.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collection():
             found = importlib.import_module(f"{module}.{there}" if home == module else home)
-        finally:
-            if collects:
-                gc.enable()
         if home != module:
             found = getattr(found, there)
             setattr(sys.modules[module], name, found)

@@ -24,6 +24,7 @@ Of Ray's variables these are heeded, where the one of ours is not set:
 | TUNE_RESULT_DIR | TRAINKIT_RESULTS_DIR |
 | TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
 | RAY_CHDIR_TO_TRIAL_DIR | 1: RunConfig(chdir_to_trial_dir=True); 0: tune.run(chdir_to_trial_dir=False) |
+| TUNE_DISABLE_DATED_SUBDIR | 1: an experiment without a name has that of its trainable, without a date |
 | TUNE_DISABLE_AUTO_CALLBACK_LOGGERS | 1: no logger comes by itself |
 | TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: TuneConfig(strict_metric_checking=False) |
 
@@ -119,6 +120,22 @@ OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
 """Where the program stands, for a trial that was moved to its own folder."""
 
 _WITHOUT_EFFECT = {
+    "RAY_AIR_LOCAL_CACHE_DIR": "give RunConfig(storage_path=...), or set TRAINKIT_RESULTS_DIR",
+    "TUNE_DISABLE_AUTO_INIT": "the runtime starts by itself; call init() before, to choose how",
+    "TUNE_DISABLE_RESOURCE_CHECKS": "what can never be had is refused at once",
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "set TRAINKIT_STOP_GRACE_S",
+    "TUNE_ONLY_STORE_CHECKPOINT_SCORE_ATTRIBUTE": "every report is kept",
+    "TUNE_PLACEMENT_GROUP_PREFIX": "there is nothing by that name",
+    "TUNE_PLACEMENT_GROUP_RECON_INTERVAL": "a trial's resources are free once it has ended",
+    "TUNE_RESTORE_RETRY_NUM": "give FailureConfig(max_failures=...)",
+    "TUNE_RESULT_BUFFER_MAX_TIME_S": "every report is judged when it is made",
+    "TUNE_RESULT_BUFFER_MIN_TIME_S": "every report is judged when it is made",
+    "TUNE_RESULT_DELIM": "nested values are named with '/'",
+    "TUNE_STATE_REFRESH_PERIOD": "resources are known at every moment",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "there is nothing slow to warn of",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "what can never be had is refused at once",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S_AUTOSCALER": "what can never be had is refused at once",
+    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "there is nothing slow to warn of",
     "TUNE_DISABLE_SIGINT_HANDLER": "Ctrl-C once ends an experiment in order, twice at once",
     "TUNE_GLOBAL_CHECKPOINT_S": "every report is kept before report() returns",
     "TUNE_MAX_PENDING_TRIALS_PG": "a trial is started when it fits",
@@ -129,6 +146,11 @@ _WITHOUT_EFFECT = {
     "RAY_AIR_NEW_OUTPUT": "the console is chosen by RunConfig(verbose=...) and progress_reporter",
 }
 _warned: set[str] = set()
+
+
+def experiments_are_dated() -> bool:
+    """Return whether an experiment without a name is called by its trainable and the date."""
+    return os.environ.get("TUNE_DISABLE_DATED_SUBDIR", "0") != "1"
 
 
 def chdir_asked() -> bool | None:

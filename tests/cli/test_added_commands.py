@@ -90,12 +90,12 @@ def test_names_that_others_take_twice_break_no_list(
         )
     (entries,) = tmp_path.glob("*.dist-info/entry_points.txt")
     with entries.open("a") as rows:
-        rows.writelines(f"{name} = lab_tools:First\n" for name in ("first", "top", "further"))
+        rows.writelines(f"{name} = lab_tools:First\n" for name in ("foremost", "top", "further"))
         rows.writelines(f"{name} = lab_tools:Second\n" for name in ("second", "ls"))
         rows.write("gone = lab_tools:Missing\n")
     assert main([]) == 0
     listed = capsys.readouterr().out
-    assert "first (further, top)" in listed and "second " in listed and "ls (list-experiments" in listed
+    assert "foremost (further, top)" in listed and "second " in listed and "ls (list-experiments" in listed
     with pytest.raises(SystemExit, match="2"):
         main(["mistyped"])
     assert "invalid choice: 'mistyped'" in capsys.readouterr().err

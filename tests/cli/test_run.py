@@ -53,7 +53,6 @@ DDP = """
                 total += loss.item()
             if rank == 0:
                 print(epoch, total.hex(), flush=True)
-        dist.destroy_process_group()
 
     if __name__ == "__main__":
         main()
@@ -317,6 +316,23 @@ def test_open_files_are_given_after_one_who_asks_for_nothing(
     for fd in found:
         os.close(fd)
     assert len(found) == 2
+
+
+def test_accelerate_that_takes_each_rank_for_the_only_one_is_warned_of(programs: Programs) -> None:
+    script = """
+        import sys
+        from accelerate import Accelerator
+        state = (Accelerator().num_processes, Accelerator().num_processes)
+        sys.stdout.write(f"{state}\\n")
+        sys.stdout.flush()
+        if state == (2, 2):
+            Accelerator().end_training()
+    """
+    code, out, err = run(programs, script)
+    assert (code, out.splitlines()) == (0, ["(1, 1)"] * 2)
+    assert err.startswith("trainkit: Accelerate counts 1 process where there are 2 ranks, so each trains")
+    assert err.count("\n") == 1
+    assert run(programs, script, flags=("--cpu",)) == (0, "(2, 2)\n" * 2, "")
 
 
 def test_all_ranks_are_started_again_after_a_failure(programs: Programs) -> None:

@@ -56,18 +56,49 @@ PLACES = {
     "trainkit.tune.suggest": "BasicVariantGenerator Searcher",
     "trainkit.tune.suggest.basic_variant": "BasicVariantGenerator",
     "trainkit.tune.suggest.variant_generator": "grid_search",
-    "trainkit.tune.trainable": "Trainable",
+    "trainkit.tune.trainable": "Trainable with_parameters",
     "trainkit.tune.trial": "Trial",
     "trainkit.tune.tune_config": "TuneConfig",
     "trainkit.tune.tuner": "Tuner",
-    "trainkit.tune.utils": "merge_dicts",
+    "trainkit.tune.analysis.experiment_analysis": "ExperimentAnalysis",
+    "trainkit.tune.context": "TuneContext get_context",
+    "trainkit.tune.integration.mlflow": "MLflowLoggerCallback",
+    "trainkit.tune.integration.wandb": "WandbLoggerCallback",
+    "trainkit.tune.logger.csv": "CSVLoggerCallback",
+    "trainkit.tune.logger.json": "JsonLoggerCallback",
+    "trainkit.tune.logger.logger": "LoggerCallback",
+    "trainkit.tune.logger.tensorboardx": "TBXLoggerCallback",
+    "trainkit.tune.sklearn": "TuneGridSearchCV TuneSearchCV",
+    "trainkit.tune.stopper.experiment_plateau": "ExperimentPlateauStopper",
+    "trainkit.tune.stopper.function_stopper": "FunctionStopper",
+    "trainkit.tune.stopper.maximum_iteration": "MaximumIterationStopper",
+    "trainkit.tune.stopper.noop": "NoopStopper",
+    "trainkit.tune.stopper.stopper": "CombinedStopper Stopper",
+    "trainkit.tune.stopper.timeout": "TimeoutStopper",
+    "trainkit.tune.stopper.trial_plateau": "TrialPlateauStopper",
+    "trainkit.tune.syncer": "SyncConfig",
+    "trainkit.tune.trainable.trainable": "Trainable",
+    "trainkit.tune.trainable.util": "with_parameters",
+    "trainkit.tune.tune": "run run_experiments",
+    "trainkit.tune.utils": "date_str deep_update flatten_dict merge_dicts unflattened_lookup "
+    "validate_save_restore",
+    "trainkit.tune.utils.mock_trainable": "MyTrainableClass",
+    "trainkit.tune.utils.util": "flatten_dict unflatten_dict merge_dicts",
     "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",
+    "trainkit.tune.web_server": "TuneClient TuneServer",
     "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
     "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
-    "disable_log_once_globally enable_periodic_logging",
+    "disable_log_once_globally enable_periodic_logging inspect_serializability",
     "trainkit.util.actor_pool": "ActorPool",
+    "trainkit.util.check_serialize": "inspect_serializability FailureTuple",
+    "trainkit.util.collective": "allgather allreduce barrier broadcast create_collective_group "
+    "destroy_collective_group get_collective_group_size get_rank init_collective_group is_group_initialized "
+    "recv reduce reducescatter send ReduceOp",
+    "trainkit.util.collective.types": "Backend ReduceOp",
     "trainkit.util.debug": "log_once",
     "trainkit.util.helpers": "as_completed map_unordered",
+    "trainkit.util.iter": "from_actors from_items from_iterators from_range LocalIterator ParallelIterator "
+    "ParallelIteratorWorker",
     "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
     "get_current_placement_group get_placement_group PlacementGroup",
     "trainkit.util.queue": "Queue Empty Full",
@@ -75,6 +106,9 @@ PLACES = {
     "NodeLabelSchedulingStrategy In NotIn Exists DoesNotExist",
     "trainkit.util.serialization": "register_serializer deregister_serializer",
     "trainkit.util.sgd": "TorchTrainer",
+    "trainkit.util.sgd.data": "Dataset",
+    "trainkit.util.sgd.data.dataset": "Dataset",
+    "trainkit.util.sgd.torch.resnet": "ResNet18 ResNet34 ResNet50 ResNet101 ResNet152",
     "trainkit.util.sgd.torch": "BaseTorchTrainable CreatorOperator TorchTrainer TrainingOperator",
     "trainkit.util.sgd.torch.constants": "SCHEDULER_STEP NUM_STEPS USE_FP16",
     "trainkit.util.sgd.torch.torch_trainer": "BaseTorchTrainable TorchTrainer",
@@ -97,13 +131,10 @@ def test_names_are_where_rays_scripts_look_for_them(module: str) -> None:
 
 
 NOT_HERE = {
-    "ax": "AxSearch",
     "dragonfly": "DragonflySearch",
     "flaml": "BlendSearch, or CFO,",
     "hebo": "HEBOSearch",
-    "nevergrad": "NevergradSearch",
     "sigopt": "SigOptSearch",
-    "skopt": "SkOptSearch",
     "zoopt": "ZOOptSearch",
 }
 

@@ -32,8 +32,8 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "files": Limit(332, 332, slack=5),
-    "lines of code": Limit(51_100, 43_600, slack=600),
+    "files": Limit(376, 376, slack=5),
+    "lines of code": Limit(59_180, 43_600, slack=600),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "classes of one name": Limit(0, 0),
@@ -51,9 +51,10 @@ PARTS_OF_A_CONSTRUCTOR = 6
 FLOORS = [
     {"errors", "settings", "resources", "clock", "registry", "lazy"},
     {"runtime"},
-    {"tune"},
+    {"tune", "pools"},
     {"train"},
     {"sklearn"},
+    {"client"},
     {"dashboard"},
     {"cli"},
     {"compat"},  # every name of other systems: it knows all; the front installs it, nobody else names it
@@ -66,7 +67,7 @@ DOORS = {door for floor in FLOORS for door in floor}
 LAYERS = {
     "runtime.local": "main > worker > client | node > memory > wire, system",
     "tune": (
-        "tuner, simulation > experiment > executor > plots > results > sync > config > integrations"
+        "tuner, simulation > experiment > executor > plots > integrations > results > sync > config"
         " > callbacks > display > store > controller > search > schedulers > trial, space > core"
     ),
     "train": (
@@ -80,6 +81,7 @@ HEAVY = {"matplotlib", "optuna", "pandas", "ray", "rich", "scipy", "sklearn", "t
 MAY_HEAD = {
     "train": {"torch"},
     "sklearn": {"sklearn", "scipy"},
+    "tune.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
     "runtime.ray": {"ray"},  # loaded when this engine is chosen
     "testing": {"torch"},  # loaded by the test files of strategies
 }
@@ -94,7 +96,8 @@ CHAINS: dict[str, str] = {
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 
 SMALL_FILES: dict[str, str] = {
-    "trainkit/train/torch/accelerator.py": "checks of one library, which the worker is not about",
+    "trainkit/dashboard/optuna.py": "another server than ours, with Optuna's pages",
+    "trainkit/train/torch/libraries.py": "checks of libraries, which the worker is not about",
     "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
 }

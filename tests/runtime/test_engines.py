@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,33 @@ def test_what_a_session_gives_to_all_its_workers(engine: str, tmp_path: Path) ->
         assert trainkit.get(actor.context.remote())["namespace"] == "mine"
     finally:
         trainkit.shutdown()
+
+
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_arguments_without_a_meaning_are_told_once(
+    engine: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainkit.runtime.session._told", set())
+    given = {"dashboard_port": 8265, "_temp_dir": "/nowhere", "enable_resource_isolation": False}
+    trainkit.shutdown()
+    for _ in range(2):
+        with trainkit.init(num_cpus=1, engine=engine, include_dashboard=True, **given):
+            pass
+    told = [record.message for record in caplog.records if "without effect" in record.message]
+    assert told == [
+        "init(include_dashboard, dashboard_port, _temp_dir): Ray's own, without effect on the "
+        f"{engine} engine; `trainkit dashboard` serves one"
+    ]
+
+
+def test_the_level_of_the_log_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("trainkit")
+    monkeypatch.setattr(log, "level", log.level)
+    trainkit.shutdown()
+    for given, level in (("error", logging.ERROR), (logging.INFO, logging.INFO)):
+        with trainkit.init(engine="inline", logging_level=given):
+            assert log.level == level
+    with trainkit.init(engine="inline", logging_level="error", configure_logging=False):
+        assert log.level == logging.INFO
+    with pytest.raises(trainkit.errors.ConfigError, match=r"logging_level='bogus': give one of .*warning"):
+        trainkit.init(engine="inline", logging_level="bogus")

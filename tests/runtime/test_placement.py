@@ -77,11 +77,14 @@ def test_a_worker_is_forked_from_what_spares_it_most_without_a_wait() -> None:
     def imports(*names: str) -> frozenset[str]:
         return frozenset(names)
 
-    plain, torch, both = imports(), imports("torch"), imports("torch", "sklearn")
+    plain, torch, both = imports(), imports("torch"), imports("torch", "mine")
+    heavy = imports("torch", "sklearn")
     assert choose(both, [plain], [plain]) == torch, "made first, as it has what takes seconds"
     assert choose(both, [plain, torch], [plain]) == torch, "waited for: it takes less than importing torch"
     assert choose(both, [plain, torch, both], [plain, torch]) == torch, "the rest is not waited for"
     assert choose(both, [plain, torch, both], [plain, torch, both]) == both
+    assert choose(heavy, [plain, torch], [plain, torch]) == torch, "nobody has begun to import it"
+    assert choose(heavy, [plain, torch, heavy], [plain, torch]) == heavy, "its own import would take as long"
     assert choose(imports("numpy"), [plain, torch], [plain, torch]) == imports("numpy")
     assert choose(torch, [plain, both], [plain, both]) == torch, "what was not wanted is not imposed"
 

@@ -23,6 +23,7 @@ from trainkit.util import (
     ActorPool,
     as_completed,
     deregister_serializer,
+    inspect_serializability,
     log_once,
     map_unordered,
     register_serializer,
@@ -368,3 +369,12 @@ def test_errors_are_ours():
     assert classes["RayTaskError"] is TaskError
     assert issubclass(classes["RayActorError"], classes["WorkerCrashedError"])
     assert classes["ActorUnschedulableError"] is InfeasibleError
+
+
+def test_what_cannot_be_sent_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    lock = threading.Lock()
+    assert inspect_serializability({"a": 1}) == (True, set())
+    can, found = inspect_serializability({"a": [lock]}, name="config")
+    assert not can
+    assert [(each.obj, each.path) for each in found] == [(lock, ("config['a'][0]",))]
+    assert "config['a'][0] (a _thread.lock) cannot be pickled" in capsys.readouterr().out

@@ -64,3 +64,29 @@ def test_importing_the_door_starts_nothing() -> None:
     code = "import trainkit.sklearn, psutil; print(len(psutil.Process().children()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0"
+
+
+FORKED_WITH = """
+import sys, trainkit
+from sklearn.datasets import load_iris
+from sklearn.naive_bayes import GaussianNB
+from trainkit.sklearn import TuneGridSearchCV
+
+def is_loaded():
+    return "sklearn.naive_bayes" in sys.modules
+
+def in_a_new_process(number):
+    task = trainkit.remote(is_loaded).options(runtime_env={"env_vars": {"NUMBER": number}})
+    return trainkit.get(task.remote())
+
+trainkit.init(num_cpus=1)
+before = in_a_new_process("1")
+TuneGridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2).fit(*load_iris(return_X_y=True))
+print(before, in_a_new_process("2"))
+"""
+
+
+@pytest.mark.external
+def test_processes_are_forked_with_the_package_of_the_estimator() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED_WITH], capture_output=True, text=True, check=False)
+    assert done.stdout == "False True\n", done.stderr

@@ -217,9 +217,9 @@ class Inconsistent(KFold):
 @pytest.mark.parametrize(
     ("search", "text"),
     [
-        (TuneGridSearchCV(SVC(), []), "nothing to fit: the parameter space"),
-        (TuneGridSearchCV(SVC(), ONE, cv=[]), "nothing to fit: cv="),
-        (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "get_n_splits says 4, and its split gives 3"),
+        (TuneGridSearchCV(SVC(), []), "the parameter space holds no candidate"),
+        (TuneGridSearchCV(SVC(), ONE, cv=[]), "gives no split into folds"),
+        (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "Expected 4 splits, got 3"),
         (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode='best': give 'max', 'min'"),
         (
             TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"], refit=False, mode="min"),

@@ -128,9 +128,15 @@ def test_what_is_no_logger_is_told(wrong: Any) -> None:
         loggers_of(wrong)
 
 
-@pytest.mark.parametrize(("verbose", "level"), [(0, 0), (1, 1), (True, 1), (2, 2), (10, 3)])
+@pytest.mark.parametrize(("verbose", "level"), [(0, 0), (1, 1), (True, 1), (2, 0), (10, 0)])
 def test_verbose(verbose: int, level: int) -> None:
+    """From 2 on scikit-learn's lines tell of each fold, and the console doesn't tell the same again."""
     assert settled(verbose=verbose).run.verbose == level
+
+
+@pytest.mark.parametrize(("verbose", "level"), [(0, 0), (1, 1), (2, 2), (10, 3)])
+def test_verbose_with_early_stopping(verbose: int, level: int) -> None:
+    assert settled(verbose=verbose, scheduler=ASHAScheduler()).run.verbose == level
 
 
 @pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", True), (0.0, False)])

@@ -42,6 +42,18 @@ def test_uniform_is_uniform(loc: float, scale: float, seed: int) -> None:
     assert all(low <= value <= high for value in draws(domain, seed))
 
 
+def test_dimensions_of_scikit_optimize_keep_bounds_prior_and_type() -> None:
+    space = pytest.importorskip("skopt.space")
+    assert domain_of("x", space.Real(1, 10)) == Float(1.0, 10.0)
+    assert domain_of("x", space.Real(1e-4, 0.1, prior="log-uniform")) == Float(1e-4, 0.1, log=True)
+    assert domain_of("x", space.Integer(1, 5)) == Integer(1, 6)
+    assert domain_of("x", space.Categorical(["a", "b"])) == Categorical(("a", "b"))
+    with pytest.raises(SpaceError, match=r"x: .*leave out prior"):
+        domain_of("x", space.Categorical(["a", "b"], prior=[0.2, 0.8]))
+    drawn = list(ParameterSampler(for_sampler({"x": space.Real(1e-4, 0.1)}), 5, random_state=0))
+    assert all(type(each["x"]) is float and 1e-4 <= each["x"] <= 0.1 for each in drawn)
+
+
 @given(positive, ratios, st.sampled_from([1.0, 10.0, 0.25]), seeds)
 def test_loguniform_is_logarithmic(low: float, ratio: float, scale: float, seed: int) -> None:
     frozen = stats.loguniform(low, low * ratio, scale=scale)

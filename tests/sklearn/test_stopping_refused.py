@@ -104,7 +104,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
 # row 1.38
 def test_one_report_is_no_early_stopping() -> None:
     search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=True, cv=2)
-    with pytest.warns(UserWarning, match="max_iters=1 stops nothing.*set max_iters to") as told:
+    with pytest.warns(UserWarning, match="max_iters = 1 stops nothing.*set max_iters to") as told:
         search.fit(X, Y)
     assert {warning.filename for warning in told} == {__file__}
     assert list(search.cv_results_["training_iteration"]) == [1]
@@ -113,6 +113,6 @@ def test_one_report_is_no_early_stopping() -> None:
 # row 1.38
 def test_many_reports_without_early_stopping_are_none() -> None:
     search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, max_iters=5, cv=2)
-    with pytest.warns(UserWarning, match="max_iters=5 has no effect without early_stopping"):
+    with pytest.warns(UserWarning, match="max_iters is set to 5, and has no effect without early_stopping"):
         search.fit(X, Y)
     assert "training_iteration" not in search.cv_results_

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import trainkit
 from tests.conftest import eventually
 from trainkit import train, tune
 from trainkit.errors import ConfigError, GangError, SerializationError, TrainingError, TrainingFailedError
@@ -109,8 +111,12 @@ class FunctionTrainerSuite:
     """Promises of a trainer of functions; each test makes its own trainer, of two workers."""
 
     @pytest.fixture(autouse=True)
-    def storage(self, tmp_path: Path) -> None:
+    def storage(self, tmp_path: Path) -> Iterator[None]:
+        """Keep runs in a folder of the test's own; no worker of a run is left afterwards."""
         self.path = tmp_path
+        yield
+        cpus = trainkit.cluster_resources()["CPU"]
+        assert eventually(lambda: trainkit.available_resources().get("CPU") == cpus), "left running: workers"
 
     def trainer(self, function: Callable[..., Any], config: Any = None, **more: Any) -> TorchTrainer:
         run = {"storage_path": str(self.path), "verbose": 0, **more.pop("run", {})}
@@ -229,6 +235,26 @@ class FunctionTrainerSuite:
         assert TorchTrainer.can_restore(self.path / "line")
         assert again.fit().metrics["count"] == STEPS
 
+    def test_a_run_keeps_its_configuration(self, caplog: pytest.LogCaptureFixture) -> None:
+        config = {"lr": 0.1, "deep": {"a": (1, 2)}, "call": raise_lookup}
+        result = self.trainer(count_up, config, run={"name": "kept"}).fit()
+        assert result.config == {"train_loop_config": config}
+        kept = tune.Result.from_path(result.path).config["train_loop_config"]
+        assert kept == config | {"deep": {"a": [1, 2]}, "call": f"{__name__}.raise_lookup"}
+        assert not caplog.records
+        params = json.loads(Path(result.path, "params.json").read_text())
+        assert params["train_loop_config"]["lr"] == 0.1
+
+        def again(config: dict[str, Any]) -> str:
+            caplog.clear()
+            self.trainer(count_up, config, run={"name": "kept"}).fit()
+            return "; ".join(record.getMessage() for record in caplog.records)
+
+        assert "another configuration" not in again(config)
+        told = again({"lr": 0.2, "deep": {"a": (1, 2)}, "new": 1})
+        assert "goes on with another configuration: lr: 0.1 -> 0.2; call: " in told
+        assert "-> none; new: none -> 1" in told
+
     def test_a_run_begins_with_a_checkpoint(self) -> None:
         (self.path / "before").mkdir()
         for name in ("count", "rank0", "rank1"):
@@ -240,8 +266,10 @@ class FunctionTrainerSuite:
         def unprepared() -> None:
             prepare_model(nn.Linear(1, 1), parallel_strategy_kwargs={"bucket_size": 1})
 
-        with pytest.raises(TrainingFailedError, match="bucket_size"):
+        with pytest.raises(TrainingFailedError, match="bucket_size") as caught:
             self.trainer(unprepared).fit()
+        assert isinstance(caught.value.__cause__, TypeError)
+        assert "in unprepared" in str(caught.value.__cause__)
 
     def test_what_cant_be_sent_is_named(self) -> None:
         lock = threading.Lock()

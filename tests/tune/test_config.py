@@ -112,7 +112,6 @@ def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray
     ("make", "words"),
     [
         (lambda: tune.TuneConfig(metric=""), "metric=''"),
-        (lambda: tune.TuneConfig(metric="loss"), "needs mode"),
         (lambda: tune.TuneConfig(metric="loss", mode="lowest"), "mode='lowest'"),
         (lambda: tune.TuneConfig(num_samples=0), "num_samples=0"),
         (lambda: tune.TuneConfig(num_samples=1.5), "num_samples=1.5"),
@@ -185,3 +184,36 @@ def test_other_spellings_of_a_setting_are_taken():
 
 def test_no_limit_of_trials_at_once_is_zero_too(inline, fit):
     assert len(fit(lambda config: 1.0, num_samples=3, max_concurrent_trials=0)) == 3
+
+
+def test_settings_can_be_assigned_to_and_are_checked_as_at_first():
+    run, search = tune.RunConfig(), tune.TuneConfig()
+    run.name, run.local_dir, run.stop = "e", "here", {"eval": {"loss": 1.0}}
+    assert (run.name, run.storage_path, run.stop) == ("e", "here", {"eval/loss": 1.0})
+    search.scheduler = "asha"
+    assert isinstance(search.scheduler, tune.schedulers.ASHAScheduler)
+    run.failure_config.max_failures = 2
+    with pytest.raises(ConfigError, match="max_failures=-2"):
+        run.failure_config.max_failures = -2
+    assert run.failure_config == tune.FailureConfig(max_failures=2), "what was refused has changed nothing"
+    with pytest.raises(AttributeError, match=r"has no setting 'num_sample'.*num_samples"):
+        search.num_sample = 3
+
+
+def test_what_is_assigned_after_a_tuner_was_made_is_not_its_own(inline, tmp_path):
+    search = tune.TuneConfig(num_samples=2)
+    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
+    tuner = tune.Tuner(lambda config: {"m": 1.0}, tune_config=search, run_config=run)
+    search.num_samples, run.failure_config.max_failures = 5, 3
+    assert len(tuner.fit()) == 2
+    again = tune.Tuner.restore(tmp_path / "e", lambda config: {"m": 1.0})
+    assert len(again.fit()) == 2
+
+
+def test_a_metric_will_do_alone_until_somebody_asks_which_is_better(inline, tmp_path):
+    config = tune.TuneConfig(metric="m", num_samples=2)
+    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
+    grid = tune.Tuner(lambda config: {"m": 1.0}, tune_config=config, run_config=run).fit()
+    assert grid.get_best_result(mode="max").metrics["m"] == 1.0
+    with pytest.raises(ConfigError, match="mode"):
+        grid.get_best_result()

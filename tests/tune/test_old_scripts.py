@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.compat.peers.base import with_our_imports
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(Path(__file__).with_name("old_scripts").glob("*.py"))
-
-
-def with_our_imports(source: str) -> str:
-    """`source` with `trainkit` for `ray` in its import lines, and nowhere else."""
-    source = re.sub(r"^from ray\b", "from trainkit", source, flags=re.MULTILINE)
-    source = re.sub(r"^import ray$", "import trainkit as ray", source, flags=re.MULTILINE)
-    return re.sub(r"^import ray\.", "import trainkit.", source, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

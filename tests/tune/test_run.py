@@ -8,16 +8,21 @@ import importlib.util
 import inspect
 import logging
 import os
+import random
 from pathlib import Path
 
+import numpy
 import pytest
 
 from trainkit import settings, tune
 from trainkit.errors import ConfigError, TrialError
+from trainkit.tune.core import seeds
 from trainkit.tune.run_arguments import OBSOLETE, checkpoint_settings, resuming
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
+
+FRESH_SEED = seeds.fresh_seed  # which tests have none of
 
 
 @pytest.fixture
@@ -233,9 +238,8 @@ def test_it_goes_on_in_detail(half_done):
         half_done("AUTO+ERRORED", resume_config=tune.ResumeConfig())
 
 
-def test_a_name_that_is_taken_is_not_overwritten(half_done):
-    with pytest.raises(ConfigError, match=r"Tuner\.restore"):
-        half_done(None)
+def test_a_name_that_is_taken_is_not_overwritten(half_done, tmp_path):
+    assert half_done(None).experiment_path == str(tmp_path / "e_2")
 
 
 def test_auto_begins_where_there_is_nothing_and_true_does_not(run):
@@ -319,7 +323,9 @@ def test_experiments_that_are_none_are_refused():
     with pytest.raises(ConfigError, match="experiments=3"):
         tune.run_experiments(3)
     with pytest.raises(ConfigError, match="run_experiments"):
-        tune.run([tune.Experiment("a", objective), tune.Experiment("b", objective)])
+        tune.run({"a": {"run": objective}})
+    with pytest.raises(ConfigError, match="at least one"):
+        tune.run([])
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -384,3 +390,55 @@ def test_creators_have_the_attributes_of_rays_trials(run):
     assert trial.metrics["name"] == f"trainable_{trial.trial_id}"
     (trial,) = run(trainable, name="long", trial_name_creator=lambda trial: "../" + "n" * 300).trials
     assert trial.metrics["name"] == "../" + "n" * 300
+
+
+def test_several_experiments_have_one_analysis(run):
+    experiments = [tune.Experiment(name, objective, config={"x": x}) for name, x in (("a", 1.0), ("b", 2.0))]
+    analysis = run(experiments, metric="loss", mode="min")
+    assert [trial.config["x"] for trial in analysis.trials] == [1.0, 2.0]
+    assert [Path(trial.path).parent.name for trial in analysis.trials] == ["a", "b"]
+    assert analysis.best_config == {"x": 1.0}
+
+
+def test_a_failed_trial_of_one_experiment_ends_none_of_the_others(run):
+    def fails(config):
+        raise ValueError("no")
+
+    with pytest.raises(TrialError, match="1 of 2 trials failed") as caught:
+        run([tune.Experiment("a", fails), tune.Experiment("b", objective)])
+    assert "/a, " in str(caught.value)
+
+
+def test_nested_bounds_end_trials(run):
+    def nested(config):
+        for step in range(9):
+            tune.report(eval={"step": step})
+
+    (trial,) = run(nested, stop={"eval": {"step": 3}}).trials
+    assert trial.last_result["training_iteration"] == 4
+
+
+@pytest.mark.parametrize("seed", [numpy.random.seed, random.seed])
+def test_a_program_that_seeds_its_generators_gets_the_same_configurations(run, seed, monkeypatch):
+    """A program that seeds NumPy's has random search from that, as under Ray; else Python's will do."""
+    space = {"x": tune.uniform(0, 1), "y": tune.sample_from(lambda spec: numpy.random.rand())}
+
+    def configs():
+        return [trial.config for trial in run(objective, config=space, num_samples=2).trials]
+
+    monkeypatch.setattr(seeds, "fresh_seed", FRESH_SEED)
+    kept = numpy.random.get_bit_generator()
+    try:
+        numpy.random.set_bit_generator(numpy.random.MT19937())  # as in a program that has not seeded it
+        seed(3)
+        first, second = configs(), configs()
+        seed(3)
+        assert configs() == first != second
+    finally:
+        numpy.random.set_bit_generator(kept)
+
+
+def test_an_experiment_without_a_name_may_do_without_a_date(run, monkeypatch):
+    monkeypatch.setenv("TUNE_DISABLE_DATED_SUBDIR", "1")
+    folders = [Path(run(objective, name=None).experiment_path).name for _ in range(2)]
+    assert folders == ["objective", "objective_2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import StopRules
+from trainkit.tune.core.stoppers import NoopStopper
 from trainkit.tune.store.reader import ExperimentReader
 
 
@@ -280,3 +282,17 @@ def test_all_told_again_is_all_told():
     rules = StopRules.of([{"loss": 1}, tune.MaximumIterationStopper(3)])
     rules.told_again("a", {"training_iteration": 1})
     assert rules.on_report("a", {"training_iteration": 3, "loss": 0})["max_iter"] == 3
+
+
+def test_a_timeout_counts_from_when_it_is_asked_first_where_nobody_tells_it_the_time():
+    stopper = tune.TimeoutStopper(0.05)
+    assert not stopper.stop_all()
+    time.sleep(0.06)
+    assert stopper.stop_all()
+    assert not stopper("1", {})
+
+
+def test_one_that_ends_nothing():
+    stopper = NoopStopper()
+    assert not stopper("1", {"training_iteration": 1})
+    assert not stopper.stop_all()

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainkit import settings
 from trainkit.errors import ConfigError
 from trainkit.tune.core.trial import Trial
+from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
 TRIAL = "its id, name or number, or how they begin"
@@ -19,6 +20,11 @@ def add_experiment(parser: argparse.ArgumentParser, *, nargs: str | None = None)
     """Declare the argument `experiment`."""
     help = "path of its folder, or its name where experiments are written"
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs=nargs, help=help)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument `json` of a command that steers."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def whole_number(text: str) -> int:
@@ -62,6 +68,18 @@ def _folder(word: str) -> Path | None:
 
 def _places(word: str) -> tuple[Path, Path]:
     return Path(word).expanduser().absolute(), settings.results_dir().absolute() / word
+
+
+def chosen_trial(folder: Path, word: str | None) -> str | None:
+    """Return the id of the trial that `word` names; None for None.
+
+    Raises:
+        ConfigError: no trial, or more than one.
+    """
+    if word is None:
+        return None
+    with ExperimentReader(folder) as reader:
+        return find_trial(reader.trials(), word).trial_id
 
 
 def find_trial(trials: Sequence[Trial], word: str) -> Trial:

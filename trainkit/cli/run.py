@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainkit.cli import HELP, Command
 from trainkit.errors import ConfigError
+from trainkit.runtime.local.system import boot
 from trainkit.train import torch
 
 if TYPE_CHECKING:
@@ -105,16 +106,17 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        options = options_of(arguments)
-        streams = torch.RankStreams(
-            log_dir=arguments.log_dir,
-            run_id=str(options.variables["TORCHELASTIC_RUN_ID"]),
-            redirects=arguments.redirects,
-            tee=arguments.tee,
-            shown=_ranks(arguments.local_ranks_filter),
-            role=arguments.role,
-        )
-        return torch.Launcher(options, streams).run()
+        with boot.begun():  # while the launcher's own code is loaded
+            options = options_of(arguments)
+            streams = torch.RankStreams(
+                log_dir=arguments.log_dir,
+                run_id=str(options.variables["TORCHELASTIC_RUN_ID"]),
+                redirects=arguments.redirects,
+                tee=arguments.tee,
+                shown=_ranks(arguments.local_ranks_filter),
+                role=arguments.role,
+            )
+            return torch.Launcher(options, streams).run()
 
 
 def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of the user as plain data, and `trainkit status`."""
+"""Lookup of the user's sessions, and `trainkit status`."""
 
 from __future__ import annotations
 
@@ -6,54 +6,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from trainkit.cli import HELP, Command
-from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, TrainkitError
+from trainkit.errors import ConfigError
 from trainkit.resources import describe, describe_bytes
-from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system import boot
 from trainkit.runtime.local.wire import sessions as local_sessions
-from trainkit.runtime.local.wire.messages import State
-from trainkit.runtime.local.wire.sessions import Session
+from trainkit.runtime.local.wire.sessions import Session, SessionState, state_of
 from trainkit.tune.display import Table, duration, wide_console
-
-KINDS = ("nodes", "actors", "tasks", "placement_groups", "requests")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionState:
-    """State of one session.
-
-    Attributes:
-        age_s: seconds since its start.
-        driver: pid of the program that started it; None if that has ended.
-        lists: entries by kind, for each of KINDS.
-        problem: why the lists are empty; "" if the node answered.
-    """
-
-    session: Session
-    age_s: float
-    driver: int | None
-    lists: dict[str, list[dict[str, Any]]]
-    problem: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """Return the state as JSON can hold it."""
-        return {
-            "session_id": self.session.id,
-            "node_pid": self.session.node,
-            "driver_pid": self.driver,
-            "age_s": round(self.age_s, 3),
-            "problem": self.problem,
-            **self.lists,
-        }
 
 
 def sessions() -> list[Session]:
     """Return the user's sessions with a running node, newest first."""
-    return local_sessions.sessions(local_sessions.home())
+    return local_sessions.sessions(boot.home())
 
 
 def find_session(found: Sequence[Session], prefix: str) -> Session:
@@ -66,30 +32,10 @@ def find_session(found: Sequence[Session], prefix: str) -> Session:
     if len(matching) != 1:
         there = ", ".join(session.id for session in found) or "none"
         raise ConfigError(
-            f"{'several sessions' if matching else 'no session'} of yours in {local_sessions.home()} with an "
+            f"{'several sessions' if matching else 'no session'} of yours in {boot.home()} with an "
             f"id that starts with {prefix!r}; there are: {there}"
         )
     return matching[0]
-
-
-def state_of(session: Session) -> SessionState:
-    """Ask the node of a session for all its lists."""
-    lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    problem = ""
-    try:
-        with local_sessions.connect(session.folder) as node:
-            for kind in KINDS:
-                lists[kind] = node.ask(State(kind))
-    except TrainkitError as error:
-        problem = str(error)
-    gone = session.driver_gone or not process.exists(session.driver)
-    return SessionState(
-        session=session,
-        age_s=max(0.0, SYSTEM.now() - session.started),
-        driver=None if gone else session.driver,
-        lists=lists,
-        problem=problem,
-    )
 
 
 class Status(Command):

@@ -28,8 +28,7 @@ from trainkit.tune.core.metrics import encode, flatten, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Table, cell_text, duration, wide_console
-from trainkit.tune.results.overview import Overview
-from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.results.overview import Overview, experiments_in
 
 Row = Mapping[str, Any]
 
@@ -100,7 +99,7 @@ def list_experiments(root: Path) -> int:
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is no folder")
-    found = sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
+    found = experiments_in(root)
     now, rows, problems = SYSTEM.now(), [], []
     for path in found:
         try:

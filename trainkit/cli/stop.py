@@ -8,17 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli import HELP, Command, confirmed
-from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial
+from trainkit.cli.experiments import (
+    TRIAL,
+    add_experiment,
+    add_json,
+    chosen_trial,
+    experiment_folder,
+)
 from trainkit.cli.sessions import NO_SESSION, find_session, sessions
+from trainkit.client import Experiment
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError, TuneError
 from trainkit.runtime.local.client.launch import end_leftovers
-from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.messages import Shutdown
 from trainkit.runtime.local.wire.sessions import Session
 from trainkit.tune.results.overview import LogReader
-from trainkit.tune.store.ownership import ask_to_stop, asker, owned_by, owner_of
+from trainkit.tune.store.ownership import asker, leave_command, owned_by, owner_of
 from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
@@ -44,9 +51,12 @@ class Stop(Command):
         parser.add_argument(
             "--force", action="store_true", help="kill sessions without asking experiments and nodes first"
         )
+        add_json(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         named = arguments.all or arguments.session is not None or arguments.experiment is not None
+        if arguments.json and arguments.experiment is None:
+            raise ConfigError("--json prints the answer of an experiment: name one, or leave --json out")
         if arguments.yes and not named:
             raise ConfigError(
                 "--yes alone does not say what to end: type `trainkit stop --all --yes` to end all of your "
@@ -63,43 +73,46 @@ class Stop(Command):
             raise ConfigError(
                 "--session, --all and --force end sessions: leave them out to stop an experiment or a trial"
             )
-        return stop_experiment(arguments.experiment, arguments.trial)
+        return stop_experiment(arguments.experiment, arguments.trial, as_json=arguments.json)
 
 
-def stop_experiment(word: str, trial: str | None, clock: Clock = SYSTEM) -> int:
+def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, clock: Clock = SYSTEM) -> int:
     """Stop the experiment `word` as Ctrl-C does, or one of its trials, and wait for the end.
 
+    Args:
+        word: names the experiment.
+        trial: names the trial; None: all of it.
+        as_json: print the answer to the command, and don't wait for the end.
+        clock: to read.
+
     Raises:
-        ConfigError: there is no such experiment or trial, nobody runs it, or the trial has ended already.
-        TuneError: the process that runs it has ended before, or not stopped it in time.
+        ConfigError: there is no such experiment or trial.
+        TuneError: nobody runs it, the trial has ended already, or the process that runs it has ended before
+            it was done, or not stopped it in time.
     """
     folder = experiment_folder(word)
-    owner = owner_of(folder)
-    if owner is None:
-        raise ConfigError(f"nobody runs the experiment in {folder}, so there is nothing to stop")
-    with LogReader(folder) as reader:
-        chosen = None if trial is None else find_trial(reader.trials(), trial)
-    if chosen is not None and chosen.status.is_finished:
-        raise ConfigError(f"trial {chosen.trial_id} has ended already: {chosen.status}, {chosen.reason}")
-    wish = ask_to_stop(folder, None if chosen is None else chosen.trial_id, asker())
+    chosen = chosen_trial(folder, trial)
+    answer = Experiment(folder).stop(chosen)
+    if as_json:
+        sys.stdout.write(f"{answer.as_json()}\n")
+        return 0
     patience_ends = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < patience_ends:
         running = owner_of(folder) is not None
-        done = end_of(folder) if chosen is None else _outcome(folder, chosen.trial_id)
+        done = end_of(folder) if chosen is None else _outcome(folder, chosen)
         if done and (chosen is not None or not running):
             sys.stdout.write(f"{done}\n")
             return 0
         if not running:
-            wish.unlink(missing_ok=True)  # it would stop the next process that runs the experiment
-            raise TuneError(f"the process {owner} that ran {folder} has ended before it took this up")
+            raise TuneError(f"the process that ran {folder} has ended before it was done: {answer.outcome}")
         clock.sleep(_EVERY_S)
-    raise TuneError(f"the process {owner} that runs {folder} has not done it within {PATIENCE_S:g} s")
+    raise TuneError(f"the process that runs {folder} has not done it within {PATIENCE_S:g} s")
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
     """Return how the trial has ended; '' if it hasn't."""
     with LogReader(folder) as reader:
-        trial = find_trial(reader.trials(), trial_id)
+        trial = next(trial for trial in reader.trials() if trial.trial_id == trial_id)
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
@@ -188,7 +201,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     asked = []
     for folder in folders:
         try:
-            asked.append((folder, ask_to_stop(folder, None, by)))
+            asked.append((folder, leave_command(folder, "stop", {}, by)))
         except StoreError as error:  # its session ends nevertheless, and then it ends too
             sys.stderr.write(f"trainkit: {error}\n")
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
@@ -236,7 +249,7 @@ def _let_program_see(session: Session) -> None:
 
 def _abandoned() -> list[Session]:
     """Return the sessions whose nodes were killed."""
-    there = [local_sessions.session_at(folder) for folder in local_sessions.folders(local_sessions.home())]
+    there = [local_sessions.session_at(folder) for folder in local_sessions.folders(boot.home())]
     return [session for session in there if session is not None and not session.alive]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import TRIAL, add_experiment, experiment_folder, find_trial, whole_number
@@ -16,6 +15,7 @@ from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.results.overview import LogReader, Report
+from trainkit.tune.results.printed import kept_files
 from trainkit.tune.store.ownership import owner_of
 
 _EVERY_S = 0.5
@@ -69,7 +69,7 @@ def tail(
     with LogReader(folder) as reader:
         chosen = None if trial is None else find_trial(reader.trials(), trial)
         if printed and chosen is not None:
-            new = _printed(folder / chosen.dirname, lines)
+            new = _printed(reader, chosen.dirname, lines)
         else:
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
@@ -105,13 +105,9 @@ def _line(report: Report) -> str:
     return f"{report.trial_id}  {report.iteration}  {' '.join(shown)}"
 
 
-def _printed(folder: Path, lines: int) -> Iterator[list[str]]:
+def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]:
     """Yield the lines that were added to the trial's files since the last time."""
-    files = _files(folder)
-    if not files:
-        raise ConfigError(
-            f"nothing that the trial printed is in {folder}: RunConfig(log_to_file=True) keeps it there"
-        )
+    files = kept_files(reader, dirname)
     seen = dict.fromkeys(files, 0)
     limit: int | None = lines
     while True:
@@ -125,18 +121,3 @@ def _printed(folder: Path, lines: int) -> Iterator[list[str]]:
             news += whole.decode(errors="replace").splitlines()
         yield news if limit is None else news[max(0, len(news) - limit) :]
         limit = None
-
-
-def _files(folder: Path) -> Sequence[Path]:
-    """Return the files that `log_to_file` has written; they may have any name, but no ending of ours."""
-    ours = {".json", ".csv", ".txt"}
-    if not folder.is_dir():
-        return []
-    named = [folder / "stdout", folder / "stderr"]
-    if any(path.exists() for path in named):
-        return [path for path in named if path.exists()]
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_file() and path.suffix not in ours and "tfevents" not in path.name
-    )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import TRIAL, experiment_folder, find_trial, is_experiment, not_found
-from trainkit.cli.sessions import SessionState, request_line, sessions, state_of
+from trainkit.cli.sessions import request_line, sessions
+from trainkit.client import Answer
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.resources import describe
-from trainkit.tune.controller.events import REARRANGED
+from trainkit.runtime.local.wire.sessions import SessionState, state_of
+from trainkit.tune.controller import events
+from trainkit.tune.core.metrics import encode
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import count_words, duration, pairs_text
@@ -123,16 +128,23 @@ def why_experiment(word: str, trial: str | None) -> int:
     Raises:
         ConfigError: there is no such experiment or trial.
     """
-    folder = experiment_folder(word)
+    sys.stdout.write("\n".join(experiment_lines(experiment_folder(word), trial)) + "\n")
+    return 0
+
+
+def experiment_lines(folder: Path, trial: str | None) -> list[str]:
+    """Return what led to the state of a trial, or of the experiment, a line each.
+
+    Raises:
+        ConfigError: there is no such trial.
+        StoreError: there is no experiment in `folder`.
+    """
     overview = Overview.of(folder, SYSTEM.now())
     with LogReader(folder) as reader:
         load_words(reader.facts()["tune_config"]["scheduler"])
         if trial is None:
-            lines = [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
-        else:
-            lines = list(_of_trial(overview, reader, find_trial(overview.trials, trial)))
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+            return [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
+        return list(_of_trial(overview, reader, find_trial(overview.trials, trial)))
 
 
 def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[str]:
@@ -142,6 +154,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         running = [other for other in overview.trials if other.status is TrialStatus.RUNNING]
         if overview.owner is None:
             yield "  nobody runs the experiment; tune.Tuner.restore(...).fit() goes on with it"
+        elif by := reader.steering().who_holds(trial.trial_id):
+            yield f"  it was paused by {by}; `trainkit resume` lets it go on"
         elif trial.alone:
             yield "  it runs when nothing else does, since its memory was not enough"
         else:
@@ -161,9 +175,10 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        detail = _rearranged(event.detail) if event.kind == REARRANGED else event.detail
-        who, _, words = detail.partition(": ")  # such as 'paused by PBT', and what its decision has said
-        yield f"  {_event_line(replace(event, detail=who if words in told else detail))}"
+        who, _, words = event.detail.partition(
+            ": "
+        )  # such as 'paused by PBT', and what its decision has said
+        yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:
         yield from (f"  {line}" for line in trial.failure.traceback.splitlines())
 
@@ -189,7 +204,25 @@ def _rearranged(detail: str) -> str:
 
 
 def _event_line(event: LogEvent) -> str:
-    return f"{_when(event.time)} {event.kind}" + (f": {event.detail}" if event.detail else "")
+    detail = _detail(event)
+    return f"{_when(event.time)} {event.kind}" + (f": {detail}" if detail else "")
+
+
+def _detail(event: LogEvent) -> str:
+    match event.kind:
+        case events.REARRANGED:
+            return _rearranged(event.detail)
+        case events.COMMAND:
+            return _told(Answer.of(event))
+        case events.LEFT_OUT:
+            return str(json.loads(event.detail)["words"])
+    return event.detail
+
+
+def _told(answer: Answer) -> str:
+    given = " ".join(f"{name}={encode(value)}" for name, value in answer.arguments.items() if name != "trial")
+    refused = "" if answer.done else "refused, "
+    return f"{answer.verb}{given and f' {given}'} by {answer.by}: {refused}{answer.outcome}"
 
 
 def _when(time: float) -> str:

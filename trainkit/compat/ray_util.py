@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, SerializationError
 from trainkit.runtime import serialize
 from trainkit.runtime.api import get, list_placement_groups, wait
 from trainkit.runtime.scheduling import PlacementGroup
@@ -156,6 +157,47 @@ def deregister_serializer(cls: type) -> None:
     if cls in _serialized:
         _serialized.discard(cls)
         serialize.deregister(cls)
+
+
+@dataclass(frozen=True, eq=False)
+class FailureTuple:
+    """Part of a value that can't be pickled.
+
+    Attributes:
+        obj: the part.
+        path: where it is in the value.
+        parent: the value.
+    """
+
+    obj: Any
+    path: tuple[str, ...]
+    parent: Any
+
+
+def inspect_serializability(
+    base_obj: Any, name: str | None = None, depth: int = 3, print_file: IO[str] | None = None
+) -> tuple[bool, set[Any]]:
+    """Return whether a value can be sent to a worker, and the part that can't; prints what was found.
+
+    Args:
+        base_obj: the value.
+        name: shown for it; default, its own.
+        depth: without effect: the search ends at the deepest part.
+        print_file: where to print; None is standard output.
+
+    Returns:
+        True and an empty set, or False and a set of one `FailureTuple`.
+    """
+    del depth
+    shown = name or getattr(base_obj, "__qualname__", None) or repr(base_obj)
+    try:
+        serialize.pack(base_obj, shown)
+    except SerializationError as error:
+        path, part = serialize.find_unpicklable(base_obj, shown, serialize.pack)
+        print(error, file=print_file)
+        return False, {FailureTuple(part, (path or shown,), base_obj)}
+    print(f"{shown} can be sent to a worker", file=print_file)
+    return True, set()
 
 
 _PERIOD_S = 60.0

@@ -22,7 +22,7 @@ from trainkit.tune.core.resources import Bound, with_resources
 from trainkit.tune.core.stoppers import StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.results.analysis import ExperimentAnalysis
-from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.results.result import Result
 from trainkit.tune.schedulers.base import TrialScheduler
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.tuner import Tuner
@@ -68,8 +68,12 @@ def _taking_experiments(function: Front) -> Front:
     def run(run_or_experiment: Any, **given: Any) -> Any:
         if isinstance(run_or_experiment, (list, tuple)) and len(run_or_experiment) == 1:
             run_or_experiment = run_or_experiment[0]
-        if isinstance(run_or_experiment, (list, tuple, Mapping)):
-            raise ConfigError("tune.run() runs one experiment: give several to tune.run_experiments()")
+        if isinstance(run_or_experiment, (list, tuple)):
+            return _run_each(run, run_or_experiment, **given)
+        if isinstance(run_or_experiment, Mapping):
+            raise ConfigError(
+                "tune.run() takes no dictionary: give Experiment objects, or call tune.run_experiments()"
+            )
         if isinstance(run_or_experiment, Experiment):
             experiment = run_or_experiment
             given = {"name": experiment.name, **given, **experiment.spec}
@@ -77,6 +81,25 @@ def _taking_experiments(function: Front) -> Front:
         return function(run_or_experiment, **given)
 
     return cast("Front", run)
+
+
+def _run_each(
+    run: Callable[..., ExperimentAnalysis],
+    experiments: Sequence[Any],
+    raise_on_failed_trial: bool = True,
+    **given: Any,
+) -> ExperimentAnalysis:
+    """Run experiments one after another, and return the analysis of the trials of all."""
+    given.pop("name", None)  # each has its own
+    if not experiments:
+        raise ConfigError("tune.run([]): give at least one experiment")
+    analyses = [run(each, raise_on_failed_trial=False, **given) for each in experiments]
+    trials = [trial for analysis in analyses for trial in analysis.trials]
+    folders = [analysis.experiment_path for analysis in analyses]
+    if raise_on_failed_trial and any(trial.error for trial in trials):
+        raise _failed(trials, ", ".join(folders))
+    metric, mode = analyses[-1].default_metric, analyses[-1].default_mode
+    return ExperimentAnalysis(folders[-1], trials=trials, default_metric=metric, default_mode=mode)
 
 
 @_taking_experiments
@@ -122,7 +145,8 @@ def run(
     """Run an experiment to its end, as `Tuner(...).fit()` does, with the arguments of `ray.tune.run`.
 
     Args:
-        run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`.
+        run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`; or a list
+            of these, which are run one after another, and have one analysis.
         name: of the experiment's folder.
         metric: reported value to optimise; or a list of several.
         mode: "min" or "max"; for several a list, with one for each.
@@ -193,7 +217,7 @@ def run(
         tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
-        raise _failed(grid) from grid.errors[0]
+        raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
     return ExperimentAnalysis(grid.experiment_path, trials=grid)  # which knows the metric, or several
 
 
@@ -278,12 +302,13 @@ def _checkpoint_folder(restore: str | os.PathLike[str]) -> str:
     return str(folder)
 
 
-def _failed(grid: ResultGrid) -> TrialError:
-    failed = [result for result in grid if result.error is not None]
+def _failed(trials: Sequence[Result], folders: str) -> TrialError:
+    failed = [result for result in trials if result.error is not None]
     return TrialError(
-        f"{len(failed)} of {len(grid)} trials failed ({', '.join(result.trial_id for result in failed[:10])}"
+        f"{len(failed)} of {len(trials)} trials failed ("
+        f"{', '.join(result.trial_id for result in failed[:10])}"
         f"{', ...' if len(failed) > 10 else ''}); the first: {first_line(failed[0].reason)}. "
-        f"All results are in {grid.experiment_path}, for tune.ExperimentAnalysis(path); to get them from "
+        f"All results are in {folders}, for tune.ExperimentAnalysis(path); to get them from "
         "tune.run() itself, give raise_on_failed_trial=False"
     )
 
@@ -296,13 +321,13 @@ OBSOLETE = {
     "loggers": "give callbacks=[...]; CSV and JSON files are written by themselves",
     "queue_trials": "a trial that does not fit waits; one that never will is refused",
     "ray_auto_init": "the runtime starts by itself",
-    "server_port": "there is no server",
+    "server_port": "serve experiments by `trainkit dashboard --port N FOLDER`",
     "sync_on_checkpoint": "give sync_config=tune.SyncConfig(...)",
     "sync_to_cloud": "give storage_path='s3://...'",
     "sync_to_driver": "all trials write where the experiment is",
     "trial_executor": "there is one executor",
     "upload_dir": "give storage_path='s3://...'",
-    "with_server": "there is no server",
+    "with_server": "serve experiments by `trainkit dashboard FOLDER`, or start a TuneServer",
     "_entrypoint": "it was Ray's own",
     "_remote": "it was Ray's own",
     "_remote_string_queue": "it was Ray's own",

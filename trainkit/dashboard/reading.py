@@ -1,135 +1,485 @@
-"""Facts of an experiment for the pages, read while another process writes it.
+"""Facts of experiments for the dashboard, read while other processes write them.
 
-What grows with the number of reports is left to SQLite, so that thousands of trials are read in a moment.
+A file is opened for a moment each time: who keeps it open keeps the writer from folding its log in at the
+end.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from trainkit.tune.core.metrics import flatten
-from trainkit.tune.core.objectives import all_failed
+from trainkit.clock import SYSTEM
+from trainkit.dashboard.endpoints import NotFoundError
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.results.overview import FINITE, VALUE, LogReader, Overview, paths
+from trainkit.tune.plots.rungs import CAME, JUDGED
+from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
+from trainkit.tune.space.serialization import decode_config
+from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
+SETTLED_S = 1.0
+"""Age of a file's date from which on the file is as it was when it was read."""
 
-@dataclass(frozen=True, slots=True)
-class TrialRow:
-    """Row of a trial.
+MAX_SHARED = 4
+"""Experiments, or metrics of them, whose last values are kept; those looked at longest ago go first."""
 
-    Attributes:
-        config: flattened, as {"net/width": 8}.
-        reports: number of reports.
-        last, best: values of the metric; None if it was never reported as a finite number.
-    """
+_ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
-    trial_id: str
-    index: int
-    status: TrialStatus
-    reason: str
-    config: dict[str, Any]
-    reports: int
-    last: float | None
-    best: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """View of an experiment: an overview, and a row for each trial in the order suggested."""
-
-    overview: Overview
-    rows: list[TrialRow]
-
-    @classmethod
-    def of(cls, folder: Path, now: float) -> View:
-        """Read the experiment in `folder`.
-
-        Raises:
-            StoreError: there is none, or its file is damaged or foreign.
-        """
-        overview = Overview.of(folder, now)
-        numbers: dict[str, tuple[float | None, float | None]] = {}
-        if overview.metric is not None:
-            with MetricReader(folder) as reader:
-                numbers = reader.last_and_best(overview.metric, overview.mode or "max")
-        rows = [
-            TrialRow(
-                trial.trial_id,
-                trial.index,
-                trial.status,
-                trial.reason,
-                flatten(trial.config),
-                trial.iteration,
-                *numbers.get(trial.trial_id, (None, None)),
-            )
-            for trial in overview.trials
-        ]
-        return cls(overview, rows)
-
-    @property
-    def name(self) -> str:
-        """Name of the experiment's folder."""
-        return self.overview.folder.name
-
-    @property
-    def best(self) -> TrialRow | None:
-        """Trial with the best last report, the first of equals; None if all have failed."""
-        return None if all_failed(self.overview.trials) else next(iter(self.ranked), None)
-
-    @property
-    def ranked(self) -> list[TrialRow]:
-        """Trials with a value in the last report, the best first."""
-        sign = 1 if self.overview.mode == "min" else -1
-        there = [row for row in self.rows if row.last is not None]
-        return sorted(there, key=lambda row: sign * (row.last or 0.0))
-
-
-class MetricReader(LogReader):
-    """Reader of one metric in many reports."""
-
-    def last_and_best(self, metric: str, mode: str) -> dict[str, tuple[float | None, float | None]]:
-        """By trial, the last and the best value of `metric`; None where there is no finite number.
-
-        Args:
-            metric: its name, or a path such as "eval/loss".
-            mode: "min" or "max".
-        """
-        best = {"min": "min", "max": "max"}[mode]
-        last = self.last_values(metric)
-        return {
-            trial_id: (last.get(trial_id), value)
-            for trial_id, value in self._rows(
-                f"SELECT trial_id, {best}({FINITE}) FROM "
-                f"(SELECT trial_id, {VALUE} AS value FROM history) GROUP BY trial_id",
-                *paths(metric),
-            )
-        }
-
-    def curve(self, trial_id: str, metric: str) -> list[tuple[int, float]]:
-        """(iteration, value) of each report of the trial with a finite number as `metric`."""
-        return [
-            (iteration, value)
-            for iteration, value in self._rows(
-                f"SELECT iteration, {VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
-                *paths(metric),
-                trial_id,
-            )
-            if isinstance(value, (int, float))
-        ]
+_CONFIG = (
+    "coalesce((SELECT config FROM attempts a WHERE a.trial_id = t.trial_id ORDER BY attempt DESC LIMIT 1), "
+    "config)"
+)
 
 
 def experiments(root: Path) -> Iterator[Path]:
     """Yield the folders of experiments in `root`, or `root` itself if it is one; the latest first."""
-    if (root / FILENAME).exists():
-        yield root
-        return
     found = {}
-    for path in root.glob(f"*/{FILENAME}"):
+    for folder in experiments_in(root):
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-            found[path.parent] = path.stat().st_mtime
+            found[folder] = (folder / FILENAME).stat().st_mtime
     yield from sorted(found, key=found.__getitem__, reverse=True)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """State of an experiment's file by what the file system says of it.
+
+    Attributes:
+        parts: inode, date and size of the file and of its log.
+        owner: pid of the process that runs the experiment.
+        newest: the later date, in seconds since 1970.
+    """
+
+    parts: tuple[tuple[int, int, int] | None, ...]
+    owner: int | None
+    newest: float
+
+    @classmethod
+    def of(cls, folder: Path) -> FileState:
+        """Look at the experiment in `folder`."""
+        owner = owner_of(folder)  # first: of one that ends now, the end is seen
+        parts: list[tuple[int, int, int] | None] = []
+        for name in (FILENAME, f"{FILENAME}-wal"):
+            try:
+                found = (folder / name).stat()
+                parts.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            except FileNotFoundError:
+                parts.append(None)
+        return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
+
+    def stays(self, now: float) -> bool:
+        """Return True if a file that looks so at `now` has not changed since it was read."""
+        return now - self.newest > SETTLED_S
+
+    def same_file(self, other: FileState | None) -> bool:
+        """Return True if `other` is of the file that is there, not of one before it."""
+        mine, others = self.parts[0], None if other is None else other.parts[0]
+        return mine is not None and others is not None and mine[0] == others[0]
+
+
+class SharedReader(LogReader):
+    """Reader that shares with others the last values of an experiment that stands still.
+
+    A first look at a large experiment asks for them several times at once: for its best trial, for a page of
+    the table, for each chart.
+    """
+
+    _shared: ClassVar[OrderedDict[tuple[Path, str], tuple[FileState, dict[str, float]]]] = OrderedDict()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: Path) -> None:
+        # Before it is opened: what is read then is as new as this, or newer.
+        self._state, self._begun = FileState.of(folder), SYSTEM.now()
+        super().__init__(folder)
+
+    def last_values(self, metric: str) -> dict[str, float]:
+        """By trial, in the order suggested, its last report's metric; not to be changed."""
+        if not self._state.stays(self._begun):
+            return super().last_values(metric)
+        key = self.folder, metric
+        with self._sharing:
+            state, values = self._shared.get(key, (None, {}))
+            if state != self._state:
+                values = super().last_values(metric)
+                self._shared[key] = self._state, values
+            self._shared.move_to_end(key)
+            while len(self._shared) > MAX_SHARED:
+                self._shared.popitem(last=False)
+        return values
+
+
+class RowReader(SharedReader):
+    """Reader of trials as rows of a table."""
+
+    def newest(self) -> int:
+        """Place of the last event or decision."""
+        ((place,),) = self._rows(
+            "SELECT coalesce(max(seq), 0) FROM "
+            "(SELECT max(seq) AS seq FROM events UNION ALL SELECT max(seq) FROM decisions)"
+        )
+        return int(place)
+
+    def ids_after(self, index: int, seq: int) -> set[str]:
+        """Return the trials after suggestion `index`, those with an entry after `seq`, and all that run."""
+        return {
+            trial_id
+            for (trial_id,) in self._rows(
+                "SELECT trial_id FROM trials WHERE trial_index > ? "
+                "UNION SELECT trial_id FROM events WHERE seq > ? AND trial_id IS NOT NULL "
+                "UNION SELECT trial_id FROM decisions WHERE seq > ? "
+                "UNION SELECT trial_id FROM trials WHERE status = 'RUNNING'",
+                index,
+                seq,
+                seq,
+            )
+        }
+
+    def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
+        """By trial, when it has ended; None of one that was gone on with.
+
+        Args:
+            after: only what the log has after this entry.
+            ids: only of these trials.
+        """
+        only = "" if ids is None else "AND trial_id IN (SELECT value FROM json_each(?)) "
+        return {
+            trial_id: time if kind in _ENDS else None
+            for trial_id, kind, time in self._rows(
+                "SELECT trial_id, kind, time FROM events WHERE seq > ? AND trial_id IS NOT NULL "
+                f"AND kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') {only}ORDER BY seq",
+                after,
+                *(() if ids is None else (json.dumps(list(ids)),)),
+            )
+        }
+
+    def number_of_trials(self) -> int:
+        """Return how many trials there are."""
+        ((number,),) = self._rows("SELECT count(*) FROM trials")
+        return int(number)
+
+    def last_index(self) -> int:
+        """Return the place of the last trial in the order suggested; -1 if there is none."""
+        ((index,),) = self._rows("SELECT coalesce(max(trial_index), -1) FROM trials")
+        return int(index)
+
+    def page(self, limit: int, offset: int, *, descending: bool, by_last: str | None) -> list[str]:
+        """Return the ids of a page of all trials.
+
+        Args:
+            limit: trials of the page.
+            offset: trials before it.
+            descending: the last, or the largest, first.
+            by_last: metric of the last reports to sort by; None: in the order suggested.
+        """
+        way = "DESC" if descending else "ASC"
+        in_order = f"SELECT trial_id FROM trials ORDER BY trial_index {way}"
+        if by_last is None:
+            return [trial_id for (trial_id,) in self._rows(f"{in_order} LIMIT ? OFFSET ?", limit, offset)]
+        values = self.last_values(by_last)
+        ids = sorted(values, key=values.__getitem__)
+        if descending:
+            ids.reverse()
+        if offset + limit > len(ids):
+            ids += [trial_id for (trial_id,) in self._rows(in_order) if trial_id not in values]
+        return ids[offset : offset + limit]
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names in the configurations, and in the last reports, of up to a thousand trials."""
+        places = range(0, self.last_index() + 1, self.last_index() // 1000 + 1)
+        found = list(
+            self._rows(
+                f"SELECT {_CONFIG}, (SELECT metrics FROM results r WHERE "
+                "r.trial_id = t.trial_id ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t "
+                "WHERE trial_index IN (SELECT value FROM json_each(?)) ORDER BY trial_index",
+                json.dumps(list(places)),
+            )
+        )
+        # Not by json_each(), which ends a name at a zero character.
+        configs = (json.loads(flat_config(config)) for config, _ in found)
+        metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
+        return list(dict.fromkeys(chain.from_iterable(configs))), list(
+            dict.fromkeys(chain.from_iterable(metrics))
+        )
+
+    def rows(
+        self,
+        metric: str | None,
+        mode: str | None,
+        ids: Collection[str] | None,
+        so_far: Mapping[str, SoFar | None] | None = None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield what is told of trials, in the order of COLUMNS without the last three but `error`.
+
+        Behind these comes the attempt that the last report is of.
+
+        Args:
+            metric: by which trials are judged; None: by none.
+            mode: "min" or "max".
+            ids: of the trials; None: all.
+            so_far: by trial, what is known of the reports of its attempt. If that goes on, those after it
+                are read.
+        """
+        names = paths(metric) if metric is not None else ("$.x", "$.x")
+        best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if metric is not None else "max(NULL)"
+        for one in [None] if ids is None else sorted(ids):
+            yield from self._rows_of(one, names, best, None if so_far is None else so_far.get(str(one)))
+
+    def _rows_of(
+        self, one: str | None, names: tuple[str, str], best: str, known: SoFar | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of one trial, or of all: of each table what it has of a trial, side by side."""
+        only, values = ("", []) if one is None else ("WHERE trial_id = ? ", [one])
+        # Beside max() SQLite takes the other columns from the row that holds the maximum.
+        last_of = _beside(
+            self._rows(
+                f"SELECT trial_id, attempt, iteration, metrics, {VALUE} FROM "
+                + (
+                    "(SELECT *, max(seq) FROM results GROUP BY trial_id) ORDER BY trial_id"
+                    if one is None
+                    else f"results {only}ORDER BY attempt DESC, iteration DESC LIMIT 1"
+                ),
+                *names,
+                *values,
+            )
+        )
+        best_of = _beside(
+            self._rows(
+                f"SELECT trial_id, {best}, min(attempt) < max(attempt) FROM (SELECT trial_id, attempt, "
+                f"{VALUE} AS value FROM results {only}) GROUP BY trial_id ORDER BY trial_id",
+                *names,
+                *values,
+            )
+        )
+        begun_of = _beside(
+            self._rows(
+                "SELECT trial_id, min(started), max(attempt), config FROM attempts "
+                f"{only}GROUP BY trial_id ORDER BY trial_id",
+                *values,
+            )
+        )
+        for trial_id, index, name, status, reason, config, attempt, *rest in self._rows(
+            "SELECT trial_id, trial_index, name, status, reason, config, attempt, failures, error_kind, "
+            f"error_message FROM trials {only}ORDER BY trial_id",
+            *values,
+        ):
+            (failures, *error), least = rest, None
+            _, reported, iteration, metrics, last = last_of(trial_id) or (None, None, 0, None, None)
+            _, started, _, other = begun_of(trial_id) or (None, None, None, None)
+            if known is not None and known.attempt == attempt:
+                ((least,),) = self._rows(
+                    f"SELECT {best} FROM (SELECT ? AS value UNION ALL SELECT {VALUE} FROM results "
+                    "WHERE trial_id = ? AND attempt = ? AND iteration > ?)",
+                    *(known.best, *names, trial_id, known.attempt, known.iteration),
+                )
+            elif found := best_of(trial_id):
+                _, least, is_repeated = found
+                if is_repeated:
+                    ((least,),) = self._rows(
+                        f"SELECT {best} FROM (SELECT {VALUE} AS value FROM history WHERE trial_id = ?)",
+                        *(*names, trial_id),
+                    )
+            last = last if isinstance(last, (int, float)) else None
+            yield (
+                *(trial_id, index, name, status, reason, config if other is None else other, metrics),
+                *(iteration, last, least, attempt, failures, started, *error, reported),
+            )
+
+    def config(self, trial_id: str) -> tuple[int, str]:
+        """Return the place of a trial in the order suggested, and its last configuration as flat JSON."""
+        ((index, config),) = self._rows(
+            f"SELECT trial_index, {_CONFIG} FROM trials t WHERE trial_id = ?", trial_id
+        )
+        return index, flat_config(config)
+
+    def trial(self, trial_id: str) -> tuple[dict[str, Any], str, tuple[str, str, str] | None]:
+        """Return a trial's configuration as suggested, its folder's name, and its error or None.
+
+        Raises:
+            NotFoundError: there is no such trial.
+        """
+        for config, dirname, kind, message, trace in self._rows(
+            "SELECT config, dirname, error_kind, error_message, error_traceback FROM trials "
+            "WHERE trial_id = ?",
+            trial_id,
+        ):
+            return (
+                decode_config(config),
+                dirname,
+                None if kind is None else (kind, message or "", trace or ""),
+            )
+        raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
+
+    def checkpoints(self, trial_id: str) -> list[dict[str, Any]]:
+        """Return the checkpoints of a trial that are kept."""
+        return [
+            dict(zip(("number", "dirname", "iteration", "score"), row, strict=True))
+            for row in self._rows(
+                "SELECT number, dirname, iteration, score FROM checkpoints "
+                "WHERE trial_id = ? AND NOT dropped ORDER BY number",
+                trial_id,
+            )
+        ]
+
+    def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
+        """Return the entries of the log after `seq`, of the experiment and of all trials."""
+        return [
+            event(*row)
+            for row in self._rows(
+                "SELECT seq, time, kind, trial_id, detail FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
+                seq,
+                limit,
+            )
+        ]
+
+    def events_of(self, trial_id: str) -> list[dict[str, Any]]:
+        """Return the entries of the log of one trial."""
+        return [
+            event(each.seq, each.time, each.kind, trial_id, each.detail) for each in self.events(trial_id)
+        ]
+
+
+class ChartReader(SharedReader):
+    """Reader of what charts show."""
+
+    def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
+        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+        across = "iteration" if x == "training_iteration" else VALUE
+        names = () if x == "training_iteration" else paths(x)
+        return [
+            (float(at), float(value))
+            for at, value in self._rows(
+                f"SELECT {across}, {VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
+                *names,
+                *paths(metric),
+                trial_id,
+            )
+            if is_finite(at) and is_finite(value)
+        ]
+
+    def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
+        """Return the place of each of these trials in the order suggested; of those that there are."""
+        return dict(
+            self._rows(
+                "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
+                json.dumps(list(trial_ids)),
+            )
+        )
+
+    def first(self, count: int) -> list[str]:
+        """Return the ids of the trials that were suggested first."""
+        return [
+            trial_id
+            for (trial_id,) in self._rows("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count)
+        ]
+
+    def configs(self, trial_ids: Sequence[str]) -> list[Any]:
+        """Return the configuration of each of these trials, as suggested."""
+        wanted = json.dumps(list(trial_ids))
+        found = dict(
+            self._rows(
+                "SELECT trial_id, config FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
+                wanted,
+            )
+        )
+        return [decode_config(found[trial_id]) for trial_id in trial_ids]
+
+    def has_reports(self, metric: str, trials: int = 1) -> bool:
+        """Return True if so many trials have reported a finite value of the metric."""
+        found = self._rows(
+            f"SELECT DISTINCT trial_id FROM (SELECT trial_id, {VALUE} AS value FROM results) "
+            f"WHERE {FINITE} IS NOT NULL LIMIT ?",
+            *paths(metric),
+            trials,
+        )
+        return len(list(found)) == trials
+
+    def has_judged(self) -> bool:
+        """Return True if a trial was judged at a rung."""
+        return bool(
+            list(
+                self._rows("SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1", JUDGED)
+            )
+        )
+
+    def has_run(self) -> bool:
+        """Return True if a trial has begun."""
+        return bool(list(self._rows("SELECT 1 FROM attempts LIMIT 1")))
+
+    def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
+        """Return the decisions made at rungs, and the values of the reports that they were made on."""
+        decisions: list[dict[str, Any]] = []
+        values: dict[tuple[str, int], float] = {}
+        for trial_id, iteration, verdict, reason, value in self._rows(
+            f"SELECT trial_id, iteration, verdict, reason, {FINITE} FROM (SELECT d.seq AS place, d.trial_id, "
+            f"d.iteration, d.verdict, d.reason, (SELECT {VALUE} FROM results r "
+            "WHERE r.trial_id = d.trial_id AND r.attempt <= d.attempt AND r.iteration = d.iteration "
+            "ORDER BY r.attempt DESC LIMIT 1) AS value FROM decisions d "
+            "WHERE json_extract(d.reason, '$.rule') IN (?, ?)) ORDER BY place",
+            *paths(metric),
+            JUDGED,
+            CAME,
+        ):
+            decisions.append(
+                {"trial_id": trial_id, "iteration": iteration, "verdict": verdict, **decode(reason)}
+            )
+            if value is not None:
+                values[trial_id, iteration] = value
+        return decisions, values
+
+
+class SoFar(NamedTuple):
+    """Reports of the attempt that a trial is at, as far as they were read: the last, and the best value."""
+
+    attempt: int
+    iteration: int
+    best: float | None
+
+
+def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
+    """Return what gives the row of a trial, or None; rows, and those who ask, come in the order of ids."""
+    row: tuple[Any, ...] | None = ("",)  # so that none is read before it is asked for
+
+    def of(trial_id: str) -> tuple[Any, ...] | None:
+        nonlocal row
+        while row is not None and row[0] < trial_id:
+            row = next(rows, None)
+        return row if row is not None and row[0] == trial_id else None
+
+    return of
+
+
+def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
+    """Return an entry of the log, with who has asked for it if it is a command."""
+    by = None
+    if kind == "command":
+        with contextlib.suppress(ValueError):
+            found = json.loads(detail)
+            by = str(found.get("by")) if isinstance(found, dict) and found.get("by") else None
+    return {"seq": seq, "time": time, "kind": kind, "trial_id": trial_id, "detail": detail, "by": by}
+
+
+def _is_flat(text: str) -> bool:
+    """Return True if a JSON object holds no other, so that it is as `flatten` would make it."""
+    return "{" not in text[1:]
+
+
+def flat_config(config: str) -> str:
+    """Return a configuration as the file has it as flat JSON."""
+    return config if _is_flat(config) else encode(without_objects(flatten(decode_config(config))))
+
+
+def flat_metrics(metrics: str | None) -> str:
+    """Return a report as the file has it as flat JSON; None: there is none."""
+    if metrics is None:
+        return "{}"
+    return metrics if _is_flat(metrics) else encode(without_objects(flatten(decode(metrics))))

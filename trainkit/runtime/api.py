@@ -124,13 +124,13 @@ def init(
             error then.
         local_mode: the same as engine="inline".
         ignore_reinit_error: leave a running runtime as it is instead of raising.
-        include_dashboard: Ray's; without effect on the other engines, as are the arguments from
-            `dashboard_host` to `logging_config` and from `enable_resource_isolation` to `proxy_server_url`.
+        include_dashboard: Ray's; without effect on the other engines, as a log line then says once. So are
+            the arguments that refer to this one.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
         job_config: see `include_dashboard`.
-        configure_logging: see `include_dashboard`.
-        logging_level: see `include_dashboard`.
+        configure_logging: False leaves the level of the log as it is.
+        logging_level: of trainkit's log, such as "warning" or `logging.WARNING`.
         logging_format: see `include_dashboard`.
         logging_config: see `include_dashboard`.
         log_to_driver: print the workers' output lines here, with the name and pid of the worker; None is
@@ -146,8 +146,8 @@ def init(
             well-known heavy ones that this process has imported. Called before a script's own
             imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
         **private: arguments of Ray's with an underscore, such as `_temp_dir`. `_memory` is `memory` and
-            `_object_spilling_directory` is `object_spilling_directory`; the others are without effect on the
-            other engines; of `_system_config` a log line says so.
+            `_object_spilling_directory` is `object_spilling_directory`; for the others see
+            `include_dashboard`.
 
     Returns:
         Facts about the session, such as `context["node_id"]`.

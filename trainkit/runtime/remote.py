@@ -58,7 +58,7 @@ class RemoteFunction(Generic[P, R]):
         """Return a copy of the function with other options, see `Options`."""
         return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
         """Start a call; returns its reference, or several or none, as `num_returns` says."""
         arity = self._arity
         if kwargs or not arity.least <= len(args) <= arity.most:
@@ -129,7 +129,7 @@ class ActorMethod:
             spec = replace(spec, name=name)
         return ActorMethod(self._actor, self._name, spec)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Send a call; methods run in the order sent, one at a time unless the class says otherwise."""
         arity = self._spec.arity
         if kwargs or not arity.least <= len(args) <= arity.most:
@@ -222,7 +222,7 @@ class ActorClass(Generic[T]):
         """Return a copy of the class with other options, see `Options`."""
         return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self)
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Ask for an actor; returns its handle at once, before its process has started."""
         options, methods = self._options, self._interface.methods
         unknown = {each.concurrency_group for each in methods.values()} - {None, *options.concurrency_groups}

@@ -216,7 +216,7 @@ def pack(value: Any, what: str = "value") -> Packed:
     """
     if is_plain(value):
         return Packed(pickle.dumps(value, PROTOCOL))
-    _register_array_types()
+    _register_types()
     file = io.BytesIO()
     buffers: list[Any] = []
     pickler = _Pickler(file, buffers)
@@ -307,6 +307,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         reducer = _REDUCERS.get(type(obj))
+        if reducer is None and _proxies and isinstance(obj, _proxies):
+            reducer = _reduce_proxy
         if reducer is not None:
             reduced = reducer(self, obj)
             if reduced is not NotImplemented:
@@ -314,8 +316,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _register_array_types() -> None:
-    """Teach the pickler NumPy's and torch's arrays, once each is imported; neither is needed."""
+_proxies: tuple[type, ...] = ()
+"""The base class of the proxies of `multiprocessing.Manager`, once that is imported."""
+
+
+def _register_types() -> None:
+    """Teach the pickler types of libraries, such as NumPy's arrays, once each is imported."""
+    global _proxies
+    if not _proxies and "multiprocessing.managers" in sys.modules:
+        _proxies = (getattr(sys.modules["multiprocessing.managers"], "BaseProxy", type(None)),)
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "ndarray"):
         _REDUCERS.setdefault(numpy.ndarray, _reduce_array)
@@ -325,6 +334,19 @@ def _register_array_types() -> None:
     starlette = sys.modules.get("starlette.datastructures")
     if starlette is not None and hasattr(starlette, "State"):
         _REDUCERS.setdefault(starlette.State, _reduce_state)
+
+
+def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
+    # A worker is no child of this process: it needs the key, which goes along as to a child that is spawned.
+    from multiprocessing import context
+
+    before = context.get_spawning_popen()
+    context.set_spawning_popen(proxy)
+    try:
+        function, (*arguments, settings) = proxy.__reduce__()
+    finally:
+        context.set_spawning_popen(before)
+    return function, (*arguments, {**settings, "authkey": bytes(settings["authkey"])})
 
 
 def _reduce_state(_: _Pickler, state: Any) -> Any:

@@ -26,7 +26,7 @@ from trainkit.registry import Registry
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import signals
 from trainkit.runtime.engine import Engine
-from trainkit.runtime.local.system import devices
+from trainkit.runtime.local.system import boot, devices
 from trainkit.runtime.placement import checked_labels
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import ELSEWHERE, default_namespace
@@ -227,16 +227,20 @@ def inside(folder: str | None) -> Iterator[None]:
             sys.path.remove(folder)
 
 
+RANKS = "trainkit.train.torch.script"
+"""What a rank of a script is forked with: nothing that only trainers use."""
+
 PRELOADS = {
     "numpy": ("numpy", "numpy.random"),
     "pandas": ("pandas",),
     "sklearn": ("sklearn", "sklearn.base", "sklearn.utils"),
     "torch": ("numpy.random", "torch"),
-    "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker"),
+    "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker", "trainkit.train.torch.trial"),
+    RANKS: ("numpy.random", "torch", "torch._dynamo", RANKS),
 }
 """Modules that a template imports before it forks, by the name of the set; that of torch has NumPy's."""
 
-SLOW = frozenset({"torch", "torch._dynamo"})
+SLOW = frozenset({"torch", "torch._dynamo", RANKS})
 """Those that take a second to import, where the rest takes tenths."""
 
 HEAVY = SLOW | {"pandas", "sklearn"}
@@ -309,6 +313,21 @@ RAY_PRIVATE = frozenset(
     }
 )
 """Arguments of `ray.init` that its signature doesn't show."""
+_NOT_HERE = (
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
+    "job_config",
+    "logging_format",
+    "logging_config",
+    "enable_resource_isolation",
+    "cgroup_path",
+    "system_reserved_cpu",
+    "system_reserved_memory",
+    "proxy_server_url",
+    *sorted(RAY_PRIVATE - {"_memory", "_object_spilling_directory", "_system_config"}),
+)
+"""Arguments of `ray.init` that have a meaning on Ray alone."""
 _LEAST_STORE_BYTES = 1 << 20
 """Room for a few of the smallest values that go to the object store, which have 256 KiB."""
 _SYSTEM_CONFIG_HERE = {
@@ -371,6 +390,7 @@ def session_spec(
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
         raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
     _check_store(object_store_memory)
+    _check_logging_level((extra or {}).get("logging_level"))
     if namespace is not None and not isinstance(namespace, str):
         raise ArgumentTypeError(f"namespace={namespace!r}: give a text, or None for the one of all programs")
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
@@ -414,6 +434,16 @@ def _check_store(size: Any) -> None:
         )
 
 
+def _check_logging_level(level: Any) -> None:
+    if level is None or (isinstance(level, int) and not isinstance(level, bool)):
+        return
+    if not isinstance(level, str):
+        raise ArgumentTypeError(f"logging_level={level!r}: give a name such as 'warning', or a number")
+    names = logging.getLevelNamesMapping()
+    if level.upper() not in names:
+        raise ConfigError(f"logging_level={level!r}: give one of {', '.join(names).lower()}, or a number")
+
+
 def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
     """Say that settings of Ray's own processes have no effect, and what has."""
     instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
@@ -424,6 +454,27 @@ def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
             engine,
             ", ".join(map(str, settings)),
             f"; give init({', '.join(instead)})" if instead else "",
+        )
+
+
+def _heed_logging(extra: Mapping[str, Any]) -> None:
+    """Set the level of trainkit's log, unless the program configures logging itself."""
+    level = extra.get("logging_level")
+    if level is not None and extra.get("configure_logging") is not False:
+        logging.getLogger("trainkit").setLevel(level.upper() if isinstance(level, str) else level)
+
+
+_told: set[str] = set()
+
+
+def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
+    """Say once which arguments of Ray's have no meaning on an engine; what is off is off here too."""
+    asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
+    if asked:
+        _told.update(asked)
+        dashboard = "; `trainkit dashboard` serves one" if "include_dashboard" in asked else ""
+        _logger.warning(
+            "init(%s): Ray's own, without effect on the %s engine%s", ", ".join(asked), engine, dashboard
         )
 
 
@@ -449,6 +500,8 @@ def start(name: str, spec: SessionSpec) -> Engine:
         raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
     if name != "ray":  # the rest has no use for Ray's arguments
         _warn_of_system_config(name, config)
+        _heed_logging(spec.extra)
+        _tell_of_no_effect(name, spec.extra)
         spec = replace(spec, extra={})
     if name == "ray" and find_spec("ray") is None:
         raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
@@ -457,5 +510,6 @@ def start(name: str, spec: SessionSpec) -> Engine:
             f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
             "everything in this process"
         )
-    started: Engine = ENGINES.get(name).start(spec)
+    with boot.begun() if name == "local" else contextlib.nullcontext():  # while the engine's code is loaded
+        started: Engine = ENGINES.get(name).start(spec)
     return started

@@ -19,7 +19,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 class _State:
     asked = False
-    pid = 0
+
+
+_masks = threading.local()
+"""Signals that a thread blocks, from before it forks till after."""
 
 
 def is_default() -> bool:
@@ -31,7 +34,8 @@ def is_default() -> bool:
 def take_over() -> None:
     """End this program in order by SIGTERM, from here to `give_back`; in the main thread."""
     _give_back_at_end()
-    _State.asked, _State.pid = False, os.getpid()
+    _watch_forks()
+    _State.asked = False
     signal.signal(signal.SIGTERM, _on_signal)
 
 
@@ -43,9 +47,32 @@ def give_back() -> None:
 
 
 @functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )
+
+
+@functools.cache
 def _give_back_at_end() -> None:
     # Before Python waits for threads: a handler would not run if the signal came while that wait begins.
     threading._register_atexit(give_back)  # type: ignore[attr-defined]
+
+
+def _before_fork() -> None:
+    _masks.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+
+
+def _after_fork_in_parent() -> None:
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, _masks.before)
+
+
+def _after_fork_in_child() -> None:
+    # A child of the user's code has no session. It ends at once by SIGTERM, as `multiprocessing.Pool` wants
+    # of its workers: a handler in Python may never be called there. One that came meanwhile is kept back.
+    if _signal.getsignal(_signal.SIGTERM) is _on_signal:
+        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+    _after_fork_in_parent()
 
 
 def is_asked() -> bool:
@@ -77,9 +104,9 @@ def _is_over() -> bool:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    # A child that was forked by the user's code has no session. Of a program that is over nobody catches what
-    # is raised, Python prints it; the node ends the session once the program is gone.
-    if os.getpid() != _State.pid or _is_over():
+    # Of a program that is over nobody catches what is raised, Python prints it; the node ends the session
+    # once the program is gone.
+    if _is_over():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import contextlib
+import inspect
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from joblib import cpu_count  # type: ignore[import-untyped]
+from joblib import cpu_count
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
@@ -18,7 +21,7 @@ from sklearn.utils.metaestimators import available_if
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.settings import results_dir
-from trainkit.sklearn.candidates import CandidateSource
+from trainkit.sklearn.candidates import CandidateList, CandidateSource
 from trainkit.sklearn.context import FitCallbacks, SklearnContext, has_callbacks
 from trainkit.sklearn.early_stopping import EarlyStopping, early_stopping_of, require_goal
 from trainkit.sklearn.experiment import (
@@ -27,6 +30,7 @@ from trainkit.sklearn.experiment import (
     comparable_candidates,
     error_to_raise,
     evaluate,
+    session_for,
     warn_if_few,
 )
 from trainkit.sklearn.internals import (
@@ -37,13 +41,16 @@ from trainkit.sklearn.internals import (
     insert_error_scores,
     warn_or_raise_about_fit_failures,
 )
-from trainkit.sklearn.outcomes import Outcome, rank_lowest_first
-from trainkit.sklearn.settings import metric_of, names_of_settings, settings_of
+from trainkit.sklearn.outcomes import Outcome, PartialSearch, rank_lowest_first
+from trainkit.sklearn.settings import cpus_of, metric_of, names_of_settings, settings_of, with_budget_left
 from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
 from trainkit.tune.core.checks import named_as
 from trainkit.tune.core.resources import as_request, with_parameters, with_resources
 from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
+
+NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no candidates?"
+"""scikit-learn's words where there is nothing to fit."""
 
 
 def _refitted_with(method: str) -> Any:
@@ -54,8 +61,53 @@ def _refitted_with(method: str) -> Any:
     return check
 
 
+class _Ended(Exception):
+    """End of a search in the midst of its rounds."""
+
+
+@dataclass
+class _Evaluated:
+    """Candidates that a search has evaluated, in one round or in several.
+
+    Attributes:
+        candidates: of all rounds.
+        outcomes: of each fold of each candidate.
+        more_results: values that `_run_search` adds to `cv_results_`, one for each candidate.
+        found: what the last round came to.
+    """
+
+    candidates: list[CandidateResult] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    more_results: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    found: SearchResult | None = None
+
+    @property
+    def last(self) -> SearchResult:
+        """Return what the last round came to."""
+        if self.found is None:
+            raise ValueError(f"{NO_FITS} _run_search had no candidate evaluated")
+        return self.found
+
+
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """Common base of `TuneGridSearchCV` and `TuneSearchCV`."""
+    """Common base of the searches, also of those that users write, as with scikit-learn's `BaseSearchCV`.
+
+    A class that overrides `_run_search(evaluate_candidates)` says itself which candidates are evaluated, and
+    may go by the results of those before. Each call of `evaluate_candidates` is an experiment of its own.
+    """
+
+    # What a constructor that has no such argument, as scikit-learn's, leaves as it is.
+    early_stopping: Any = None
+    local_dir: Any = None
+    name: str | None = None
+    max_iters: int = 1
+    use_gpu: bool = False
+    loggers: Any = None
+    pipeline_auto_early_stop: bool = True
+    stopper: Any = None
+    time_budget_s: Any = None
+    sk_n_jobs: int | None = None
+    mode: str | None = None
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
@@ -75,20 +127,20 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # Arguments of `fit` itself, which a search around this one does not route.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
-    _space_argument: ClassVar[str]
+    _space_argument: ClassVar[str] = "param_grid"
     """Name of the constructor's argument for the space."""
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
         """Set the arguments of the constructor as attributes, which is all that scikit-learn lets it do."""
         self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
-    @abstractmethod
-    def _search(self) -> CandidateSource:
-        """Return the source of the candidates."""
+    def _search(self) -> CandidateSource | None:
+        """Return the source of the candidates; None: `_run_search` gives them."""
+        return None
 
-    @abstractmethod
     def _searched(self) -> Collection[str]:
         """Return the names of the parameters that candidates differ in."""
+        return ()
 
     @fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
     def fit(
@@ -130,33 +182,40 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         routed = self._get_routed_params_for_fit(params)
         tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
+        self._checked_cv_orig = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
+        self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
         # The order is scikit-learn's: these calls may draw from the same generator.
-        search = self._search()
-        splits = self._splits(X, y, routed.splitter.split)
-        estimator = clone(self.estimator)
-        stopping = self._early_stopping(estimator, tune_params)
-        with tasks.searching(self._announced(search.total)) as callbacks:
-            task = EvaluationTask(
-                estimator,
-                X,
-                y,
-                splits,
-                scorers,
-                routed.estimator.fit,
-                routed.scorer.score,
-                self.return_train_score,
-                self.error_score,
-                self.verbose,
-                SklearnContext.current(),
-                callbacks,
-                search.total,
-            )
-            found = self._evaluate(task, search, stopping, tune_params)
-        warn_if_few(found, search)
-        candidates = comparable_candidates(
-            found, task, self._second_fit(stopping), by_portions=stopping is not None
+        search = None if self._has_own_rounds() else self._search()
+        stopping = self._early_stopping(clone(self.estimator), tune_params, in_rounds=search is None)
+        task = EvaluationTask(
+            clone(self.estimator),
+            X,
+            y,
+            (),
+            scorers,
+            routed.estimator.fit,
+            routed.scorer.score,
+            self.return_train_score,
+            self.error_score,
+            self.verbose,
+            SklearnContext.current(),
+            decisive=metric_of(self.scoring, self.refit, needed_by=None),
         )
-        self._keep_results(candidates, scorers, refit_metric, by_portions=stopping is not None)
+        if search is None:
+            evaluated = self._in_rounds(task, routed.splitter.split, tasks, tune_params)
+        else:
+            splits = self._splits(self._checked_cv_orig, task, routed.splitter.split)
+            with tasks.searching(self._announced(search.total)) as callbacks:
+                task = replace(task, splits=splits, callbacks=callbacks, candidates=search.total)
+                found = self._evaluate(task, search, stopping, tune_params)
+            warn_if_few(found, search)
+            candidates = comparable_candidates(
+                found, task, self._second_fit(stopping), by_portions=stopping is not None
+            )
+            evaluated = _Evaluated(candidates, self._outcomes(candidates), found=found)
+        found, candidates = evaluated.last, evaluated.candidates
+        self._keep_results(evaluated, scorers, refit_metric, by_portions=stopping is not None)
         self._forget_refitted()
         if found.interrupted:
             tasks.end()
@@ -203,21 +262,82 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 f"{', '.join(map(repr, scorers))}: name it by refit, or leave mode out"
             )
 
-    def _splits(self, X: Any, y: Any, split_params: Mapping[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        self.n_splits_ = splitter.get_n_splits(X, y, **split_params)
-        splits = list(splitter.split(X, y, **split_params))
+    def _has_own_rounds(self) -> bool:
+        """Return True if a class has overridden `_run_search`, as `HalvingGridSearchCV` does."""
+        return type(self)._run_search is not BaseSearchCV._run_search
+
+    def _in_rounds(
+        self,
+        task: EvaluationTask,
+        split_params: Mapping[str, Any],
+        tasks: FitCallbacks,
+        tune_params: Mapping[str, Any] | None,
+    ) -> _Evaluated:
+        """Evaluate the candidates of `_run_search`, round by round."""
+        all_ = _Evaluated()
+        before = getattr(self, "_unfinished", None)
+        started = SYSTEM.monotonic()
+
+        def evaluate_candidates(
+            candidate_params: Iterable[Mapping[str, Any]],
+            cv: Any = None,
+            more_results: Mapping[str, Sequence[Any]] | None = None,
+            callback_ctx: Any = None,
+        ) -> dict[str, Any]:
+            source = CandidateSource(CandidateList(list(candidate_params)), seed=self._own_seed())
+            splits = self._splits(cv or self._checked_cv_orig, task, split_params)
+            self._announced(source.total)
+            own = replace(
+                task, splits=splits, callbacks=tasks.folds_within(callback_ctx), candidates=source.total
+            )
+            spent_s = SYSTEM.monotonic() - started
+            found = all_.found = self._evaluate(
+                own, source, None, tune_params, before=before, spent_s=spent_s
+            )
+            complete = comparable_candidates(
+                found, own, self._second_fit(None), by_portions=False, may_be_none=bool(all_.candidates)
+            )
+            all_.candidates += complete
+            all_.outcomes += self._outcomes(complete)
+            places = {id(each.result): place for place, each in enumerate(found.candidates)}
+            for key, values in (more_results or {}).items():
+                all_.more_results[key] += [values[places[id(each.result)]] for each in complete]
+            if found.ended_by is not None:
+                raise _Ended
+            return self._formatted(all_)
+
+        takes = inspect.signature(self._run_search).parameters
+        context = {"callback_ctx": tasks.root} if "callback_ctx" in takes else {}
+        with session_for(task.estimator, cpus_of(self, cpu_count())), contextlib.suppress(_Ended):
+            self._run_search(evaluate_candidates, **context)
+        return all_
+
+    def _own_seed(self) -> int | None:
+        seed = getattr(self, "random_state", None)
+        return int(seed) if isinstance(seed, Integral) else None
+
+    def _splits(
+        self, splitter: Any, task: EvaluationTask, split_params: Mapping[str, Any]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        splits = list(splitter.split(task.X, task.y, **split_params))
         if len(splits) != self.n_splits_:
             raise ValueError(
-                f"cv={self.cv!r:.200} contradicts itself: its get_n_splits says {self.n_splits_}, and its "
-                f"split gives {len(splits)}"
+                "cv.split and cv.get_n_splits return inconsistent results. "
+                f"Expected {self.n_splits_} splits, got {len(splits)} of cv={self.cv!r:.200}"
             )
         if not splits:
-            raise ValueError(f"there is nothing to fit: cv={self.cv!r:.200} gives no split into folds")
+            raise ValueError(f"{NO_FITS} cv={self.cv!r:.200} gives no split into folds")
         return splits
 
-    def _early_stopping(self, estimator: Any, tune_params: Mapping[str, Any] | None) -> EarlyStopping | None:
+    def _early_stopping(
+        self, estimator: Any, tune_params: Mapping[str, Any] | None, *, in_rounds: bool
+    ) -> EarlyStopping | None:
         asked = self._early_stopping_asked()
+        if in_rounds and asked:
+            raise ConfigError(
+                f"early_stopping={asked!r:.100}: {type(self).__name__} says by its _run_search which "
+                "candidates are evaluated, and when: leave early_stopping out"
+            )
         stopping = early_stopping_of(
             asked,
             self.max_iters,
@@ -250,7 +370,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if total is None:
             return None
         if total == 0:
-            raise ValueError("there is nothing to fit: the parameter space holds no candidate")
+            raise ValueError(f"{NO_FITS} the parameter space holds no candidate")
         fits: int = total * self.n_splits_
         if self.verbose:
             say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
@@ -262,6 +382,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         search: CandidateSource,
         stopping: EarlyStopping | None,
         tune_params: Mapping[str, Any] | None,
+        *,
+        before: PartialSearch | None = None,
+        spent_s: float = 0.0,
     ) -> SearchResult:
         trial = with_parameters(FoldTrial, task=task)
         if stopping is not None:
@@ -284,13 +407,14 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             found = evaluate(
                 with_resources(trial, as_request(chosen.resources)),
                 search.space,
-                chosen.tune,
+                with_budget_left(chosen.tune, spent_s),
                 chosen.run,
                 folds=self.n_splits_,
                 resumes=stopping is None,
                 cpus=chosen.cpus,
-                before=getattr(self, "_unfinished", None),
+                before=before or getattr(self, "_unfinished", None),
             )
+        self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
             # The traceback holds this frame, so the error would hold itself and X through `found`.
@@ -304,18 +428,17 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return found
 
     def _keep_results(
-        self, candidates: Sequence[CandidateResult], scorers: Any, refit_metric: Any, *, by_portions: bool
+        self, evaluated: _Evaluated, scorers: Any, refit_metric: Any, *, by_portions: bool
     ) -> None:
         """Set the results, all but those of the fit on all data."""
-        outcomes = self._outcomes(candidates)
+        outcomes = evaluated.outcomes
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
             self._check_refit_for_multimetric(outcomes[0]["test_scores"])
             refit_metric = self.refit
-        parameters = [dict(candidate.parameters) for candidate in candidates]
-        results = self._format_results(parameters, self.n_splits_, outcomes)
+        results = self._formatted(evaluated)
         if by_portions:
-            results["training_iteration"] = np.array([candidate.iterations for candidate in candidates])
+            results["training_iteration"] = np.array([each.iterations for each in evaluated.candidates])
         if self.mode == "min":
             self._require_name(refit_metric, outcomes[0]["test_scores"] if self.multimetric_ else ())
             rank_lowest_first(results, refit_metric)
@@ -326,6 +449,21 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             self.best_params_ = results["params"][self.best_index_]
         self.scorer_ = scorers._scorers if isinstance(scorers, MultimetricScorer) else scorers
         self.cv_results_ = results
+
+    def _formatted(self, evaluated: _Evaluated) -> dict[str, Any]:
+        parameters = [dict(candidate.parameters) for candidate in evaluated.candidates]
+        results: dict[str, Any] = self._format_results(
+            parameters, self.n_splits_, evaluated.outcomes, evaluated.more_results
+        )
+        return results
+
+    def _require_refit_metric(self, candidates: Sequence[CandidateResult]) -> None:
+        """Refuse a `refit` that names none of the scores that a function has returned."""
+        if callable(self.scoring):
+            for outcome in (each for candidate in candidates for each in candidate.outcomes):
+                if outcome is not None and isinstance(outcome["test_scores"], dict):
+                    self._check_refit_for_multimetric(outcome["test_scores"])
+                    return
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
         """Return a sentence on a second `fit` after one that was ended early."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -122,9 +123,17 @@ def search_of(
                 f"{type(optimization).__name__}, is made already; give them to its constructor"
             )
         learns = not isinstance(optimization, BasicVariantGenerator)
-        return CandidateSource(
-            optimization, spaces.for_searcher(distributions), n_trials, learns, seed_of(random_state)
-        )
+        space: Mapping[str, Any] | None = spaces.for_searcher(distributions)
+        if getattr(optimization, "_space", None) is not None:
+            if space:
+                warnings.warn(
+                    f"search_optimization: this {type(optimization).__name__} was made with a space of its "
+                    "own, which is searched; param_distributions is not. Give it param_distributions={}, or "
+                    "make it without a space",
+                    stacklevel=4,
+                )
+            space = None
+        return CandidateSource(optimization, space, n_trials, learns, seed_of(random_state))
     name = str(optimization).lower()
     if name == RANDOM:
         if arguments:

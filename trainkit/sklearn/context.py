@@ -90,15 +90,16 @@ class FitCallbacks:
         metadata = None if sample_weight is None else {"sample_weight": sample_weight}
         self._search = search
         self._data = {"X": X, "y": y, "metadata": metadata}
-        self._root: Any = None
+        self.root: Any = None
+        """Context of the whole `fit`; None where this scikit-learn has no callbacks."""
 
     def begin(self) -> None:
         """Call them at the beginning of `fit`."""
         if HAS_CALLBACKS:
-            self._root = self._search._init_callback_context(
+            self.root = self._search._init_callback_context(
                 max_subtasks=1 + (self._search.refit is not False)
             )
-            self._root.call_on_fit_task_begin(estimator=self._search, **self._data)
+            self.root.call_on_fit_task_begin(estimator=self._search, **self._data)
 
     @contextlib.contextmanager
     def searching(self, evaluations: int | None) -> Iterator[FoldCallbacks | None]:
@@ -110,22 +111,28 @@ class FitCallbacks:
         Yields:
             None if there are no callbacks.
         """
-        if self._root is None:
+        if self.root is None:
             yield None
             return
-        context = self._root.subcontext(
+        context = self.root.subcontext(
             task_name="search", max_subtasks=evaluations, sequential_subtasks=False
         ).call_on_fit_task_begin(estimator=self._search)
-        yield FoldCallbacks(self._search, context) if has_callbacks(self._search) else None
+        yield self.folds_within(context)
         context.call_on_fit_task_end(estimator=self._search)
+
+    def folds_within(self, context: Any) -> FoldCallbacks | None:
+        """Return the callbacks for the workers of a round, whose context `_run_search` gives; None: none."""
+        if context is None or not has_callbacks(self._search):
+            return None
+        return FoldCallbacks(self._search, context)
 
     @contextlib.contextmanager
     def refitting(self, estimator: Any) -> Iterator[None]:
         """Call them around the fit of `estimator` on all data."""
-        if self._root is None:
+        if self.root is None:
             yield
             return
-        context = self._root.subcontext(task_name="refit-with-best-params")
+        context = self.root.subcontext(task_name="refit-with-best-params")
         with context.propagate_callback_context(estimator):
             context.call_on_fit_task_begin(estimator=self._search, **self._data)
             yield
@@ -133,8 +140,8 @@ class FitCallbacks:
 
     def end(self) -> None:
         """Call them at the end of `fit`."""
-        if self._root is not None:
-            self._root.call_on_fit_task_end(estimator=self._search, **self._data)
+        if self.root is not None:
+            self.root.call_on_fit_task_end(estimator=self._search, **self._data)
 
 
 def has_callbacks(search: Any) -> bool:

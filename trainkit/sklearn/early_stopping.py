@@ -127,15 +127,15 @@ def early_stopping_of(
     if early_stopping is None or early_stopping is False:
         if max_iters > 1:
             warnings.warn(
-                f"max_iters={max_iters} has no effect without early_stopping: each candidate is fitted "
-                "whole. Set early_stopping=True, or leave max_iters out",
+                f"max_iters is set to {max_iters}, and has no effect without early_stopping: each candidate "
+                "is fitted whole. Set early_stopping=True, or leave max_iters out",
                 stacklevel=5,
             )
         return None
     if max_iters == 1:
         warnings.warn(
-            "early_stopping with max_iters=1 stops nothing, as each candidate reports once: set max_iters to "
-            "the number of portions of a whole training, such as 10, or leave early_stopping out",
+            "early_stopping with max_iters = 1 stops nothing, as each candidate reports once: set max_iters "
+            "to the number of portions of a whole training, such as 10, or leave early_stopping out",
             stacklevel=5,
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters), searched)

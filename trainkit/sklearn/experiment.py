@@ -221,7 +221,7 @@ def evaluate(
         run, earlier = stack.enter_context(_with_own_name(run))
         if resumes:
             task = _with_known_outcomes(task, before, earlier)
-        stack.enter_context(_session(cpus))
+        stack.enter_context(session_for(task.estimator, cpus))
         folder = stack.enter_context(_temporary_folder(run))
         bound, tune, run = stack.enter_context(_with_shared_copies(task, trainable, tune, run))
         bound = checked_trainable(bound, run)
@@ -273,6 +273,15 @@ def _with_known_outcomes(
     return replace(task, known=known | outcomes_left_in(*earlier, len(task.splits)), digest=digest)
 
 
+def _preload_packages(estimator: Any) -> None:
+    """Have workers forked with the packages of scikit-learn that an estimator and its parts are from."""
+    for each in (estimator, *estimator.get_params(deep=True).values()):
+        for cls in type(each).__mro__:
+            package = ".".join(cls.__module__.split(".")[:2])
+            if package.startswith("sklearn.") and package not in session.PRELOADS["sklearn"]:
+                session.register(package)
+
+
 class _SharedSession:
     """Session that searches have started, shared by all that run at once."""
 
@@ -281,8 +290,14 @@ class _SharedSession:
 
 
 @contextlib.contextmanager
-def _session(cpus: int | None) -> Iterator[None]:
-    """Use the current session, or one that ends with the last search in it."""
+def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
+    """Use the current session, or one that ends with the last search in it.
+
+    Args:
+        estimator: whose packages workers are forked with.
+        cpus: of a new session; None: this machine's.
+    """
+    _preload_packages(estimator)
     with _SharedSession.lock:
         if not _SharedSession.users and api.is_initialized():
             shared = False
@@ -395,7 +410,12 @@ def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
 
 
 def comparable_candidates(
-    found: SearchResult, task: EvaluationTask, again: str, *, by_portions: bool
+    found: SearchResult,
+    task: EvaluationTask,
+    again: str,
+    *,
+    by_portions: bool,
+    may_be_none: bool = False,
 ) -> list[CandidateResult]:
     """Return the candidates to compare; a warning says how many are left out.
 
@@ -404,6 +424,7 @@ def comparable_candidates(
         task: what it evaluated them on.
         again: what a second `fit` does after one that was ended early, in words.
         by_portions: whether all folds are trained together, a portion each report.
+        may_be_none: there are those of earlier rounds.
 
     Raises:
         KeyboardInterrupt: it was Ctrl-C, and there is none.
@@ -412,10 +433,10 @@ def comparable_candidates(
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
         cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
-    if not complete and found.interrupted:
+    if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
-    if not complete:
+    if not complete and not may_be_none:
         raise ConfigError(
             f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
             f"give it more time; {again}"

@@ -12,6 +12,10 @@ from sklearn.metrics._scorer import _BaseScorer as BaseScorer
 from sklearn.metrics._scorer import _MultimetricScorer as MultimetricScorer
 from sklearn.metrics._scorer import _PassthroughScorer as PassthroughScorer
 from sklearn.model_selection._search import BaseSearchCV
+from sklearn.model_selection._search_successive_halving import (
+    HalvingGridSearchCV,
+    HalvingRandomSearchCV,
+)
 from sklearn.model_selection._validation import _fit_and_score as fit_and_score
 from sklearn.model_selection._validation import _insert_error_scores as insert_error_scores
 from sklearn.model_selection._validation import _score as score
@@ -26,6 +30,8 @@ __all__ = [
     "HAS_CALLBACKS",
     "BaseScorer",
     "BaseSearchCV",
+    "HalvingGridSearchCV",
+    "HalvingRandomSearchCV",
     "MultimetricScorer",
     "PassthroughScorer",
     "check_method_params",

@@ -38,12 +38,17 @@ def metric_name(scorer: str = SINGLE) -> str:
     return f"average_test_{scorer}"
 
 
-def report_of(outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
+OBJECTIVE = "objective"
+"""tune-sklearn's name of the mean that decides, in the reports of every search."""
+
+
+def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -> dict[str, Any]:
     """Return the metrics to report.
 
     Args:
         outcomes: of all folds; None for one that is not done. Until all are, the means are nan, so that no
             candidate is the best by its easiest folds.
+        decisive: metric that candidates are compared by; None: that of the only scorer.
     """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
@@ -66,7 +71,10 @@ def report_of(outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
         metric_name(scorer): math.fsum(scores) / len(scores) if whole else math.nan
         for scorer, scores in tests.items()
     }
-    return means | report
+    if decisive is None and len(means) == 1:
+        decisive = next(iter(means))
+    objective = {OBJECTIVE: means[decisive]} if decisive in means else {}
+    return means | objective | report
 
 
 def folds_in(report: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.sklearn.candidates import CandidateSource
@@ -182,7 +182,6 @@ def settings_of(
     if "local_dir" in given and "storage_path" in given:
         raise ConfigError("tune_params has local_dir and storage_path, two names of one folder: give one")
     at_once = trials_at_once(search.n_jobs, machine_cpus)
-    per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
     tune = TuneConfig(
         metric=metric,
         mode=(search.mode or "max") if metric is not None else None,
@@ -203,7 +202,8 @@ def settings_of(
     run = RunConfig(
         name=search.name,
         storage_path=storage,
-        verbose=min(int(search.verbose), 3),
+        # Of folds that are fitted whole scikit-learn's own lines tell, in place of the console.
+        verbose=min(int(search.verbose), 3) if scheduler is not None or search.verbose < 2 else 0,
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
@@ -216,11 +216,22 @@ def settings_of(
     run = replace(run, **_run_changes(run, given))
     if run.stop is not None and scheduler is None:
         run = replace(run, stop=AfterAllFolds(run.stop, folds))
+    per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
     resources = {"cpu": per_trial, "gpu": 1 if search.use_gpu else 0} | dict(
         given.get("resources_per_trial") or {}
     )
-    cpus = machine_cpus if at_once is None else at_once * per_trial
-    return Settings(tune, run, resources, max(cpus, per_trial))
+    return Settings(tune, run, resources, cpus_of(search, machine_cpus))
+
+
+LEAST_BUDGET_S = 1e-3
+"""Seconds for a round that begins when the time is up; it ends at once."""
+
+
+def with_budget_left(tune: TuneConfig, spent_s: float) -> TuneConfig:
+    """Return the settings with what is left of the time budget after so many seconds."""
+    if tune.time_budget_s is None:
+        return tune
+    return replace(tune, time_budget_s=max(cast("float", tune.time_budget_s) - spent_s, LEAST_BUDGET_S))
 
 
 def _run_changes(run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,6 +323,13 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
     if sk_n_jobs is None:
         return 1
     return int(sk_n_jobs) if sk_n_jobs > 0 else max(cpus + 1 + int(sk_n_jobs), 1)
+
+
+def cpus_of(search: Any, machine_cpus: int) -> int:
+    """Return the CPUs of a session that a search begins."""
+    at_once = trials_at_once(search.n_jobs, machine_cpus)
+    per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
+    return max(machine_cpus if at_once is None else at_once * per_trial, per_trial)
 
 
 # --- callbacks ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Parameter spaces in the forms of scikit-learn, tune-sklearn, scipy, hyperopt and Optuna.
+"""Parameter spaces in the forms of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna and scikit-optimize.
 
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
@@ -90,7 +90,7 @@ def for_sampler(distributions: Any) -> list[dict[str, Any]]:
 
 
 def _for_sampler(name: str, given: Any) -> Any:
-    if hasattr(given, "rvs") or (is_list(given) and not is_range(given)):
+    if (hasattr(given, "rvs") and not _is_dimension(given)) or (is_list(given) and not is_range(given)):
         return given
     leaf = domain_of(name, given)
     if isinstance(leaf, Categorical):
@@ -170,7 +170,7 @@ def domain_of(name: str, given: Any) -> Domain:
     Args:
         name: of the parameter, for errors.
         given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen distribution of scipy's, a
-            domain, or a distribution of Optuna's.
+            domain, a distribution of Optuna's, or a dimension of scikit-optimize's.
 
     Raises:
         SpaceError: it has another form, or no exact translation.
@@ -180,6 +180,8 @@ def domain_of(name: str, given: Any) -> Domain:
     try:
         if is_range(given):
             return _of_range(given)
+        if _is_dimension(given):
+            return _of_skopt(given)
         if hasattr(given, "rvs"):
             return _of_scipy(given)
         if is_list(given):
@@ -248,6 +250,23 @@ def _of_scipy(given: Any) -> Domain:
         "'random', which draws from anything with rvs; or uniform, loguniform, randint or norm of "
         "scipy.stats, or one of tune's domains"
     )
+
+
+def _is_dimension(given: Any) -> bool:
+    """Return True for a dimension of scikit-optimize's, such as `Real(1e-4, 1, "log-uniform")`."""
+    return type(given).__module__ == "skopt.space.space"
+
+
+def _of_skopt(given: Any) -> Domain:
+    kind = type(given).__name__
+    if kind == "Categorical":
+        if len({*given.prior_}) > 1:
+            raise SpaceError(f"{given!r} prefers some values, and no domain of tune's does: leave out prior")
+        return Categorical(tuple(given.categories))
+    if kind in ("Real", "Integer"):
+        number = float if kind == "Real" else int
+        return _of_range((number(given.low), number(given.high), given.prior))
+    raise SpaceError(f"{given!r} is none of scikit-optimize's Real, Integer and Categorical")
 
 
 def _of_optuna(given: Any) -> Domain:

@@ -53,6 +53,7 @@ class EvaluationTask:
         known: outcomes of first folds from a search that was cut off, by the candidate's key.
         digest: of the task without `known` if the search is kept in a folder; else ''.
         copies: of the folds' samples, shared by workers; None if each makes its own.
+        decisive: metric that candidates are compared by; None if the scorers' names are not known.
     """
 
     estimator: Any
@@ -71,6 +72,7 @@ class EvaluationTask:
     known: Mapping[str, Sequence[Outcome]] = field(default_factory=dict)
     digest: str = ""
     copies: SharedCopies | None = None
+    decisive: str | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A frozen estimator is shared by its clones, so its arrays must be writable; X and y stay shared.
@@ -219,7 +221,8 @@ class FoldTrial(SerializedTrainable):
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
     def _report(self) -> dict[str, Any]:
-        return report_of(self._outcomes) | {CANDIDATE_KEY: self._key, "done": None not in self._outcomes}
+        known = report_of(self._outcomes, self._task.decisive)
+        return known | {CANDIDATE_KEY: self._key, "done": None not in self._outcomes}
 
     @classmethod
     def joined(
@@ -228,7 +231,7 @@ class FoldTrial(SerializedTrainable):
         """Return the report of a step from those of its parts, of which each holds other folds."""
         whole = {name: value for report in reports for name, value in report.items()}
         outcomes = outcomes_of(whole, len(task.splits))
-        return whole | report_of(outcomes), outcomes if None in outcomes else None
+        return whole | report_of(outcomes, task.decisive), outcomes if None in outcomes else None
 
 
 class FoldByFoldTrial(FoldTrial):
@@ -279,7 +282,11 @@ class IncrementalTrial(Trainable):
         with self._task.in_context():
             outcomes = [fold.advance() for fold in self._folds]
         counted = {COUNTED_BY: portions_at(self._reports, self.iteration + 1)}
-        return report_of(outcomes) | counted | {"done": all(fold.over for fold in self._folds)}
+        return (
+            report_of(outcomes, self._task.decisive)
+            | counted
+            | {"done": all(fold.over for fold in self._folds)}
+        )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         with self._task.in_context():

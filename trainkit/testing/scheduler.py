@@ -94,7 +94,7 @@ class Rebuilt(TrialScheduler):
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
-        super().set_search_properties(metric, mode, rng)
+        super().set_search_properties(metric, mode, rng, total_samples)
         self.settings = (metric, mode, total_samples)
         self.inner.set_search_properties(metric, mode, rng, total_samples)
 
@@ -140,6 +140,7 @@ for _name in (
     "on_trial_change",
     "on_trial_request",
     "on_no_more_trials",
+    "resize",
 ):
     setattr(Rebuilt, _name, partialmethod(Rebuilt._tell, _name))
 for _name in ("completed_space", "why_not_chosen", "verdicts", "choose_trial_to_run"):

@@ -6,6 +6,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Literal, Never, TypeVar
 from torch import nn
 
 from trainkit.errors import ConfigError, TrainingError
+from trainkit.resources import describe
 from trainkit.runtime import scheduling
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
@@ -486,6 +488,26 @@ class TorchTrainer:
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made
+
+    def __repr__(self) -> str:
+        facts = "".join(f"  {name}: {text}\n" for name, text in self._facts())
+        return f"{type(self).__name__}(\n{facts})"
+
+    def _repr_html_(self) -> str:
+        rows = [("", type(self).__name__), *self._facts()]
+        cells = ("".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) for row in rows)
+        return f"<table><tr>{'</tr><tr>'.join(cells)}</tr></table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        options, ended = self._options, self._workers.ended
+        held = "" if ended is not None else f", which reserve {describe(self._workers.reserved())}"
+        facts = [
+            ("operator", options.training_operator_cls.__qualname__),
+            ("workers", f"{options.num_workers}{held}"),
+            ("strategy", str(options.strategy)),
+            ("precision", str(options.step.precision)),
+        ]
+        return facts if ended is None else [*facts, ("ended", ended)]
 
     def __enter__(self) -> TorchTrainer:
         return self

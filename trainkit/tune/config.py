@@ -1,4 +1,4 @@
-"""Settings of an experiment: frozen dataclasses that check themselves."""
+"""Settings of an experiment: dataclasses that check themselves, also when one is assigned to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from trainkit.tune.core.checks import (
 from trainkit.tune.core.configs import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.configs import FailureConfig as FailureConfig
 from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
+from trainkit.tune.core.configs import Settings
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
+from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
@@ -39,12 +41,13 @@ Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 
-@dataclass(frozen=True)
-class TuneConfig:
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
 
     Args:
-        mode: "min" or "max"; for several objectives a list, with one for each metric.
+        mode: "min" or "max"; for several objectives a list, with one for each metric. None will do with a
+            metric where nobody asks which is better: neither searcher, scheduler nor `get_best_result()`.
         metric: name of the reported value to optimise, such as "eval/accuracy"; or a list of several.
         search_alg: what suggests configurations, or its name; grid and random by default.
         scheduler: what stops trials early, or its name; none by default.
@@ -89,10 +92,6 @@ class TuneConfig:
         if not self.objectives:
             require_name("metric", self.metric, optional=True)
             require_mode(self.mode)
-            require(
-                self.metric is None or self.mode is not None,
-                f"metric={self.metric!r} needs mode='min' or mode='max'",
-            )
         require(
             is_whole(self.num_samples) and (self.num_samples >= 1 or self.num_samples == -1),
             f"{setting('num_samples')}={self.num_samples!r}: give 1 or more, or -1 to go on until "
@@ -140,8 +139,8 @@ class TuneConfig:
         return self.mode if isinstance(self.mode, str) else None
 
 
-@dataclass(frozen=True)
-class RunConfig:
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class RunConfig(Settings):
     """Where an experiment is kept, when its trials end, and who is told.
 
     Args:
@@ -156,8 +155,9 @@ class RunConfig:
         sync_config: how the copy at an address is kept.
         verbose: 0, False: silent; 1, True: the console table, or short lines where there is no terminal; 2
             and 3: more.
-        stop: {"training_iteration": 10}: any value reached ends the trial; or (trial_id, result) -> bool; or
-            a `Stopper`, or a list of them. A report with {"done": True} ends its trial without a rule.
+        stop: {"training_iteration": 10}: any value reached ends the trial, and {"eval": {"loss": 1}} is that
+            of "eval/loss"; or (trial_id, result) -> bool; or a `Stopper`, or a list of them. A report with
+            {"done": True} ends its trial without a rule.
         callbacks: objects that are told of every step, or names such as "mlflow"; the default loggers and
             the console come by themselves.
         progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
@@ -249,10 +249,17 @@ class RunConfig:
         )
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, (list, tuple)):
-            object.__setattr__(self, "stop", tuple(self.stop))
+        given = self.stop if isinstance(self.stop, (list, tuple)) else [self.stop]
+        rules = tuple(_flat(rule) for rule in given)
+        object.__setattr__(self, "stop", rules if isinstance(self.stop, (list, tuple)) else rules[0])
         for rule in self.stop if isinstance(self.stop, tuple) else [self.stop]:
             _check_stop_rule(rule)
+
+
+def _flat(rule: Any) -> Any:
+    """Return a rule whose bounds are nested as reports are by their flat names; any other as it is."""
+    nested = isinstance(rule, Mapping) and any(isinstance(bound, Mapping) for bound in rule.values())
+    return flatten(rule) if nested else rule
 
 
 def _check_stop_rule(rule: object) -> None:

@@ -348,11 +348,11 @@ class ExperimentProgress:
 
     def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
         """Return the trials whose last report has the metric as a finite number, each behind its score."""
-        if self.metric is None:
+        if self.metric is None or self.mode is None:  # nobody has said which is better
             return []
         found = []
         for trial in trials:
-            score = trial_score([trial.last_result], self.metric, self.mode or "max", "last", keep_all=False)
+            score = trial_score([trial.last_result], self.metric, self.mode, "last", keep_all=False)
             if score is not None:
                 found.append((-score, trial.index, trial))
         return found

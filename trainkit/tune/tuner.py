@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
+from trainkit.tune import experiment as running
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.core.configs import ResumeConfig
 from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
-from trainkit.tune.results.result import Result
-from trainkit.tune.results.result_grid import ResultGrid
-from trainkit.tune.store.restore import ResumeRule
-from trainkit.tune.sync.storage import can_read, working_folder
+
+if TYPE_CHECKING:
+    from trainkit.tune.results.result import Result
+    from trainkit.tune.results.result_grid import ResultGrid
 
 
 class Tuner:
@@ -127,10 +128,10 @@ class Tuner:
             ConfigError: a part that the file can't hold was not given.
             MetricError: `tune_config` names a metric that none of the reports has.
         """
-        rule = ResumeRule.of(
+        rule = running.ResumeRule.of(
             resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config
         )
-        folder, address = working_folder(path, storage_filesystem)
+        folder, address = running.working_folder(path, storage_filesystem)
         experiment = ExperimentRun.restored(
             folder,
             checked_trainable(trainable, run_config or RunConfig()),
@@ -155,4 +156,4 @@ class Tuner:
         Raises:
             StorageError: the address can't be reached.
         """
-        return can_read(path, storage_filesystem)
+        return running.can_read(path, storage_filesystem)

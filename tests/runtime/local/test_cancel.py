@@ -284,6 +284,7 @@ def test_calls_queued_for_threads_and_coroutines_never_begin() -> None:
     waiting = [actor.wait_for_event.remote() for _ in range(2)]
     queued = actor.count.remote(1)
     trainkit.cancel(queued)
+    trainkit.available_resources()  # asked of the node, which has told the worker by then
     moved = actor.set_event.options(concurrency_group="io").remote()
     trainkit.get([*waiting, moved], timeout=60)
     assert_cancelled(queued)

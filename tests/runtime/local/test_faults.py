@@ -496,3 +496,16 @@ def test_a_stopped_driver_goes_on_where_it_was() -> None:
     assert driver.stdout.readline() == "end\n"
     assert driver.wait(timeout=60) == 0
     assert eventually(lambda: gone(pids))
+
+
+def test_a_child_that_the_program_forks_leaves_sigterm_to_the_system() -> None:
+    # With a handler in Python, every twentieth `multiprocessing.Pool.terminate()` waited for ever.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert callable(signal.getsignal(signal.SIGTERM))
+    pid = os.fork()
+    if not pid:
+        is_blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or is_blocked)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert callable(signal.getsignal(signal.SIGTERM))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked

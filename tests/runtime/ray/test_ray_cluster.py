@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ def test_what_no_node_can_hold_is_refused() -> None:
         trainkit.placement_group([{"CPU": 1}] * 3, strategy="STRICT_SPREAD")
 
 
+def scratch_of_workers() -> set[Path]:
+    folder = trainkit.remote(lambda: trainkit.runtime.api.scratch_dir())
+    return set(trainkit.get([folder.remote() for _ in range(8)]))
+
+
 def test_resources_cannot_be_given_to_a_cluster_that_has_its_own() -> None:
     address = ray.get_runtime_context().gcs_address
     trainkit.shutdown()
@@ -103,7 +109,10 @@ def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
     trainkit.init(engine="ray")
     assert trainkit.get_runtime_context().namespace == "own"
     ref = trainkit.put(1)
+    earlier = trainkit.runtime.api.scratch_dir()
+    assert scratch_of_workers() == {earlier}
     trainkit.shutdown()
+    assert not earlier.exists()
     assert ray.is_initialized()
     rays = ray.put(2)
     trainkit.init(engine="local", num_cpus=1)
@@ -112,5 +121,6 @@ def test_a_ray_that_runs_already_is_used_and_left_running() -> None:
     trainkit.init(engine="ray")
     with pytest.raises(ObjectLostError, match="another engine or session"):
         trainkit.get(ref)
+    assert scratch_of_workers() == {trainkit.runtime.api.scratch_dir()}, "Ray keeps its workers"
     trainkit.shutdown()
     ray.shutdown()

@@ -8,6 +8,7 @@ writes the reports of each loop that is named to FOLDER/NAME.json. A loop takes 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -193,7 +194,7 @@ def peft(config: dict[str, Any]) -> None:
 
 
 def lightning_module(config: dict[str, Any]) -> Any:
-    import lightning.pytorch as pl
+    pl: Any = importlib.import_module(config.get("package", "lightning.pytorch"))
 
     class Line(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -216,7 +217,7 @@ def lightning_module(config: dict[str, Any]) -> Any:
 
 def lightning(config: dict[str, Any]) -> None:
     """Train with Lightning's Trainer: by Ray's classes in a function trainer, by "ddp" under torchrun."""
-    import lightning.pytorch as pl
+    pl: Any = importlib.import_module(config.get("package", "lightning.pytorch"))
 
     pl.seed_everything(0, verbose=False)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -237,7 +238,7 @@ def lightning(config: dict[str, Any]) -> None:
                 loss = trainer.callback_metrics["loss"].item()
                 report({"loss": loss, "epoch": trainer.current_epoch, "step": trainer.global_step})
 
-        more = {"strategy": "ddp", "devices": 2, "callbacks": [Told()]}
+        more = {"strategy": config.get("strategy", "ddp"), "devices": 2, "callbacks": [Told()]}
     trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", enable_checkpointing=False, **quiet, **more)
     if tune.is_session_enabled() and not config.get("plain"):
         trainer = ray_names.prepare_trainer(trainer)

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
+from trainkit.train.torch.trainer import changes
 from trainkit.train.torch.worker import shared_gpus
 
 
@@ -136,6 +138,20 @@ def yields(config: dict[str, Any]) -> Any:
     yield {}
 
 
+@pytest.mark.parametrize(
+    "value", [tune.uniform(0, 1), tune.grid_search([1, 2]), tune.sample_from(lambda spec: 1)]
+)
+def test_a_search_space_is_not_run_once(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"train_loop_config/lr is to be searched, and fit\(\) runs once"):
+        TorchTrainer(print, train_loop_config={"lr": value}).fit()
+
+
+def test_a_run_from_before_records_were_kept_goes_on_without_a_warning() -> None:
+    now = {"train_loop_config": {"lr": 0.1}}
+    assert changes({}, now) == ""
+    assert changes({"train_loop_config": {}}, now) == "lr: none -> 0.1"
+
+
 @pytest.mark.parametrize("function", [waits, yields])
 def test_a_function_that_is_no_plain_one_is_refused(function: Any) -> None:
     with pytest.raises(ConfigError, match="is async or yields: give a plain function"):
@@ -153,6 +169,18 @@ def test_a_wrong_key_of_a_search_is_refused_in_its_own_words(tmp_path: Path) -> 
     run = RunConfig(storage_path=str(tmp_path), verbose=0)
     with pytest.raises(ConfigError, match=r"^param_space has 'lr': what the function"):
         tune.Tuner(TorchTrainer(one), param_space={"lr": 1}, run_config=run).fit()
+
+
+def reports_elsewhere() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="helper") as executor:
+        executor.submit(train.report, {"loss": 1.0})
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_run_whose_reports_another_thread_has_lost_fails(tmp_path: Path) -> None:
+    run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
+    with pytest.raises(TrainingFailedError, match=r"nothing was reported: report\(\) was called from thread"):
+        TorchTrainer(reports_elsewhere, run_config=run, scaling_config=two).fit()
 
 
 def speeds_up_late() -> None:

@@ -33,6 +33,34 @@ def test_the_curve_is_that_of_torchrun_though_a_worker_fails(launched: Any, tmp_
     assert os.listdir(result.checkpoint.path) == ["checkpoint.ckpt"]
 
 
+def test_a_trainer_of_the_other_package_takes_the_strategy(launched: Any, tmp_path: Path) -> None:
+    """The workers' template has imported `lightning`; the script imports `pytorch_lightning`."""
+    result = trainer(library_loops.lightning, tmp_path, {"package": "pytorch_lightning"}).fit()
+    assert list(result.metrics_dataframe["loss"]) == column(launched["lightning"], "loss")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "package"), [("ddp_fork", "lightning.pytorch"), ("ddp_spawn", "pytorch_lightning")]
+)
+def test_processes_in_the_workers_are_refused(strategy: str, package: str, tmp_path: Path) -> None:
+    config = {"plain": True, "strategy": strategy, "package": package}
+    with pytest.raises(TrainingFailedError, match="start processes in each of the 2 workers") as caught:
+        trainer(library_loops.lightning, tmp_path, config).fit()
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def fabric_forks(config: dict[str, Any]) -> None:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", strategy="ddp_fork", devices=2)
+    fabric.launch(lambda fabric: None)
+
+
+def test_processes_of_fabric_in_the_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailedError, match="start processes in each of the 2 workers"):
+        trainer(fabric_forks, tmp_path).fit()
+
+
 def test_a_script_for_torchrun_runs_as_it_is(launched: Any, tmp_path: Path) -> None:
     result = trainer(library_loops.lightning, tmp_path, {"plain": True}).fit()
     assert list(result.metrics_dataframe["loss"]) == column(launched["lightning"], "loss")
@@ -87,6 +115,21 @@ def test_a_trainer_that_would_not_train_together_is_refused(
     with pytest.raises(TrainingFailedError, match=message) as caught:
         trainer(unprepared, tmp_path, {"strategy": strategy}).fit()
     assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def test_a_subclass_of_a_strategy_names_the_package_that_it_needs() -> None:
+    code = """if True:
+        import lightning.pytorch
+        from trainkit.train.lightning import RayDDPStrategy, RayDeepSpeedStrategy, RayFSDPStrategy
+        import pytorch_lightning as pl
+        class Mine(RayDDPStrategy): ...
+        for strategy in (RayDDPStrategy, RayFSDPStrategy, RayDeepSpeedStrategy):
+            theirs = getattr(pl.strategies, strategy.__name__.removeprefix("Ray"))
+            assert theirs in strategy.__new__(strategy).__class__.__mro__
+        pl.Trainer(strategy=Mine(), accelerator="cpu", logger=False)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ConfigError: Mine extends Lightning's lightning.pytorch.strategies.ddp.DDPStrategy" in done.stderr
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
+from trainkit.train.data.rank_meter import Cell, RankMeter
 from trainkit.train.torch import (
     accelerate,
     backward,
@@ -182,3 +185,78 @@ def test_a_schedule_takes_an_optimizer_that_scales_back(first: bool, monkeypatch
         schedule.step()
         assert weight.item() == expected
     assert schedule.get_last_lr() == [0.25]
+
+
+class Epochs(DataLoader[Any]):
+    """Loader with a method of its own."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_prepared_loader_has_the_methods_of_the_users_class() -> None:
+    loader: Any = prepare._PreparedLoader(Epochs(DATA), None, False)
+    for one in (loader, pickle.loads(pickle.dumps(loader))):
+        one.set_epoch(3)
+        assert one.epoch == 3
+        with pytest.raises(AttributeError, match="nonesuch"):
+            _ = one.nonesuch
+
+
+def test_a_loader_is_prepared_once() -> None:
+    prepared = prepare._PreparedLoader(DataLoader(DATA), None, False)
+    again = prepare_data_loader(prepared)
+    assert type(again) is DataLoader  # outside a trainer nothing is counted
+
+
+class Fragile:
+    """Iterator that raises once; its batches have a shape that can't be had."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @property
+    def shape(self) -> Any:
+        raise RuntimeError("no shape")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self._taken += 1
+        if self._taken == 2:
+            raise OSError("a bad sample")
+        if self._taken > 3:
+            raise StopIteration
+        return self
+
+
+def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    meter = RankMeter(0, 1, trainer="t", group="g")
+    batches: Any = meter.metered(Fragile())
+    assert len(batches) == 3
+    assert isinstance(next(batches), Fragile)
+    assert caplog.text.count("no shape") == 1
+    with pytest.raises(OSError, match="a bad sample"):
+        next(batches)
+    meter._cells[Cell.DUE] = 0  # as by who asks for a trace
+    assert len(list(batches)) == 1
+    assert caplog.text.count("no shape") == 1
+    assert meter._cells[Cell.BATCHES] == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_recording_ends_with_its_thread() -> None:
+    meter = RankMeter(0, 1, trainer="t", group="g")
+    meter._cells[Cell.STEPS], meter._cells[Cell.ASKED] = 9, 1
+    thread = threading.Thread(target=lambda: list(meter.metered(iter([1, 2]))))
+    thread.start()
+    thread.join()
+    assert meter._recording is not None
+    assert list(meter.metered(iter([1, 2]))) == [1, 2]
+    assert meter._recording is None
+    assert meter._cells[Cell.ANSWERED] == 1
+    meter.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compat.peers.base import with_our_imports
 from tests.runtime.ray.ray_session import clean_ray
 
 SCRIPTS = sorted(Path(__file__).parent.glob("ray_scripts/*.py"))
@@ -46,11 +47,7 @@ def test_a_script_for_ray_moves_by_its_imports(script: Path, tmp_path: Path) -> 
     for package in ("ray", "pyarrow"):
         pytest.importorskip(package, reason="the other side is Ray Train: pip install 'ray[train]'")
     moved = tmp_path / script.name
-    text = script.read_text()
-    text = re.sub(r"^from ray\b", "from trainkit", text, flags=re.MULTILINE)
-    text = re.sub(r"^import ray$", "import trainkit as ray", text, flags=re.MULTILINE)
-    text = re.sub(r"^import ray\.(.+)$", r"import trainkit.\1", text, flags=re.MULTILINE)
-    moved.write_text(text)
+    moved.write_text(with_our_imports(script.read_text()))
     # Paths of its sockets can't be as long as those of `tmp_path`.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as ray_folder:
         with clean_ray(lambda: lambda: None):

@@ -127,6 +127,13 @@ def test_a_loaded_state_is_used_once() -> None:
     assert shard.state_dict() == {"epoch": 6, "taken": 0}
 
 
+def test_samples_are_counted_without_beginning_a_pass() -> None:
+    for data in (list(range(7)), Stream(7)):
+        shard = split(data, 2, "train", DataConfig())[0]
+        assert (shard.count(), shard.state_dict()["epoch"]) == (3, 0)
+        assert len(list(shard)) == 3
+
+
 def test_an_epoch_has_an_order_of_its_own() -> None:
     shard = shards(40, 2, seed=0)[0]
     first, second = list(shard), list(shard)

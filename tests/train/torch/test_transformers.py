@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
-from trainkit import train
-from trainkit.errors import ConfigError, TrainingFailedError
+from trainkit import train, tune
+from trainkit.errors import ConfigError, InfeasibleError, TrainingFailedError
 from trainkit.train import Checkpoint, FailureConfig
 
 PRELOAD = ("torch", "transformers.trainer")
@@ -104,6 +106,97 @@ def test_what_would_be_shared_twice_or_passed_once_is_refused(whole: bool, kind:
     with pytest.raises(TrainingFailedError, match=message) as caught:
         trainer(whole_shard, tmp_path, {"whole": whole}, datasets=data, workers=1).fit()
     assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def searched(folder: Path, **more: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    from trainkit.train.huggingface.transformers import prepare_trainer
+
+    arguments: dict[str, Any] = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    arguments |= more.pop("arguments", {})
+    return prepare_trainer(
+        Trainer(
+            args=TrainingArguments(output_dir=str(folder), report_to=[], disable_tqdm=True, **arguments),
+            train_dataset=library_loops.Sentences(32, 1),
+            eval_dataset=library_loops.Sentences(8, 2),
+            **{"model_init": library_loops.tiny_bert} | more,
+        )
+    )
+
+
+def test_a_trainer_searches_its_arguments(tmp_path: Path) -> None:
+    """The losses are those of the trainer by itself, with these arguments from the beginning."""
+    own = searched(tmp_path / "own", arguments={"learning_rate": 0.01, "per_device_train_batch_size": 8})
+    own.train()
+    space = {"learning_rate": tune.grid_search([1e-6, 0.01]), "per_device_train_batch_size": 8}
+    base = searched(tmp_path / "base")
+    vars(base.args)["_setup_devices"] = torch.device("meta")  # as another machine's, none of the trials'
+    best = base.hyperparameter_search(
+        backend="trainkit",
+        hp_space=lambda _: space,
+        n_trials=1,
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=train.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    evaluated = [entry["eval_loss"] for entry in own.state.log_history if "eval_loss" in entry]
+    assert best.hyperparameters == {"learning_rate": 0.01, "per_device_train_batch_size": 8}
+    assert best.objective == evaluated[-1]
+    assert not best.run_summary.errors
+    result = best.run_summary.get_best_result()
+    assert [report["objective"] for report in result.history] == evaluated
+    assert (Path(result.checkpoint.path) / "checkpoint" / "model.safetensors").exists()
+
+
+def test_a_search_without_evaluations_has_one_at_the_end(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    seen = tmp_path / "seen"
+    arguments = {"eval_strategy": "no", "save_strategy": "no", "weight_decay": 0}
+    base = searched(tmp_path / "base", arguments=arguments)
+
+    class Seen(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            seen.write_text(f"{args.weight_decay} {args.seed!r}")
+
+    def of_trial(config: dict[str, Any]) -> Any:
+        assert config is None or config == {"seed": 3.0, "weight_decay": 0.01}
+        return library_loops.tiny_bert()
+
+    base.model_init = of_trial
+    base.add_callback(Seen())
+    best = base.hyperparameter_search(
+        lambda _: {"seed": 3.0, "weight_decay": 0.01},
+        lambda metrics: -metrics["eval_loss"],
+        1,
+        "maximize",
+        backend="trainkit",
+        run_config=train.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    assert seen.read_text() == "0.01 3"
+    assert best.objective == -best.run_summary[0].metrics["eval_loss"]
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "message"),
+    [
+        ({"model_init": None, "model": nn.Linear(1, 1)}, {}, r"give Trainer\(model_init=\.\.\.\)"),
+        ({}, {}, "give hp_space=lambda"),
+        ({}, {"hp_space": lambda _: {"learning_rat": 1}}, "have no 'learning_rat'.* 'learning_rate'"),
+        ({}, {"hp_space": lambda _: {}, "direction": ["minimize"]}, "give 'minimize' or 'maximize'"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(more: Any, options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        searched(tmp_path, **more).hyperparameter_search(backend="trainkit", **options)
+
+
+def test_a_trial_of_a_trainer_with_a_gpu_has_one(tmp_path: Path) -> None:
+    base = searched(tmp_path / "base")
+    vars(base.args)["_n_gpu"] = 2
+    run = train.RunConfig(storage_path=str(tmp_path), verbose=0)
+    with pytest.raises(InfeasibleError, match="GPU"):
+        base.hyperparameter_search(lambda _: {"seed": 3}, backend="trainkit", run_config=run)
 
 
 def sharded(config: dict[str, Any]) -> None:

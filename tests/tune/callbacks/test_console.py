@@ -15,7 +15,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.cli.main import main
-from trainkit.dashboard.reading import View
+from trainkit.dashboard.board import Board
 from trainkit.tune.callbacks import console
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import (
@@ -116,7 +116,7 @@ def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
         else:
             assert f"Current best trial by last report: {best} with eval/loss=0.4" in out
         assert Overview.of(tmp_path / name, 0.0).best[0] == best  # of `trainkit ls`, `show`, `clean`
-        assert View.of(tmp_path / name, 0.0).best.trial_id == best  # of the dashboard
+        assert Board(tmp_path).summary(tmp_path / name)["best"]["trial_id"] == best  # of the dashboard
 
 
 def test_where_all_trials_have_failed_none_is_called_the_best(fit, capsys, tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_where_all_trials_have_failed_none_is_called_the_best(fit, capsys, tmp_p
     assert none in capsys.readouterr().out
     assert main(["ls", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("2 ERROR  none, all trials have failed") == 3
-    assert View.of(tmp_path / "lines", 0.0).best is None  # of the dashboard
+    assert Board(tmp_path).summary(tmp_path / "lines")["best"] is None  # of the dashboard
 
 
 def test_what_is_in_use_is_told_of_what_there_is(fit, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,19 @@ def test_a_log_that_cannot_be_written_keeps_no_other_from_it(caplog):
     assert "no space left" in caplog.text
 
 
+def test_what_callbacks_were_told_goes_with_the_experiment_and_waits_for_no_collector():
+    hub = hub_with(Bulk(), [Trial("t_0", 0, {}, "f", "f")])
+    gone = weakref.ref(hub)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        del hub
+        assert gone() is None
+    finally:
+        if collects:
+            gc.enable()
+
+
 def test_files_are_whole_though_the_loop_raised(fit, tmp_path):
     def stop(trial_id, result):
         if result["loss"] == 2:
@@ -199,6 +214,22 @@ def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_line
         path.write_bytes(whole[: whole.rindex(b"\r\n", 0, -lost) + 2] if lost < 4 else whole[:-lost])
         tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
         assert path.read_bytes() == whole
+
+
+def test_a_long_log_is_looked_at_to_its_end(fit, tmp_path):
+    def trainable(config):
+        for step in range(300):
+            tune.report({"text": f"{step:03d}" * 30})
+
+    (result,) = fit(trainable)
+    path = Path(result.path, "result.json")
+    whole = path.read_bytes()
+    path.write_bytes(b"x" + whole[1:])  # as many lines: stays as it is
+    tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
+    assert path.read_bytes() == b"x" + whole[1:]
+    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
+    tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
+    assert path.read_bytes().count(b"\n") == 300
 
 
 def test_files_hold_what_the_results_hold_though_a_retry_failed_earlier(fit):

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
-from trainkit.tune.controller.rules import Plan
+from trainkit.tune.controller.rules import Plan, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Failure, Trial
-from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
+from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.search.trial_source import Proposals, TrialSource
 from trainkit.tune.space.search_space import Space
+from trainkit.tune.store.restore import Restored, ResumeRule, restore_trials
+from trainkit.tune.store.writer import ExperimentStore
 
 
 class Play:
     """Drives a controller; every method returns the actions it asked for.
+
+    Args:
+        store: where the records go, and from which the experiment is restored; None: nowhere.
+        first_total: how many trials there were to be at first, where that is known; 0: as many as there are.
 
     Attributes:
         records: everything it had recorded, in order.
@@ -39,6 +46,8 @@ class Play:
         max_concurrent: int | None = None,
         mode: str = "min",
         space: dict[str, Any] | None = None,
+        store: ExperimentStore | None = None,
+        first_total: int | None = 0,
         **plan: Any,
     ) -> None:
         self.plan = Plan(**plan)
@@ -48,27 +57,56 @@ class Play:
         proposals = Proposals(self.searcher, searched)
         scheduler = scheduler or FIFOScheduler()
         scheduler.set_search_properties(
-            self.plan.metric, mode, scheduler_generator(0), self.searcher.total_samples
+            self.plan.metric,
+            mode,
+            scheduler_generator(0),
+            self.searcher.total_samples if first_total == 0 else first_total,
         )
+        self.store = store
+        restored = Restored([])
+        if store is not None:
+            with store.reader() as reader:
+                restored = restore_trials(
+                    reader, proposals, scheduler, ResumeRule(), (), 1e6, StopRules.of(self.plan.stop)
+                )
+                store.commit(restored.records)
+        for trial in restored.trials:
+            trial.request = request_of(trial.config) if request_of else PlacementGroupFactory([{"CPU": 1}])
         source = TrialSource(
             proposals,
             varied=searched.varied,
             prefix="test",
             trainable_name="f",
             request_of=request_of or (lambda config: PlacementGroupFactory([{"CPU": 1}])),
+            created=len(restored.trials),
+            added=restored.added,
         )
         self.controller = Controller(
-            self.plan, source, proposals, scheduler, ResourceLedger({"CPU": cpus}, max_concurrent)
+            self.plan,
+            source,
+            proposals,
+            scheduler,
+            ResourceLedger({"CPU": cpus}, max_concurrent),
+            restored.trials,
+            restored.with_metric,
+            owed=restored.owed,
+            steering=restored.steering,
         )
         self.records: list[ev.Record] = []
         self.calls: dict[str, str] = {}
         self.adoptions: list[ev.Adopt] = []
-        self.time = 0.0
+        self.time = 0.0 if not restored.trials else 1e6
         self.iterations: dict[str, int] = {}
         self.begun = self._take(self.controller.begin(self.time))
 
     def _take(self, step: ev.Step) -> list[ev.Action]:
         self.records += step.records
+        if self.store is not None:
+            for record in step.records:
+                if isinstance(record, ev.CheckpointAdded):
+                    place = self.store.folder / record.trial.dirname / record.checkpoint.dirname
+                    place.mkdir(parents=True, exist_ok=True)
+            self.store.commit(step.records)
         for action in step.actions:
             match action:
                 case ev.Start(trial, _, iteration, _):
@@ -152,6 +190,14 @@ class Play:
     def interrupt(self) -> list[ev.Action]:
         return self.send(ev.Interrupted(self.time))
 
+    def order(self, verb: str, by: str = "ann", **arguments: Any) -> list[ev.Action]:
+        """Somebody steers; what came of it is the last of `answers`."""
+        return self.send(ev.CommandGiven(self.time, by, verb, arguments, f"c{len(self.answers)}"))
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        return [json.loads(each.detail) for each in self.recorded(ev.Noted) if each.kind == ev.COMMAND]
+
     def lost(self, by: str = "") -> list[ev.Action]:
         """The node has died, and every process with it."""
         self.calls.clear()
@@ -162,3 +208,27 @@ class Play:
 
     def recorded(self, kind: type) -> list[Any]:
         return [record for record in self.records if isinstance(record, kind)]
+
+
+def kinds(actions: list[ev.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def refusal(play: Play) -> str:
+    """Why the last command was refused."""
+    assert play.answers[-1]["done"] is False
+    return play.answers[-1]["outcome"]
+
+
+def outcome(play: Play) -> str:
+    assert play.answers[-1]["done"] is True, play.answers[-1]
+    return play.answers[-1]["outcome"]
+
+
+def configs(play: Play) -> list[dict[str, Any]]:
+    return [trial.config for trial in play.controller.trials]
+
+
+def population(**settings: Any) -> PopulationBasedTraining:
+    given = {"perturbation_interval": 1, "hyperparam_mutations": {"x": [0.1, 0.5, 0.9]}, **settings}
+    return PopulationBasedTraining("training_iteration", "m", "min", **given)

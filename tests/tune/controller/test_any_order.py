@@ -47,7 +47,7 @@ def test_whatever_happens_the_experiment_ends_with_every_trial_settled(data):
         assert not alone or len(play.calls) == 1
         if data.draw(st.integers(0, 60)) == 0:
             asked = data.draw(st.sampled_from([*(trial.trial_id for trial in play.controller.trials), None]))
-            play.send(ev.StopAsked(play.time, "ann", asked))
+            play.order("stop", trial=asked)
         if data.draw(st.integers(0, 30)) == 0:
             play.tick(20)
         if data.draw(st.integers(0, 40)) == 0:

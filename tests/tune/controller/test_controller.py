@@ -266,7 +266,7 @@ def test_news_of_an_attempt_that_is_over_is_dropped():
 
 @pytest.mark.parametrize("kind", get_args(ev.Event))
 def test_every_kind_of_event_is_taken_in(kind):
-    told = {"trial_id": "gone", "time": 1.0}
+    told = {"trial_id": "gone", "time": 1.0, "verb": "stop", "arguments": {"trial": "gone"}}
     Play(num_samples=1).controller.handle([kind(**{name: told.get(name) for name in kind.__match_args__})])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError, MetricError
+from trainkit.errors import MetricError
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -123,19 +123,24 @@ def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, 
     assert bool(told) == ("as it is" in caplog.text)
 
 
-def test_an_existing_name_is_refused(fit):
-    fit(reporting, {"x": 1})
-    with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):
-        fit(reporting, {"x": 1})
+def test_an_experiment_of_a_name_that_is_there_goes_beside_it(fit, caplog):
+    grids = [fit(reporting, {"x": x}) for x in (1, 2, 3)]
+    first = Path(grids[0].experiment_path)
+    assert [Path(grid.experiment_path) for grid in grids[1:]] == [
+        first.with_name(f"{first.name}_{number}") for number in (2, 3)
+    ]
+    assert f"{first} holds an experiment already, which stays as it is" in caplog.text
+    for x, grid in enumerate(grids, start=1):
+        assert [result.config["x"] for result in tune.ResultGrid.from_path(grid.experiment_path)] == [x]
 
 
-def test_a_second_fit_is_refused_in_the_same_words_and_leaves_the_results(tmp_path):
-    run = tune.RunConfig(name="e", storage_path=tmp_path)
+def test_a_second_fit_goes_beside_the_first_and_leaves_its_results(tmp_path):
+    run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
     tuner = tune.Tuner(lambda config: config["x"], param_space={"x": 1.0}, run_config=run)
-    first = tuner.fit()
-    with pytest.raises(ConfigError, match=r"already holds an experiment.*Tuner.restore"):
-        tuner.fit()
-    assert tuner.get_results() is first
+    first, second = tuner.fit(), tuner.fit()
+    assert (first.experiment_path, second.experiment_path) == (f"{tmp_path}/e", f"{tmp_path}/e_2")
+    assert first[0].metrics and second[0].metrics
+    assert tuner.get_results() is second
 
 
 def test_the_same_seed_gives_the_same_experiment(fit):

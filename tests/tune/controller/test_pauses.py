@@ -138,13 +138,14 @@ def test_a_verdict_on_a_trial_that_is_still_saving_ends_it():
     assert game.statuses() == ["TERMINATED", "RUNNING", "RUNNING"]
 
 
-def test_without_a_checkpoint_the_first_pause_is_an_error():
+def test_without_a_checkpoint_a_pause_is_warned_of_and_the_trial_begins_anew(caplog):
     game = play()
     game.started(0)
     game.reported(0, {"m": 5.0})
     game.finished(0)
-    assert game.statuses()[0] == "ERROR"
-    assert "define save_checkpoint()" in game.trial(0).failure.message
+    assert game.statuses()[0] == "PAUSED"
+    assert "will begin anew" in caplog.text
+    assert "define save_checkpoint()" in caplog.text
 
 
 def test_what_nobody_chooses_is_let_go_and_said_to_be_not_promoted():
@@ -204,7 +205,7 @@ def test_where_all_are_paused_and_the_searcher_waits_the_scheduler_goes_on():
 def test_stop_asked_of_a_paused_trial_ends_it():
     game = play()
     until_paused(game, 0, 1.0)
-    game.send(ev.StopAsked(game.time, "somebody", game.trial(0).trial_id))
+    game.order("stop", "somebody", trial=game.trial(0).trial_id)
     assert (game.statuses()[0], game.trial(0).reason) == ("TERMINATED", "stopped by somebody")
 
 
@@ -246,7 +247,7 @@ class Exchange(Half):
 
 
 def exchanging() -> Play:
-    return Play(scheduler=Exchange(), num_samples=3, cpus=3, metric="m", mode="max")
+    return Play(scheduler=Exchange(), num_samples=3, cpus=3, metric="m", mode="max", saves=True)
 
 
 def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():

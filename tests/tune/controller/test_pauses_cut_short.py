@@ -27,7 +27,7 @@ def play(**arguments) -> Play:
 def test_who_was_told_to_stop_is_not_paused_by_its_next_report():
     game = play(scheduler=promotion())
     game.started(0)
-    game.send(ev.StopAsked(game.time, "ann", game.trial(0).trial_id))
+    game.order("stop", trial=game.trial(0).trial_id)
     game.reported(0, {"m": 9.0})
     game.finished(0, checkpoint="checkpoint_000000")
     assert (game.trial(0).status, game.trial(0).reason) == ("TERMINATED", "stopped by ann")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +20,14 @@ from tests.conftest import eventually
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.cli.main import main
-from trainkit.errors import StoreError
+from trainkit.client import Experiment
+from trainkit.errors import ConfigError, StoreError, TuneError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Failure
 from trainkit.tune.results.overview import LogReader
 from trainkit.tune.store import ownership
-from trainkit.tune.store.ownership import Inbox, ask_to_stop, asker, owner_of
+from trainkit.tune.store.ownership import Inbox, Ownership, asker, leave_command, owner_of
+from trainkit.tune.store.writer import ExperimentStore
 
 SCRIPT = """
 import sys, time
@@ -94,8 +100,10 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     assert out == "['TERMINATED', 'TERMINATED', 'TERMINATED', 'TERMINATED']\n"
     with LogReader(folder) as reader:
         trials = reader.trials()
-        asked = [event for event in reader.events(trials[1].trial_id) if event.kind == "stop asked"]
-    assert [event.detail for event in asked] == [by]
+        told = [event for event in reader.events(trials[1].trial_id) if event.kind == "command"]
+    assert [(each.verb, each.by, each.seq) for each in Experiment(folder).commands()] == [
+        ("stop", by, told[0].seq)
+    ]
     assert [trial.iteration for trial in trials][::2] == [25, 25], "the others finished"
     assert main(["stop", str(folder)]) == 1
     assert "nobody runs" in capsys.readouterr().err
@@ -116,19 +124,23 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     assert owner_of(folder) is None
 
 
+def leave(folder: Path, trial_id: str | None, by: str) -> Path:
+    return leave_command(folder, "stop", {"trial": trial_id}, by)
+
+
 @pytest.mark.external
 def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     start = time.time()
-    old = ask_to_stop(tmp_path, "old", "somebody")  # left for an owner that has ended
+    old = leave(tmp_path, "old", "somebody")  # for an owner that has ended
     os.utime(old, (start - 60, start - 60))
-    ask_to_stop(tmp_path, "a", "ann")
-    inbox = Inbox(tmp_path, now=start)
-    assert inbox.look(start) == [ev.StopAsked(start, "ann", "a")]
-    ask_to_stop(tmp_path, None, "bob")
+    left = leave(tmp_path, "a", "ann")
+    inbox = Inbox(tmp_path, start)
+    assert inbox.look(start) == [ev.CommandGiven(start, "ann", "stop", {"trial": "a"}, left.stem)]
+    leave(tmp_path, None, "bob")
     assert inbox.look(start + 0.1) == [], "it looked just now"
-    ask_to_stop(tmp_path, "b", "cid")
+    leave(tmp_path, "b", "cid")
     asked = inbox.look(start + 1)
-    assert [(each.by, each.trial_id) for each in asked] == [("bob", None), ("cid", "b")]
+    assert [(each.by, each.arguments["trial"]) for each in asked] == [("bob", None), ("cid", "b")]
     assert inbox.look(start + 2) == []
     assert list((tmp_path / "commands").iterdir()) == []
     (tmp_path / "commands" / ".half.partial").write_text("{")
@@ -140,23 +152,36 @@ def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
 def test_a_wish_that_leaves_the_date_of_its_folder_as_it_was_is_found(tmp_path):
     """The clock of file systems ticks every few milliseconds: enough for a look and a wish."""
     start = time.time()
-    inbox = Inbox(tmp_path, now=start)
+    inbox = Inbox(tmp_path, start)
     folder = tmp_path / "commands"
     folder.mkdir()
     date = folder.stat().st_mtime_ns
     assert inbox.look(start) == []
-    ask_to_stop(tmp_path, "a", "ann")
+    left = leave(tmp_path, "a", "ann")
     os.utime(folder, ns=(date, date))
-    assert inbox.look(start + 1) == [ev.StopAsked(start + 1, "ann", "a")]
+    assert [each.id for each in inbox.look(start + 1)] == [left.stem]
 
 
 def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
-    inbox = Inbox(tmp_path, now=0.0)
+    inbox = Inbox(tmp_path, 0.0)
     (tmp_path / "commands").mkdir()
     (tmp_path / "commands" / "a.json").write_text("{")
     (tmp_path / "commands" / "b.json").write_text("[1]")
-    assert inbox.look(1.0) == []
-    assert caplog.text.count("it was removed") == 2
+    (tmp_path / "commands" / "c.json").write_text('{"id": 1, "verb": "stop", "by": "x", "arguments": 2}')
+    (tmp_path / "commands" / "d.json").write_bytes(b"[" * 100_000)
+    (tmp_path / "commands" / "e.json").mkdir()
+    text = '{"id": "f", "verb": "stop", "by": "%s", "arguments": {}}'
+    (tmp_path / "commands" / "f.json").write_text(text % "\\ud800")  # half a character
+    (tmp_path / "commands" / "g.json").write_text(text % "")
+    deep = '{"x": ' * 900 + "1" + "}" * 900
+    text = f'{{"id": "h", "verb": "add", "by": "x", "arguments": {{"config": {deep}}}}}'
+    (tmp_path / "commands" / "h.json").write_text(text)
+    left = leave(tmp_path, None, "ann")
+    assert [each.id for each in inbox.look(1.0)] == [left.stem], "what can't be read holds up no other"
+    assert caplog.text.count("it was removed") == 7
+    assert "cannot be read" in caplog.text
+    (tmp_path / "commands" / "e.json").rmdir()
+    caplog.clear()
     (tmp_path / "commands").rmdir()
     (tmp_path / "commands").write_text("")
     assert inbox.look(2.0) == []
@@ -166,7 +191,178 @@ def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
 def test_a_wish_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "commands").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
-        ask_to_stop(tmp_path, None, "ann")
+        leave(tmp_path, None, "ann")
+    with pytest.raises(ConfigError, match="cannot be written as JSON"):
+        leave_command(tmp_path, "add", {"config": {"x": math.nan}}, "ann")
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="nested deeper than 100 levels"):
+        leave_command(tmp_path, "add", {"config": {"x": deep}}, "ann")
+
+
+def test_a_command_needs_somebody_who_gives_it(tmp_path, owned):
+    with pytest.raises(ConfigError, match="say who steers"):
+        Experiment(owned.folder, by="")
+    with pytest.raises(ConfigError, match="say who gives the command"):
+        leave(tmp_path, None, "")
+    with pytest.raises(ConfigError, match="cannot be written as JSON"):
+        leave(tmp_path, None, "\ud800")
+    assert not (tmp_path / "commands").exists()
+
+
+def test_a_command_to_an_owner_that_is_long_in_starting_is_kept(tmp_path):
+    since = time.time()
+    left = leave(tmp_path, None, "ann")
+    os.utime(left, (since + 1, since + 1))
+    assert [each.id for each in Inbox(tmp_path, since).look(since + 600)] == [left.stem]
+
+
+def test_an_owner_that_has_changed_without_an_answer_is_told_of(owned, monkeypatch):
+    asked = Experiment(owned.folder, timeout_s=2.0)
+    inbox = Inbox(owned.folder, time.time())
+    with ThreadPoolExecutor(1) as executor:
+        answered = executor.submit(asked.stop)
+        assert eventually(lambda: taken(inbox))
+        monkeypatch.setattr("trainkit.client.owner_of", lambda folder: 1)  # who goes on with it
+        with pytest.raises(TuneError, match="has ended since: unless"):
+            answered.result()
+
+
+def test_a_command_that_the_history_has_is_not_carried_out_again(tmp_path, caplog):
+    """Such as one that a copy of the folder has brought back."""
+    since = time.time()
+    first, second = leave(tmp_path, "a", "ann"), leave(tmp_path, "b", "ann")
+    again = second.read_text()
+    inbox = Inbox(tmp_path, since, {first.stem})
+    assert [each.id for each in inbox.look(since + 1)] == [second.stem]
+    second.write_text(again)
+    assert inbox.look(since + 2) == []
+    assert caplog.text.count("was carried out before") == 2
+    assert not list((tmp_path / "commands").iterdir())
+
+
+def taken(inbox: Inbox) -> list[ev.CommandGiven]:
+    return inbox.look(time.time())
+
+
+@pytest.fixture
+def owned(tmp_path):
+    """An experiment that this very process owns."""
+    with contextlib.closing(ExperimentStore.create(tmp_path / "e", {"created": 0.0})) as store:
+        yield store
+
+
+def test_a_command_is_answered_by_what_its_owner_has_committed(owned):
+    asked = Experiment(owned.folder, by="ann")
+    inbox, play = Inbox(owned.folder, time.time()), Play(num_samples=1)
+    with ThreadPoolExecutor(1) as executor:
+        asking = executor.submit(asked.stop)
+        assert eventually(lambda: (commands := taken(inbox)) and play.send(*commands) is not None)
+        owned.commit([record for record in play.records if isinstance(record, ev.Noted)])
+        answer = asking.result()
+    assert (answer.verb, answer.by, answer.done, answer.arguments) == ("stop", "ann", True, {})
+    assert asked.commands() == [answer]
+    assert list((owned.folder / "commands").iterdir()) == []
+    with LogReader(owned.folder) as reader:
+        assert answer.seq in [event.seq for event in reader.events()]
+
+
+def test_a_command_that_nobody_takes_is_taken_back(owned):
+    asked = Experiment(owned.folder, timeout_s=0.2)
+    with pytest.raises(TuneError, match=r"has not answered within 0\.2 s: it has not taken it up, and won't"):
+        asked.stop()
+    assert list((owned.folder / "commands").iterdir()) == []
+    assert asked.commands() == []
+
+
+def test_a_command_that_was_taken_and_not_answered_says_so(owned):
+    asked = Experiment(owned.folder, timeout_s=1.0)
+    inbox = Inbox(owned.folder, time.time())
+    with ThreadPoolExecutor(1) as executor:
+        answered = executor.submit(asked.stop)
+        assert eventually(lambda: taken(inbox))
+        with pytest.raises(TuneError, match=r"`commands\(\)` will have its answer"):
+            answered.result()
+
+
+def test_the_end_of_the_owner_is_an_error_not_a_wait(owned):
+    asked = Experiment(owned.folder)
+    with ThreadPoolExecutor(1) as executor:
+        answered = executor.submit(asked.stop)
+        assert eventually(lambda: list((owned.folder / "commands").glob("*.json")))
+        owned._ownership.close()
+        with pytest.raises(TuneError, match="has ended before it took this up"):
+            answered.result()
+        assert list((owned.folder / "commands").iterdir()) == [], "nobody who goes on with it finds it"
+        with pytest.raises(TuneError, match="nobody runs"):
+            asked.stop()
+    owned._ownership = Ownership(owned.folder)  # to be closed
+
+
+def held_by_me(folder: Path) -> str:
+    return (
+        f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:2b:{(folder / ownership.FILENAME).stat().st_ino} 0 EOF"
+    )
+
+
+def test_an_owner_whose_lock_a_look_has_missed_is_found_by_the_next(owned, monkeypatch):
+    other = "1: FLOCK  ADVISORY  WRITE 1 00:2b:1 0 EOF"
+    lists = iter([[], [other], [other, held_by_me(owned.folder)]])
+    monkeypatch.setattr(ownership, "_locks", lambda: next(lists))
+    assert owner_of(owned.folder) == os.getpid()
+    assert next(lists, None) is None
+
+
+def test_who_has_ended_or_let_go_is_looked_for_once(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(ownership, "_locks", lambda: looks.append(1) or [])
+    (tmp_path / ownership.FILENAME).write_text("999999999\n")  # no pid is so large
+    assert owner_of(tmp_path) is None
+    Ownership(tmp_path).close()
+    assert owner_of(tmp_path) is None
+    assert len(looks) == 2
+
+
+CHURN = """
+import fcntl, os, random, sys
+files = [os.open(os.path.join(sys.argv[1], str(number)), os.O_CREAT | os.O_RDWR) for number in range(400)]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+while True:
+    some = random.sample(files, 40)
+    for file in some:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    for file in some:
+        fcntl.flock(file, fcntl.LOCK_EX)
+"""
+
+
+@pytest.mark.external
+def test_an_owner_is_seen_while_others_take_and_let_go_of_locks(tmp_path, monkeypatch):
+    missed, read = 0, ownership._locks
+
+    def locks() -> list[str]:
+        nonlocal missed
+        found = read()
+        missed += not any(mine in line for line in found)
+        return found
+
+    with contextlib.closing(Ownership(tmp_path)):
+        mine = f":{(tmp_path / ownership.FILENAME).stat().st_ino} "
+        churn = subprocess.Popen([sys.executable, "-c", CHURN, tmp_path], stdout=subprocess.PIPE, text=True)
+        try:
+            assert churn.stdout is not None and churn.stdout.readline() == "held\n"
+            monkeypatch.setattr(ownership, "_locks", locks)
+            looks = 0
+            while missed < 3 and looks < 10_000:
+                looks += 1
+                assert owner_of(tmp_path) == os.getpid()
+            assert missed, "the list was never read while it lacked the lock, so nothing was put to the test"
+        finally:
+            churn.kill()
+            churn.communicate()
 
 
 def kinds(actions):
@@ -179,7 +375,7 @@ def test_a_trial_is_stopped_where_it_stands():
 
     def ask(index: int) -> list[ev.Action]:
         play.time += 0.001
-        return play.send(ev.StopAsked(play.time, "ann@box (pid 3)", f"test_{index:05d}"))
+        return play.order("stop", "ann@box (pid 3)", trial=f"test_{index:05d}")
 
     assert ask(0) == []
     assert kinds(play.reported(0, {"loss": 1.0})) == ["Stop"]
@@ -195,9 +391,15 @@ def test_a_trial_is_stopped_where_it_stands():
     assert "killed" in play.trial(2).reason
     before = len(play.records)
     ask(2)
-    assert [record.kind for record in play.records[before:]] == ["stop asked"], "it has ended"
-    play.send(ev.StopAsked(play.time, "ann@box (pid 3)"))
+    assert [record.kind for record in play.records[before:]] == ["command"], "it has ended"
+    assert (play.answers[-1]["done"], "has ended already" in play.answers[-1]["outcome"]) == (False, True)
+    play.order("stop", "ann@box (pid 3)")
     assert play.controller.ending == "stopped by ann@box (pid 3)"
+    assert [each["done"] for each in play.answers] == [True, True, True, False, True]
+    play.order("stop")
+    assert "ends already" in play.answers[-1]["outcome"]
+    play.order("dance", trial=["test_00000"])
+    assert "there is no verb 'dance'" in play.answers[-1]["outcome"]
 
 
 def test_a_trial_that_waits_for_its_retry_is_stopped():
@@ -205,7 +407,7 @@ def test_a_trial_that_waits_for_its_retry_is_stopped():
     play.started(0)
     play.started(1)
     play.send(ev.Failed(*play._who(0), Failure("MemoryError", "", out_of_memory=True)))
-    play.send(ev.StopAsked(play.time, "ann", "test_00000"))
+    play.order("stop", trial="test_00000")
     assert (play.trial(0).status, play.trial(0).reason) == ("TERMINATED", "stopped by ann: not run")
     play.reported(1, {}, done=True)
     assert play.controller.done

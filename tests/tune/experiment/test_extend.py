@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
 import pytest
 
 from trainkit import tune
+from trainkit.cli.why import experiment_lines
 from trainkit.errors import ConfigError
+from trainkit.tune.controller.events import COMMAND, Noted
 from trainkit.tune.core.configs import Resume
+from trainkit.tune.core.metrics import encode
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.restore import ResumeRule, differences
+from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -252,6 +257,38 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
     last = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=40)).fit()
     assert [result.config for result in last][:30] == [result.config for result in again]
     assert any(result.config["kind"] == "new" for result in last[30:])
+
+
+def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit, tmp_path, caplog):
+    """The others are tried, with what they leave open drawn as before."""
+
+    def trainable(config):
+        return {"loss": 1.0}
+
+    space = {"x": tune.uniform(0, 1), "kind": tune.choice(["a", "b"])}
+    fit(trainable, space, metric="loss", num_samples=1, seed=1)
+    added = [{"x": 0.25}, {"x": 0.5, "kind": "a"}, {"x": 0.75, "kind": "b"}]
+    with contextlib.closing(ExperimentStore.open(tmp_path / "e")) as store:
+        for number, config in enumerate(added):
+            answer = {"id": str(number), "verb": "add", "arguments": {"config": config}, "by": "ann"}
+            store.commit([Noted(1e9, COMMAND, encode({**answer, "outcome": "", "done": True}))])
+    other = {"x": tune.uniform(0, 1), "kind": tune.choice(["b", "c"])}
+    with caplog.at_level(logging.WARNING, "trainkit.tune"):
+        grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=other).fit()
+    words = '{"x":0.5,"kind":"a"} was added, and is not tried: a configuration gives kind=\'a\''
+    assert words in caplog.text
+    assert [result.config["x"] for result in grid][1:] == [0.25, 0.75]
+    assert [result.status for result in grid] == ["TERMINATED"] * 3
+    lines = experiment_lines(tmp_path / "e", None)
+    assert sum("addition left out: " in line and words in line for line in lines) == 1
+    caplog.clear()
+    # It stays left out, also where the space would have it again, and another that is drawn has its place.
+    last = tune.Tuner.restore(
+        tmp_path / "e", trainable, param_space=space, tune_config=tune.TuneConfig(num_samples=4)
+    ).fit()
+    assert [result.config for result in last][:3] == [result.config for result in grid]
+    assert len(last) == 4 and last[3].config["x"] not in (0.5, 0.75)
+    assert "was added" not in caplog.text
 
 
 def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):

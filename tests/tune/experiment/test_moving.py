@@ -14,7 +14,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from trainkit import tune
-from trainkit.errors import ConfigError, StoreError
+from trainkit.errors import StoreError
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -98,8 +98,8 @@ tune.Tuner(trainable, run_config=tune.RunConfig(storage_path=sys.argv[1], name="
 
 
 @pytest.mark.external
-def test_a_second_live_run_of_one_name_is_refused(fit, tmp_path):
-    """Row 1.36: with an error that says what to do; a restore names the pid that has it."""
+def test_a_second_live_run_of_one_name_goes_beside_the_first(fit, tmp_path):
+    """Row 1.36: it takes a folder of its own; a restore names the pid that has the first."""
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
     process = subprocess.Popen(
@@ -108,8 +108,7 @@ def test_a_second_live_run_of_one_name_is_refused(fit, tmp_path):
     )
     try:
         assert eventually(lambda: (tmp_path / "e" / "experiment.sqlite").exists())
-        with pytest.raises(ConfigError, match="already holds an experiment"):
-            fit(lambda config: 1.0)
+        assert fit(lambda config: 1.0).experiment_path == str(tmp_path / "e_2")
         with pytest.raises(StoreError, match=f"in use by the process with pid {process.pid}"):
             tune.Tuner.restore(tmp_path / "e", lambda config: 1.0).fit()
         assert eventually(lambda: len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == 1)

@@ -6,11 +6,13 @@ import contextlib
 import math
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.tune.controller.events import SETTABLE, SettingsChanged
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import FIFOScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
@@ -19,6 +21,7 @@ from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.restore import replay
+from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -208,6 +211,33 @@ def test_a_restored_tuner_may_fit_twice(fit, tmp_path):
     tuner = tune.Tuner.restore(tmp_path / "e", trainable)
     assert [result.config for result in tuner.fit()] == [result.config for result in grid]
     assert [result.config for result in tuner.fit()] == [result.config for result in grid]
+
+
+def test_what_was_set_holds_for_a_second_fit_of_one_tuner(fit, tmp_path):
+    """The later word counts: what a restore is given, and then what was set."""
+
+    def trainable(config):
+        return {"loss": config["x"]}
+
+    def set_outside(**changed: Any) -> None:
+        with contextlib.closing(ExperimentStore.open(tmp_path / "e")) as store:
+            store.commit([SettingsChanged(changed, changed.get("num_samples", 3))])
+
+    fit(trainable, {"x": tune.uniform(0, 1)}, metric="loss", num_samples=2, max_concurrent_trials=1)
+    given = tune.TuneConfig(num_samples=3)
+    tuner = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=given)
+    assert len(tuner.fit()) == 3
+    set_outside(num_samples=5)
+    assert len(tuner.fit()) == 5, "it was set after the restore was given another number"
+    set_outside(max_concurrent_trials=2, time_budget_s=60.5)
+    assert len(tuner.fit()) == 5
+    with ExperimentReader(tmp_path / "e") as reader:
+        kept = reader.facts()["tune_config"]
+    assert {name: kept[name] for name in SETTABLE} == {
+        "num_samples": 5,
+        "time_budget_s": 60.5,
+        "max_concurrent_trials": 2,
+    }
 
 
 def test_a_restore_with_another_trainable_is_told_of(fit, tmp_path, caplog):

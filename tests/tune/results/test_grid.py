@@ -62,10 +62,17 @@ def test_a_result_is_read_back_from_its_folder(fit):
     assert isinstance(back.error, TrialError)
     assert "on purpose" in str(back.error)
     assert step_of(back.best_checkpoint) == "1"
+    assert tune.Result.from_path(grid.experiment_path).path == grid[0].path
     with pytest.raises(StoreError, match=r"no trial with the folder nobody"):
         tune.Result.from_path(Path(grid.experiment_path) / "nobody")
     with pytest.raises(StoreError, match="no such folder"):
         tune.Result.from_path("/nowhere/at/all")
+
+
+def test_a_result_is_not_read_from_a_folder_of_several(fit):
+    grid = fit(saving, {"scores": tune.grid_search([[0.9], [0.3]])}, metric="score", mode="max")
+    with pytest.raises(StoreError, match=r"experiment with 2 trials: .* ResultGrid.from_path"):
+        tune.Result.from_path(grid.experiment_path)
 
 
 def test_ray_names_of_a_result(fit):

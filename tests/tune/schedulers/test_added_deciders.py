@@ -65,7 +65,7 @@ def test_an_unknown_name_lists_those_that_there_are(limit, climb):
         ConfigError, match=r"scheduler='limits' is none of asha, .*limit.*Did you mean 'limit'"
     ):
         tune.TuneConfig(scheduler="limits")
-    with pytest.raises(ConfigError, match=r"search_alg='clim' is none of bayesopt, .*climb.*Did you mean"):
+    with pytest.raises(ConfigError, match=r"search_alg='clim' is none of ax, .*climb.*Did you mean"):
         tune.TuneConfig(search_alg="clim")
 
 

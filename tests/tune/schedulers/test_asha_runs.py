@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler, create_scheduler
 from trainkit.tune.simulation.simulate import Simulation
 
@@ -271,32 +270,6 @@ def test_28_a_restore_goes_on_with_the_same_decisions(after, tmp_path):
         ]
 
     assert decided(grid) == decided(whole)
-
-
-def test_a_trainable_without_checkpoints_is_told_once_to_have_them(tmp_path):
-    def forgetful(config):
-        for _ in range(9):
-            tune.report({"loss": config["loss"]})
-
-    with pytest.raises(
-        ConfigError, match=r"ASHA paused the trial, and it has no checkpoint to go on from.*ends"
-    ):
-        search(forgetful, tmp_path).fit()
-    restored = tune.Tuner.restore(tmp_path / "e", counting, restart_errored=True)
-    (result,) = restored.get_results()
-    assert (result.status, result.metrics["loss"]) == ("ERROR", LOSSES[0])
-    check_the_trace(restored.fit())
-
-
-def test_a_class_that_can_not_save_is_refused_before_anything_runs(tmp_path):
-    class Forgetful(tune.Trainable):
-        def step(self):
-            raise AssertionError("it runs")
-
-    tuner = search(Forgetful, tmp_path)
-    with pytest.raises(ConfigError, match="ASHA pauses trials, and those of Forgetful have no checkpoint"):
-        tuner.fit()
-    assert not (tmp_path / "e").exists()
 
 
 def test_stopping_needs_no_checkpoints(tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
 from trainkit.tune.store.reader import ExperimentReader
 
@@ -86,49 +85,6 @@ def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     assert judged == {(1, True): 3, (1, False): 6, (3, True): 2, (3, False): 6}
     best = max(grid, key=lambda result: result.config["x"])
     assert best.metrics["training_iteration"] == 9
-
-
-def test_trials_without_checkpoints_can_not_pause_and_the_first_says_so_for_all(fit, tmp_path):
-    def forgetful(config):
-        for _ in range(20):
-            tune.report({"m": config["x"]})
-
-    def search():
-        return fit(
-            forgetful,
-            {"x": tune.grid_search([1, 2, 3, 4])},
-            metric="m",
-            mode="max",
-            max_concurrent_trials=2,
-            scheduler=HyperBandScheduler(max_t=9),
-        )
-
-    with pytest.raises(
-        ConfigError, match=r"HyperBand paused the trial, and it has no checkpoint.*restart_errored"
-    ):
-        search()
-    grid = tune.Tuner.restore(tmp_path / "e", forgetful).get_results()
-    assert (len(grid), grid.num_errors) == (2, 2)  # those that ran by then
-
-
-def test_where_some_trials_save_one_that_does_not_fails_alone(fit):
-    def saves(config):
-        if config["x"] > 1:
-            climbing(config)
-        else:
-            tune.report({"m": config["x"]})
-
-    grid = fit(
-        saves,
-        {"x": tune.grid_search([4, 1, 3, 2])},
-        metric="m",
-        mode="max",
-        max_concurrent_trials=1,
-        scheduler=HyperBandScheduler(max_t=3),
-        run={"failure_config": tune.FailureConfig(max_failures=2)},
-    )
-    assert [str(result.status) for result in grid] == ["TERMINATED", "ERROR", "TERMINATED", "TERMINATED"]
-    assert "no checkpoint to go on from" in str(grid.errors[0])
 
 
 def test_a_metric_that_never_comes_leaves_every_trial_to_max_t(fit):

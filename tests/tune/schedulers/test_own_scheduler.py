@@ -225,12 +225,6 @@ def test_a_donor_that_never_saves_is_none(fit, by_verdict):
     assert [(str(result.status), result.config["x"]) for result in grid] == [("TERMINATED", 0)] * 2
 
 
-def test_where_neither_saves_the_pause_fails(fit):
-    space = {"saves": False, "x": tune.grid_search([0, 0])}
-    with pytest.raises(ConfigError, match="paused the trial, and it has no checkpoint to go on from"):
-        fit(saving, space, scheduler=Takes(0), max_concurrent_trials=2)
-
-
 def test_a_constructor_that_forgets_its_base_is_told_so():
     class Forgetful(FIFOScheduler):
         def __init__(self):

@@ -145,35 +145,6 @@ def test_the_other_scheduler_stops_and_promotes_as_before():
     assert game.trial(0).reason.startswith("stopped by ASHA: rung 1")
 
 
-def test_a_trial_without_a_checkpoint_fails_and_says_so():
-    game = play(num_samples=1)
-    game.started(0)
-    game.reported(0, {"m": 1.0})
-    game.finished(0)
-    assert game.statuses() == ["ERROR"]
-    message = game.trial(0).failure.message
-    assert message.startswith(
-        "a change of resources paused the trial, and it has no checkpoint to go on from"
-    )
-
-
-class Unsaved(tune.Trainable):
-    def step(self):
-        return {"m": 1.0}
-
-
-@pytest.mark.parametrize(("form", "who"), [("stopping", "ResourceChangingScheduler"), ("promotion", "ASHA")])
-def test_a_class_that_cannot_save_is_refused_for_the_scheduler_that_pauses_it(form, who, inline, results):
-    scheduler = ResourceChangingScheduler(ASHAScheduler(max_t=4, type=form))
-    tuner = tune.Tuner(
-        Unsaved,
-        tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler),
-        run_config=tune.RunConfig(storage_path=results, verbose=0),
-    )
-    with pytest.raises(ConfigError, match=rf"^{who} pauses trials, and those of Unsaved have no checkpoint"):
-        tuner.fit()
-
-
 def test_the_function_has_rays_form_and_may_return_a_dictionary():
     calls = []
 

@@ -123,6 +123,8 @@ def test_multiples_are_those_of_the_decimal_as_written():
     assert not domain.contains(0.25)
     assert not domain.contains(0.4)
     assert not domain.contains(math.nan)
+    assert not domain.contains(10**400)
+    assert not tune.uniform(0, 1).contains(10**400) and not tune.randn().contains(10**400)
 
 
 def draws(domain, count=4000):

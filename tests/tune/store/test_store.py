@@ -91,6 +91,24 @@ def test_the_reports_of_an_attempt_take_the_place_of_all_from_there_on(store):
         assert len([entry for entry in reader.log() if entry.kind == "result"]) == 4
 
 
+def test_trials_come_in_the_order_suggested_whether_they_have_reported_or_not(store):
+    trials = [new_trial(index) for index in (99_999, 100_000, 3, 4)]  # as text, 100000 comes before 99999
+    store.commit([record for trial in trials for record in begun(trial)])
+    store.commit([result(trials[0], 1, a=1), result(trials[1], 1, a=2), result(trials[2], 1, a=3)])
+    with ExperimentReader(store.folder) as reader:
+        found = [(trial.index, trial.iteration, trial.last_result.get("a")) for trial in reader.trials()]
+    assert found == [(3, 1, 3), (4, 0, None), (99_999, 1, 1), (100_000, 1, 2)]
+
+
+def test_a_checkpoint_without_a_report_counts_the_time_of_the_last_one(store):
+    trial = new_trial()
+    store.commit([*begun(trial), *(result(trial, n, time_total_s=float(n)) for n in (1, 2))])
+    store.commit([ev.CheckpointAdded(trial, 0, SavedCheckpoint(0, "checkpoint_000000", 9, None))])
+    with ExperimentReader(store.folder) as reader:
+        (back,) = reader.trials()
+    assert back.checkpoints == [SavedCheckpoint(0, "checkpoint_000000", 9, None, time_total_s=2.0)]
+
+
 def test_the_log_takes_the_last_results_of_trials_that_were_read_before(store):
     first, second = new_trial(0), new_trial(1)
     store.commit([*begun(first), *(result(first, n, a=n) for n in (1, 2, 3))])

@@ -18,6 +18,7 @@ from tests.conftest import eventually
 from tests.tune.sync.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.tune.store.ownership import leave_command
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 from trainkit.tune.sync.mirror import Mirror
@@ -239,6 +240,24 @@ def test_a_checkpoint_that_goes_while_it_is_copied_is_copied_all_the_same(fit, t
 
     fit(saving, {"steps": 1}, run=at(Drops(), tmp_path))
     assert copied == ["1"]
+
+
+def test_commands_stay_with_the_one_that_runs_the_experiment(fit, tmp_path, results):
+    def trainable(config):
+        (results / "e" / "commands").mkdir(exist_ok=True)
+        (results / "e" / "commands" / "left").touch()
+        return {"loss": 1.0}
+
+    fit(trainable, run=at(Fails(), tmp_path))
+    there = tmp_path / "there" / "e"
+    assert (results / "e" / "commands" / "left").exists()
+    assert not (there / "commands").exists()
+    leave_command(there, "stop", {}, "ann")  # as a copy of before has it
+    shutil.rmtree(results)
+    again = tune.Tuner.restore(str(there), trainable, storage_filesystem=Fails())
+    again.fit()
+    assert (results / "e" / FILENAME).exists()
+    assert not (results / "e" / "commands").exists()
 
 
 def test_a_mirror_copies_nothing_twice(tmp_path):

@@ -107,12 +107,13 @@ def test_an_address_that_cannot_be_written_is_told_before_the_first_trial(fit, t
     assert not (tmp_path / "here").exists()
 
 
-def test_an_address_that_holds_an_experiment_is_refused(fit, results):
+def test_an_experiment_goes_beside_the_one_that_an_address_holds(fit, results):
     run = {"storage_path": "memory://bucket"}
     fit(saving, run=run)
     shutil.rmtree(results)
-    with pytest.raises(ConfigError, match=r"memory:///bucket/e already holds an experiment.*\.fit\(\), or"):
-        fit(saving, run=run)
+    assert fit(saving, run=run).experiment_path == str(results / "e_2")
+    for name in ("e", "e_2"):
+        assert len(tune.Tuner.restore(f"memory://bucket/{name}", saving).get_results()) == 1
 
 
 def test_a_local_folder_goes_before_its_copy_unless_that_went_on(fit, results):

@@ -61,6 +61,18 @@ def test_best_last_and_their_checkpoints_are_told_apart(fit):
     assert result.metrics["checkpoint_dir_name"] == "checkpoint_000002"
 
 
+def test_a_value_that_ranks_checkpoints_but_is_not_reported_is_told(fit, caplog):
+    policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="scores")
+    (result,) = fit(saving, {"steps": 3, "scores": [0.9, 0.1, 0.8]}, run={"checkpoint_config": policy})
+    told = "came with no number 'scores'"
+    assert caplog.text.count(told) == 1
+    assert caplog.text.count("Did you mean 'score'?") == 1
+    caplog.clear()
+    assert result.get_best_checkpoint("scor", "max") is None
+    assert "no checkpoint with a finite 'scor', which was not reported" in caplog.text
+    assert "Did you mean 'score'?" in caplog.text
+
+
 def test_num_to_keep_keeps_the_best(fit):
     policy = tune.CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="score")
     (result,) = fit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +277,24 @@ def test_a_report_from_another_thread_is_refused(fit):
         return {"said": caught[0]}
 
     assert "thread 'helper'" in fit(trainable)[0].metrics["said"]
+
+
+@pytest.mark.parametrize("reports", [0, 1])
+def test_reports_that_another_thread_lost_are_told(fit, caplog, reports):
+    """An executor keeps the error of a thread that nobody asks for its result."""
+
+    def trainable(config):
+        with ThreadPoolExecutor(1, thread_name_prefix="helper") as executor:
+            executor.submit(tune.report, {"a": 1})
+        for _ in range(reports):
+            tune.report({"a": 2})
+
+    (result,) = fit(trainable)
+    if reports:
+        assert (result.error, result.metrics["a"]) == (None, 2)
+        assert "a report is lost: report() was called from thread 'helper" in caplog.text
+    else:
+        assert "nothing was reported: report() was called from thread 'helper" in str(result.error)
 
 
 @pytest.mark.process

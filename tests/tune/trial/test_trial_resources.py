@@ -146,6 +146,10 @@ def test_a_scaling_config_says_what_it_comes_to():
     ("arguments", "words"),
     [
         ({"num_workers": -1}, "num_workers=-1"),
+        (
+            {"num_workers": tune.grid_search([1, 2])},
+            "searched by param_space={'scaling_config': {'num_workers'",
+        ),
         ({"resources_per_worker": {"GPU": 1}}, "use_gpu is False"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "GPU=0"),
         ({"accelerator_type": "A100"}, "accelerator_type='A100'"),

@@ -100,7 +100,7 @@ class InlineEngine:
     # calls
 
     def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
-        spec = spec._replace(placement=self._placed(spec.placement, spec.name))
+        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         number = next(self._ids)
         if not self._places.has_group_of(spec.placement):

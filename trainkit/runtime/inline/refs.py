@@ -42,8 +42,8 @@ class InlineRef(ObjectRef[Any]):
             raise raisable(unpack_failure(self.packed))
         return unpack(self.packed)
 
-    def future(self) -> Future[Any]:
-        future: Future[Any] = Future()
+    def future(self, into: Future[Any] | None = None) -> Future[Any]:
+        future: Future[Any] = into or Future()
         try:
             future.set_result(self.value())
         except Exception as error:  # what `get` raises is the future's exception

@@ -14,14 +14,18 @@ from typing import NoReturn
 from trainkit.runtime.local.node.node import Node
 from trainkit.runtime.local.node.records import SessionRecord
 from trainkit.runtime.local.node.restarts import keep_handles
-from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.worker.template import run_template
 from trainkit.settings import SESSION_MARK
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the node of one session; `arguments` has the descriptor of what `start_node` wrote."""
-    with open(int(arguments[0]), "rb") as file:
+    """Run the node of one session, whose settings come over the socket of the descriptor in `arguments`."""
+    control = socket.socket(fileno=int(arguments[0]))
+    if (told := boot.received(control)) is None:
+        raise SystemExit
+    settings, account = told
+    with open(settings, "rb") as file:
         file.seek(0)
         options = pickle.load(file)
     ours, theirs = socket.socketpair()
@@ -31,8 +35,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     if template_pid == 0:
         process.die_with_parent(node_pid)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.close(options["fd"])
-        os.close(options["account"])
+        control.close()
+        os.close(account)
         ours.close()
         run_template(theirs, frozenset())
     theirs.close()
@@ -44,13 +48,13 @@ def main(arguments: Sequence[str]) -> NoReturn:
     session = SessionRecord(
         spec=options["spec"],
         folder=Path(os.environ[SESSION_MARK]),
-        account_fd=options["account"],
+        account_fd=account,
         gpus=options["gpus"],
         template=ours,
         template_pid=template_pid,
         driver_pid=options["driver"],
     )
-    node = Node(session, socket.socket(fileno=options["fd"]))
+    node = Node(session, control)
     for imports in options["preload"]:
         node.warm(imports)
     code = 0

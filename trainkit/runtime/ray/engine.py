@@ -14,6 +14,7 @@ need Ray's dashboard; a scratch folder stays behind when the driver is killed.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import uuid
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
@@ -53,10 +53,17 @@ from trainkit.runtime.ray.worker import ActorHost
 from trainkit.settings import runtime_dir
 
 
-def join() -> None:
-    """Give the verbs to this process, a worker of Ray's, if it has not got them yet."""
-    if session.running() is None:
-        session.adopt(RayEngine(is_worker=True, owned=False))
+def join(scratch: Path) -> None:
+    """Give the verbs of a session to this process, a worker of Ray's, if it has not got them yet.
+
+    Ray keeps a worker for all sessions of a program that called `ray.init` itself.
+
+    Args:
+        scratch: the session's scratch folder, by which it is known.
+    """
+    found = session.running()
+    if found is None or (isinstance(found, RayEngine) and found.is_worker and found.scratch != scratch):
+        session.adopt(RayEngine(is_worker=True, owned=False, scratch=scratch))
 
 
 class RayEngine:
@@ -65,6 +72,7 @@ class RayEngine:
     Args:
         is_worker: this process was started by Ray.
         owned: Ray was started or joined by this engine, which leaves it at the end.
+        scratch: the session's scratch folder, made when first asked for; None in the process that begins it.
     """
 
     name = "ray"
@@ -75,16 +83,16 @@ class RayEngine:
     find_group, current_group = staticmethod(ray_placement.find), staticmethod(ray_placement.current)
     cluster_resources, state = staticmethod(ray_placement.totals), staticmethod(ray_state.state)
 
-    def __init__(self, *, is_worker: bool, owned: bool) -> None:
+    def __init__(self, *, is_worker: bool, owned: bool, scratch: Path | None = None) -> None:
         self.is_worker = is_worker
         self.pid = os.getpid()
         self.session = next_session()
         attach_rays_own()
         self._owned = owned
         self._namespace: str = ray.get_runtime_context().namespace
-        self._definitions = Definitions(join)
+        self.scratch = scratch or runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
+        self._definitions = Definitions(functools.partial(join, self.scratch))
         self._placeable: set[frozenset[tuple[str, float]]] = set()
-        self._scratch: Path | None = None
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
@@ -284,31 +292,18 @@ class RayEngine:
         return devices.gpu_ids(str(name) for name in ray.get_gpu_ids())
 
     def scratch_dir(self) -> Path:
-        if self._scratch is None:
-            # Whoever asks first names it, for all processes of the session.
-            new = runtime_dir() / f"trainkit-ray-{uuid.uuid4().hex}"
-            internal_kv._internal_kv_put(_scratch_key(), str(new).encode(), overwrite=False)
-            self._scratch = Path(internal_kv._internal_kv_get(_scratch_key()).decode())
-        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._scratch
+        self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self.scratch
 
     def close(self) -> None:
         if self.is_worker or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self._definitions.clear()
-        if ray.is_initialized():
-            scratch = internal_kv._internal_kv_get(_scratch_key())
-            if scratch is not None:
-                shutil.rmtree(scratch.decode(), ignore_errors=True)
-                internal_kv._internal_kv_del(_scratch_key())
-            if self._owned:
-                ray.shutdown()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if self._owned and ray.is_initialized():
+            ray.shutdown()
         attach_rays_own(False)
         next_session()
-
-
-def _scratch_key() -> bytes:
-    return f"trainkit:scratch:{ray.get_runtime_context().get_job_id()}".encode()
 
 
 def _nothing() -> None:

@@ -77,9 +77,10 @@ class RayRef(ObjectRef[Any]):
     def __reduce__(self) -> Any:
         return RayRef, (self.ref,)
 
-    def future(self) -> Future[Any]:
-        ours: Future[Any] = Future()
-        ours.set_running_or_notify_cancel()
+    def future(self, into: Future[Any] | None = None) -> Future[Any]:
+        ours: Future[Any] = into or Future()
+        if into is None:
+            ours.set_running_or_notify_cancel()
 
         def settle(theirs: Future[Any]) -> None:
             try:

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import gathering
+from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     NO_WEIGHT,
@@ -162,20 +163,24 @@ class Feed:
         streams = isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset)
         return None if streams or not isinstance(self.loader, Sized) else len(self.loader)
 
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
+    ) -> Iterator[Batch]:
         """Return the batches of an epoch.
 
         Args:
             epoch_idx: given to a `DistributedSampler` of the user's own, which shuffles by it.
             num_steps: number of batches; in training, more than the loader holds start it again. None: one
                 pass.
+            timed: counts batches, and the time that each takes; see `Timed`.
         """
         sampler = self._sampler()
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch_idx)
         self._asked, self._last, self._weights, self._repeats_from = num_steps, None, None, None
         self.taken, self._labelled, self.current = 0, 0, FULL_WEIGHT
-        return self._epoch(_Passes(self._start_pass, num_steps, repeat=self._training))
+        take = _Passes(self._start_pass, num_steps, repeat=self._training).take
+        return self._epoch(take if timed is None else timed(take, _END))
 
     def label(self, data: Iterable[Any]) -> Iterator[Batch]:
         """Give the epoch's weights, in order, to batches that a loop of the user's own has made of them."""
@@ -184,21 +189,21 @@ class Feed:
             self._labelled += 1
             yield Batch(each, self.current)
 
-    def _epoch(self, passes: _Passes) -> Iterator[Batch]:
+    def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
         # The last batch of an accumulation must be known as such when its step begins.
         looks_ahead = self._every > 1 and self._sizes() is None
-        following = passes.take()
+        following = take()
         while following is not _END:
             data = following
             if looks_ahead:
-                following = passes.take()
+                following = take()
                 if following is _END:
                     self._last = self.taken
             self.current = self._weight_of(self.taken)
             self.taken += 1
             yield Batch(data, self.current)
             if not looks_ahead:
-                following = passes.take()
+                following = take()
 
     def _sampler(self) -> Any:
         return sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None

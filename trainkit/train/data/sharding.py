@@ -249,7 +249,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     """Return a loader of this worker's share of the samples; `loader` itself if it is split already.
 
     Args:
-        loader: the user's.
+        loader: the user's; one with `is_sharded = True` gives each worker its own.
         group: the workers that share the samples.
         in_step: whether all of them take part in every step.
         what: the loader, for messages.
@@ -257,6 +257,8 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     Raises:
         ConfigError: it can't be shared among workers.
     """
+    if getattr(loader, "is_sharded", False):
+        return loader
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if group.rank == 0 and group.world_size > 1:
             log.warning(

@@ -29,6 +29,7 @@ from trainkit.train.checkpoint.state import (
     load_generator_states,
 )
 from trainkit.train.data.feed import Batch, Feed
+from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchWeight,
@@ -186,7 +187,10 @@ class LightningFeed(Feed):
         self._real: Feed | None = None
         self._held: Mapping[str, Any] = {}
 
-    def batches(self, epoch_idx: int = 0, num_steps: int | None = None) -> Iterator[Batch]:
+    def batches(
+        self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
+    ) -> Iterator[Batch]:
+        # Not timed: how long Lightning waits for its batches is not seen here.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainkit.errors import ConfigError, TuneError
+from trainkit.train.data.rank_meter import RankMeter
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.trial import context as trial
 from trainkit.tune.trial.context import TuneContext, current_session
 from trainkit.tune.trial.messages import TrialSpec
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class TrainContext(TuneContext):
         shards: this worker's shard of each data set.
         metadata: as `TorchTrainer` was given it.
         devices: of this worker.
+        meter: counts its batches.
     """
 
     def __init__(
@@ -68,9 +72,11 @@ class TrainContext(TuneContext):
         shards: Mapping[str, Any],
         metadata: Mapping[str, Any],
         devices: Sequence[Any],
+        meter: RankMeter,
     ) -> None:
         super().__init__(spec)
         self.devices = devices
+        self.meter = meter
         self._position = position
         self._metadata = dict(metadata)
         self.shards = shards
@@ -103,6 +109,18 @@ class TrainContext(TuneContext):
         """Return the folders of the experiment and the trial."""
         folder = Path(self.get_trial_dir())
         return Storage(str(folder.parent.parent), str(folder.parent), str(folder))
+
+
+def train_context() -> TrainContext | None:
+    """Return the context of the training function that this code runs in, if it runs in one."""
+    context = current_session("train_context").context if trial.is_session_enabled() else None
+    return context if isinstance(context, TrainContext) else None
+
+
+def metered(batches: Iterator[T]) -> Iterator[T]:
+    """Return `batches`, counted as those of this worker if this code runs in a training function."""
+    context = train_context()
+    return batches if context is None else context.meter.metered(batches)
 
 
 def report(

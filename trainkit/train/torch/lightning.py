@@ -1,7 +1,8 @@
 """Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
 
 Lightning comes as two packages, `lightning` and `pytorch_lightning`, which don't know of each other's
-classes. These extend those of the package that this process has imported, and of both those of `lightning`.
+classes. These extend those of the package that this process has imported. Where it has imported both, their
+instances are those of either, and a strategy is made again by the package of the trainer that takes it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -30,11 +31,78 @@ _pl: Any = load(_NAME, "Lightning trainers", "lightning")
 _environments: Any = load(f"{_NAME}.plugins.environments", "Lightning trainers", "lightning")
 
 
-class _OnWorker:
+class _OfEitherPackage:
+    """Class of Lightning's whose instances a trainer of either package takes, once both are imported."""
+
+    NAME: str
+    """Of the class in Lightning's package."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        kind: Any = cls
+        for package in filter(None, map(sys.modules.get, _PACKAGES)):
+            theirs = _class_in(package, cls.NAME)
+            if not issubclass(kind, theirs):
+                kind = _joined(cls, cls, theirs)
+        made: Self = super().__new__(kind)
+        return made
+
+
+def _class_in(package: Any, name: str) -> type:
+    module, _, attribute = name.rpartition(".")
+    found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
+    return found
+
+
+def _joined(like: type, *bases: type) -> type:
+    return type(like.__name__, bases, {"__module__": like.__module__, "__doc__": like.__doc__})
+
+
+class _OnWorker(_OfEitherPackage):
     """Part of a strategy that says which device and which samples this worker has."""
 
+    NEEDS_GPUS = False
     world_size: int
     global_rank: int
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._given = (arguments, options)
+
+    @property
+    def accelerator(self) -> Any:
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        """Take the trainer's accelerator, the first that a strategy is told of the trainer's package.
+
+        Raises:
+            ConfigError: it is of the other package, and this is the user's own subclass.
+        """
+        kind = type(self)
+        for package in filter(None, map(sys.modules.get, _PACKAGES)):
+            theirs = _class_in(package, self.NAME)
+            first = next(base for base in kind.__mro__ if base.__module__.startswith(_PACKAGES))
+            if not isinstance(accelerator, package.accelerators.Accelerator) or first is theirs:
+                continue
+            if kind.__module__ != __name__:
+                raise ConfigError(
+                    f"{kind.__qualname__} extends Lightning's {first.__module__}.{first.__name__}, and the "
+                    f"trainer is of {package.__name__}: import from trainkit.train.lightning after "
+                    f"{package.__name__}, and before the other package"
+                )
+            self.__class__ = _joined(kind, _OnWorker, theirs)
+            arguments, options = self._given
+            self.__init__(*arguments, **options)  # type: ignore[misc]
+        self._accelerator = accelerator
+
+    def setup_environment(self) -> None:
+        if self.NEEDS_GPUS and self.root_device.type == "cpu":
+            raise ConfigError(
+                "RayFSDPStrategy needs GPUs, as Lightning gives PyTorch no CPU to shard on: ask for "
+                "ScalingConfig(use_gpu=True), or take RayDDPStrategy()"
+            )
+        super().setup_environment()  # type: ignore[misc]
 
     @property
     def root_device(self) -> torch.device:
@@ -48,6 +116,8 @@ class _OnWorker:
 class RayDDPStrategy(_OnWorker, _pl.strategies.DDPStrategy):  # type: ignore[misc]
     """Lightning's `DDPStrategy`, with its arguments, in the process group of the workers."""
 
+    NAME = "strategies.DDPStrategy"
+
 
 class RayFSDPStrategy(_OnWorker, _pl.strategies.FSDPStrategy):  # type: ignore[misc]
     """Lightning's `FSDPStrategy`, with its arguments, in the process group of the workers.
@@ -56,13 +126,8 @@ class RayFSDPStrategy(_OnWorker, _pl.strategies.FSDPStrategy):  # type: ignore[m
         ConfigError: as the trainer begins, on a worker without a GPU.
     """
 
-    def setup_environment(self) -> None:
-        if self.root_device.type == "cpu":
-            raise ConfigError(
-                "RayFSDPStrategy needs GPUs, as Lightning gives PyTorch no CPU to shard on: ask for "
-                "ScalingConfig(use_gpu=True), or take RayDDPStrategy()"
-            )
-        super().setup_environment()
+    NAME = "strategies.FSDPStrategy"
+    NEEDS_GPUS = True
 
 
 class RayDeepSpeedStrategy(_OnWorker, _pl.strategies.DeepSpeedStrategy):  # type: ignore[misc]
@@ -72,9 +137,13 @@ class RayDeepSpeedStrategy(_OnWorker, _pl.strategies.DeepSpeedStrategy):  # type
         lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
     """
 
+    NAME = "strategies.DeepSpeedStrategy"
 
-class RayLightningEnvironment(_environments.LightningEnvironment):  # type: ignore[misc]
+
+class RayLightningEnvironment(_OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
     """Ranks of the workers, for `Trainer(plugins=[RayLightningEnvironment()])`."""
+
+    NAME = "plugins.environments.LightningEnvironment"
 
     def world_size(self) -> int:
         return get_context().get_world_size()
@@ -112,7 +181,7 @@ def prepare_trainer(trainer: Any) -> Any:
     if not isinstance(strategy, _OnWorker):
         raise ConfigError(
             f"prepare_trainer: {type(strategy).__name__} is not one of RayDDPStrategy, RayFSDPStrategy and "
-            f"RayDeepSpeedStrategy, which extend those of {_NAME}: pass Trainer(strategy=RayDDPStrategy())"
+            "RayDeepSpeedStrategy: pass Trainer(strategy=RayDDPStrategy())"
         )
     environment = strategy.cluster_environment  # type: ignore[attr-defined]
     found = (environment.global_rank(), environment.world_size())
@@ -125,7 +194,7 @@ def prepare_trainer(trainer: Any) -> Any:
     return trainer
 
 
-class RayTrainReportCallback(_pl.callbacks.Callback):  # type: ignore[misc]
+class RayTrainReportCallback(_OfEitherPackage, _pl.callbacks.Callback):  # type: ignore[misc]
     """Reports what Lightning has logged, and a checkpoint, after each training epoch.
 
     The metrics are those of `trainer.callback_metrics`, with "epoch" and "step". The checkpoint has the file
@@ -136,6 +205,7 @@ class RayTrainReportCallback(_pl.callbacks.Callback):  # type: ignore[misc]
         validation: as of `trainkit.train.report`.
     """
 
+    NAME = "callbacks.Callback"
     CHECKPOINT_NAME = "checkpoint.ckpt"
 
     def __init__(self, checkpoint_upload_mode: Any = None, validation: Any = False) -> None:

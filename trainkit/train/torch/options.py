@@ -18,6 +18,9 @@ from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import require, require_one_of
 from trainkit.tune.core.metrics import merge_dicts
 from trainkit.tune.core.resources import PlacementGroupFactory, ScalingConfig
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import OPAQUE, decode_config, encode_config, is_opaque
+from trainkit.tune.space.tree import holds_leaf
 from trainkit.tune.trial.messages import TrialSpec
 
 
@@ -140,6 +143,24 @@ class LoopOptions:
         """The training function as a function of its configuration without a result."""
         return functools.partial(_call, self.train_loop_per_worker)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The configuration of a run as its experiment keeps it: plain values, and the texts of others.
+
+        Raises:
+            ConfigError: it holds a search space.
+        """
+        kept = {"train_loop_config": _plain(decode_config(encode_config(dict(self.train_loop_config))))}
+        # What is computed from the rest has no text, and is looked for where it was given.
+        given = self.train_loop_config.items()
+        computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
+        if varied := sorted(Space.of(kept).varied) or computed:
+            raise ConfigError(
+                f"TorchTrainer: {', '.join(varied)} is to be searched, and fit() runs once: give it to "
+                "Tuner(trainer, param_space={'train_loop_config': {...}})"
+            )
+        return kept
+
     def of_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a trial.
 
@@ -174,6 +195,15 @@ class TrialLoop(LoopOptions):
 
     trial: TrialSpec
     shards: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def _plain(value: Any) -> Any:
+    if is_opaque(value):
+        return value[OPAQUE]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    # Of a space, a tuple of two numbers would be warned of as a range.
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _call(function: Callable[..., Any], config: dict[str, Any]) -> None:

@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import DevicePrefetcher
-from trainkit.train.torch.context import TrainContext
-from trainkit.tune.trial.context import current_session, is_session_enabled
+from trainkit.train.torch.context import TrainContext, metered, train_context
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +31,7 @@ def get_devices() -> list[torch.device]:
 
     Outside a trainer, the first GPU of this process if it sees any.
     """
-    context = _context()
+    context = train_context()
     if context is not None:
         return list(context.devices)
     return [torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")]
@@ -68,7 +67,7 @@ def prepare_model(
     device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
     if move_to_device:
         model = model.to(device)
-    _Precision.prepared_in = _context()
+    context = _Precision.prepared_in = train_context()
     if _Precision.on:
         dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
         model.forward = _AutocastForward(model, device.type, dtype)
@@ -78,7 +77,10 @@ def prepare_model(
     if parallel_strategy == "ddp":
         if device.type == "cuda":
             more = {"device_ids": [device], "output_device": device, **more}
-        return nn.parallel.DistributedDataParallel(model, **more)
+        model = nn.parallel.DistributedDataParallel(model, **more)
+        if context is not None:
+            context.meter.models.add(model)
+        return model
     if parallel_strategy == "fsdp":
         from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -119,6 +121,8 @@ def prepare_data_loader(
             f"prepare_data_loader: a {type(data_loader).__name__} is no DataLoader: give a "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
+    if isinstance(data_loader, _PreparedLoader):  # its batches would count twice
+        data_loader = data_loader._loader
     streams = isinstance(data_loader.dataset, IterableDataset)
     batches = data_loader.batch_sampler
     samplers = (data_loader.sampler, batches, getattr(batches, "sampler", None))
@@ -133,8 +137,9 @@ def prepare_data_loader(
     elif add_dist_sampler and _world_size() > 1 and not shared:
         data_loader = _shared(data_loader)
     device = get_device()
-    if move_to_device and device.type != "cpu":
-        return _DeviceLoader(data_loader, device, auto_transfer)
+    moves = move_to_device and device.type != "cpu"
+    if moves or train_context() is not None:
+        return _PreparedLoader(data_loader, device if moves else None, auto_transfer)
     return data_loader
 
 
@@ -189,7 +194,7 @@ def accelerate(amp: bool = False) -> None:
     Raises:
         ConfigError: this training function has prepared a model already, which would stay as it is.
     """
-    context = _context()
+    context = train_context()
     if amp and context is not None and context is _Precision.prepared_in:
         raise ConfigError(
             "accelerate(amp=True) came after prepare_model: call it before, as it changes no model"
@@ -245,12 +250,6 @@ def enable_reproducibility(seed: int = 0) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _context() -> TrainContext | None:
-    """Return the context of the training function that this code runs in, if it runs in one."""
-    context = current_session("get_devices").context if is_session_enabled() else None
-    return context if isinstance(context, TrainContext) else None
-
-
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -288,26 +287,35 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     return DataLoader(loader.dataset, sampler=own, **{name: getattr(loader, name) for name in kept})
 
 
-class _DeviceLoader(DataLoader[Any]):
-    """A loader whose batches are on a device.
+class _PreparedLoader(DataLoader[Any]):
+    """A loader whose batches are counted, and on a device.
 
     Args:
         loader: of the batches; its attributes are this one's.
-        device: a GPU.
+        device: a GPU; None leaves batches where they are.
         ahead: copy the next batch while the present one is worked on.
     """
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, ahead: bool) -> None:
-        self.__dict__.update(vars(loader))
+    __slots__ = ("_ahead", "_loader", "_prefetcher")  # the attributes proper are the loader's own
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device | None, ahead: bool) -> None:
+        self.__dict__ = vars(loader)
         self._loader = loader
-        self._prefetcher = DevicePrefetcher(device, channels_last=False)
+        self._prefetcher = None if device is None else DevicePrefetcher(device, channels_last=False)
         self._ahead = ahead
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _PreparedLoader.__slots__:  # not set yet, as while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)  # methods and properties of the user's own class
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Any:
         batches: Iterable[Any] = self._loader
+        if self._prefetcher is None:
+            return metered(iter(batches))
         if self._ahead:
-            return iter(self._prefetcher.ahead(batches))
-        return map(self._prefetcher.delivered, batches)
+            return metered(iter(self._prefetcher.ahead(batches)))
+        return metered(map(self._prefetcher.delivered, batches))

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from trainkit.errors import ActorDiedError, ConfigError, GangError, TaskError, message_of
@@ -32,6 +31,7 @@ from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.restart_policy import signal_name
 from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
+from trainkit.train.torch.libraries import watch_ranks
 from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.train.workers.placement import WorkerPlacement
 from trainkit.train.workers.worker_group import WorkerGroup
@@ -223,6 +223,7 @@ class ScriptWorker(GroupMember):
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
             multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+        watch_ranks(self._rank, self._options.num_workers, say)
         if self._options.kind == "module":
             sys.path.insert(0, os.getcwd())
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
@@ -509,7 +510,7 @@ class Launcher:
             runtime.init(
                 engine="local",
                 num_cpus=options.num_workers * options.bundle["CPU"],
-                preload=("torch",),
+                preload=(__name__,),
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": threads} if threads else {}},
                 log_to_driver=False,
             )
@@ -530,8 +531,7 @@ class Launcher:
             self._options = replace(self._options, restarts=restarts)
             streams = self._streams.open(restarts, self._options.num_workers)
             channel.given = {**streams, _STORE: [listening.fileno()]}
-            runtime.get(host.listen.remote(folder))
-            failure = self._attempt(placement)
+            failure = self._attempt(placement, host.listen.remote(folder))
             if self._signal is not None:
                 return 128 + self._signal
             if failure is None:
@@ -543,7 +543,7 @@ class Launcher:
             restarts += 1
             say(f"all ranks are started again, restart {restarts} of {most}")
 
-    def _attempt(self, placement: WorkerPlacement) -> RankFailure | None:
+    def _attempt(self, placement: WorkerPlacement, listening: Any) -> RankFailure | None:
         group = WorkerGroup(self._options, placement, "rank", ScriptWorker)
         group.is_end = self._is_end
         pids: list[int] = []
@@ -554,6 +554,7 @@ class Launcher:
             for rank, pid in enumerate(pids):
                 with contextlib.suppress(ProcessLookupError):  # killed already, which the next call tells
                     self._ranks[rank] = os.pidfd_open(pid)
+            runtime.get(listening)  # it serves a new store, before any script looks for one
             group.call("run")
         except (TaskError, GangError) as error:
             return failure_of(error, self._options.num_workers, pids)
@@ -568,11 +569,9 @@ class Launcher:
         """Return True if a rank has ended in order, or as this program was told to have it end."""
         return self._signal is not None or is_exit(error)
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
+    def _signalled(self, number: int, frame: types.FrameType | None) -> None:
         if not self._ranks:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise SystemExit(128 + number)
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if self._signal is not None:
             self._send(signal.SIGKILL)
             return

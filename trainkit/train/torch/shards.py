@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.tensors import map_tensors
+from trainkit.train.torch.context import metered
 from trainkit.tune.core.checks import require, require_whole
 
 
@@ -51,7 +53,11 @@ class Batches:
         self._start = start
 
     def __iter__(self) -> Iterator[Any]:
-        return self._start()
+        return metered(self._start())
+
+    def map(self, function: Callable[[Any], Any]) -> Batches:
+        """Return the batches that `function` makes of these."""
+        return Batches(lambda: map(function, self._start()))
 
 
 class DatasetShard:
@@ -85,6 +91,10 @@ class DatasetShard:
         if not _indexable(self._data):
             raise TypeError("this data set has no length: iterate over it")
         return len(self._data) // self._world_size
+
+    def count(self) -> int:
+        """Return the number of this worker's samples; a stream is passed over for it."""
+        return len(self) if _indexable(self._data) else sum(1 for _ in self._of_stream())
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample of this worker in the epoch's order, so that a `DataLoader` can take the shard."""
@@ -130,7 +140,7 @@ class DatasetShard:
         prefetch_batches: int = 1,
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
-    ) -> Iterable[Any]:
+    ) -> Batches:
         """Return batches of tensors, which can be passed over again: each pass is an epoch.
 
         Args:
@@ -162,10 +172,9 @@ class DatasetShard:
 
         return Batches(start)
 
-    def iter_batches(self, **options: Any) -> Iterable[Any]:
+    def iter_batches(self, **options: Any) -> Batches:
         """Return batches of NumPy arrays; the arguments are those of `iter_torch_batches`."""
-        batches = self.iter_torch_batches(**options)
-        return Batches(lambda: (map_tensors(lambda tensor: tensor.numpy(), batch) for batch in batches))
+        return self.iter_torch_batches(**options).map(partial(map_tensors, lambda tensor: tensor.numpy()))
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass, and return its samples in the order that `drawn` makes of the epoch's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Never
 
@@ -16,8 +17,10 @@ from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import SettingNames, named_as
 from trainkit.tune.core.configs import ResumeConfig
+from trainkit.tune.core.metrics import flatten, shortened_repr
 from trainkit.tune.core.resources import Bound, ScalingConfig
 from trainkit.tune.results.result import Result
+from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.sync.storage import new_place
 from trainkit.tune.tuner import Tuner
 
@@ -96,6 +99,7 @@ class DataParallelTrainer:
         """Run the function on all workers; return the last report's metrics and the checkpoints.
 
         Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
+        The run's record keeps the configuration that it began with; a warning says in what this one differs.
 
         Raises:
             TrainingFailedError: the function raised, or a worker died, more often than
@@ -112,7 +116,7 @@ class DataParallelTrainer:
             raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
         if result.error is not None:
             raise TrainingFailedError(failed_text(result)) from result.error
-        return result
+        return replace(result, config={"train_loop_config": dict(self._options.train_loop_config)})
 
     @classmethod
     def restore(
@@ -162,7 +166,10 @@ class DataParallelTrainer:
 
     def __trainable__(self) -> Bound:
         """Return the trainable for `Tuner(trainer)`."""
-        trial = LoopTrial(self._options)
+        return self._bound(alone=False)
+
+    def _bound(self, *, alone: bool) -> Bound:
+        trial = LoopTrial(self._options, alone=alone)
         start = self._options.resume_from_checkpoint
         return Bound(
             trial,
@@ -174,6 +181,7 @@ class DataParallelTrainer:
     def _tuner(self) -> Tuner:
         """Return the tuner of this one run: a new one, or that which goes on with a run that is there."""
         run, path = self.run_config, self._restored_from
+        bound, record = self._bound(alone=True), self._options.record
         filesystem = run.storage_filesystem
         if path is None and run.name is not None:
             folder, address = new_place(run.storage_path, filesystem, run.name)
@@ -182,16 +190,37 @@ class DataParallelTrainer:
             elif address is not None and Tuner.can_restore(str(address), filesystem):
                 path = str(address)
         if path is None:
-            return Tuner(self, run_config=run)
-        again = partial(Tuner.restore, path, self, storage_filesystem=filesystem, run_config=run)
+            return Tuner(bound, param_space=record, run_config=run)
+        again = partial(Tuner.restore, path, bound, storage_filesystem=filesystem, run_config=run)
         before = again().get_results()
         latest = before[0].checkpoint if len(before) > 0 else None
+        if len(before) > 0 and (changed := changes(before[0].config, record)):
+            log.warning("TorchTrainer: the run at %s goes on with another configuration: %s", path, changed)
         if self._restored_from is None:
             start = "its start" if latest is None else latest.path
             log.warning("TorchTrainer: a run is at %s already, fit() goes on with it from %s", path, start)
         finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
         return again(resume_config=rule)
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the values in which two records of a configuration differ as text; "" if they agree.
+
+    Args:
+        before: of the run; without "train_loop_config" it was made when runs kept no record.
+        after: of the trainer.
+    """
+    if "train_loop_config" not in before:
+        return ""
+    old, new = (flatten(each["train_loop_config"]) for each in (before, after))
+    shown = [
+        f"{name}: {shortened_repr(old[name], 40) if name in old else 'none'} -> "
+        f"{shortened_repr(new[name], 40) if name in new else 'none'}"
+        for name in {**old, **new}
+        if name not in old or name not in new or encode_config(old[name]) != encode_config(new[name])
+    ]
+    return "; ".join(shown)
 
 
 def failed_text(result: Result) -> str:

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.train.torch.context import report
 from trainkit.train.torch.shards import DatasetShard
+from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load
-from trainkit.tune.trial.context import get_context
+from trainkit.tune.core.resources import with_parameters, with_resources
+from trainkit.tune.trial.context import get_checkpoint, get_context
+from trainkit.tune.tuner import Tuner
 
 _Callback: Any = load(
     "transformers.trainer_callback", "Transformers trainers", "transformers"
 ).TrainerCallback
+_utils: Any = load("transformers.trainer_utils", "Transformers trainers", "transformers")
+
+_DEVICES = ("_setup_devices", "_n_gpu", "distributed_state")
+"""Attributes of `TrainingArguments` that say what this process has, which a trial finds for itself."""
+
+BACKEND = "trainkit"
+"""Name of the backend of a prepared trainer's `hyperparameter_search`."""
 
 
 class TransformersReportCallback(_Callback):  # type: ignore[misc]
@@ -39,13 +53,19 @@ class TransformersReportCallback(_Callback):  # type: ignore[misc]
             metrics.update(entry)
         if dist.is_initialized():
             dist.barrier()  # Each worker has written files of its own by then.
-        source = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
-        if get_context().get_local_rank() != 0 or not os.path.isdir(source):
-            report(metrics)
-            return
-        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_") as folder:
-            os.symlink(source, os.path.join(folder, self.CHECKPOINT_NAME))  # report() copies what it leads to
-            report(metrics, checkpoint=Checkpoint.from_directory(folder))
+        _report_saved(metrics, args, state)
+
+
+def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
+    """Report with the checkpoint that Transformers has just saved, if it has on this machine."""
+    source = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+    if get_context().get_local_rank() != 0 or not os.path.isdir(source):
+        report(metrics)
+        return
+    with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_") as folder:
+        name = TransformersReportCallback.CHECKPOINT_NAME
+        os.symlink(source, os.path.join(folder, name))  # report() copies what it leads to
+        report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
 class _Ready(IterableDataset[Any]):
@@ -65,6 +85,9 @@ def prepare_trainer(trainer: Any) -> Any:
     shared among the workers by Transformers, as ever. As the number of batches is not known, training on them
     needs `TrainingArguments(max_steps=...)`.
 
+    In a program of yours, the prepared trainer's `hyperparameter_search` knows the backend "trainkit": its
+    further arguments are those of `search`.
+
     Args:
         trainer: changed in place, and returned.
 
@@ -81,7 +104,12 @@ def prepare_trainer(trainer: Any) -> Any:
     plain: Any = type(trainer)
 
     class Prepared(plain):  # type: ignore[misc]
-        """The trainer's class, with loaders of ready batches."""
+        """The trainer's class, with loaders of ready batches, and with a backend of its searches."""
+
+        def hyperparameter_search(self, *arguments: Any, backend: Any = None, **options: Any) -> Any:
+            if backend == BACKEND:
+                return search(self, *arguments, **options)
+            return super().hyperparameter_search(*arguments, backend=backend, **options)
 
         def get_train_dataloader(self) -> Any:
             ready = _loader(self.train_dataset)
@@ -102,3 +130,121 @@ def _loader(data: Any) -> DataLoader[Any] | None:
     if not isinstance(data, Iterable) or isinstance(data, Dataset) or hasattr(data, "__getitem__"):
         return None
     return DataLoader(_Ready(data), batch_size=1, collate_fn=lambda batches: batches[0])
+
+
+class _SearchCallback(_Callback):  # type: ignore[misc]
+    """Reports each evaluation, with the checkpoint if one is saved after it."""
+
+    def __init__(self, objective: Callable[[dict[str, float]], float]) -> None:
+        self.reports = 0
+        self._objective = objective
+        self._due: dict[str, Any] | None = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **more: Any) -> None:
+        """Report, or leave it to the save that follows."""
+        told = {**metrics, "objective": self._objective(dict(metrics))}
+        self.reports += 1
+        # By "best", whether there is a save is decided after this.
+        if control.should_save and args.save_strategy != "best":
+            self._due = told
+        else:
+            report(told)
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Report with the checkpoint."""
+        if self._due is not None:
+            told, self._due = self._due, None
+            _report_saved(told, args, state)
+
+
+def search(
+    trainer: Any,
+    hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+    compute_objective: Callable[[dict[str, float]], float] | None = None,
+    n_trials: int = 20,
+    direction: str = "minimize",
+    *,
+    resources_per_trial: Any = None,
+    tune_config: TuneConfig | None = None,
+    run_config: RunConfig | None = None,
+) -> Any:
+    """Search the `TrainingArguments` of a Transformers trainer; each trial is one process with a copy of it.
+
+    Args:
+        trainer: with a `model_init`.
+        hp_space: a function of None that returns a search space, such as
+            {"learning_rate": tune.loguniform(1e-5, 1e-2)}.
+        compute_objective: a number of the metrics of an evaluation; None: Transformers' own choice, the
+            loss, or the sum of the trainer's metrics.
+        n_trials: samples of the space.
+        direction: "minimize" or "maximize", of the objective.
+        resources_per_trial: as of `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found one.
+        tune_config: scheduler, searcher and more. Metric, mode and the number of samples are given above;
+            the metric is named "objective".
+        run_config: where it is kept.
+
+    Returns:
+        Transformers' `BestRun`; its `run_summary` is the `ResultGrid`.
+
+    Raises:
+        ConfigError: an argument is missing, or wrong.
+    """
+    if trainer.model_init is None:
+        raise ConfigError("hyperparameter_search: each trial makes a model: give Trainer(model_init=...)")
+    if hp_space is None:
+        raise ConfigError(
+            "hyperparameter_search: give hp_space=lambda _: {'learning_rate': tune.loguniform(...)}"
+        )
+    if direction not in ("minimize", "maximize"):
+        raise ConfigError(f"hyperparameter_search: direction={direction!r}: give 'minimize' or 'maximize'")
+    space = dict(hp_space(None))
+    for name in space:
+        if not hasattr(trainer.args, name):
+            near = did_you_mean(name, vars(trainer.args))
+            raise ConfigError(f"hyperparameter_search: TrainingArguments have no {name!r}.{near}")
+    sent, handler = copy.copy(trainer), copy.copy(trainer.callback_handler)
+    sent.args = copy.copy(trainer.args)
+    for name in _DEVICES:
+        vars(sent.args).pop(name, None)
+    # A trial makes these, which an earlier training may have left.
+    sent.model = sent.model_wrapped = sent.optimizer = sent.lr_scheduler = None
+    sent.accelerator = sent.gather_function = None
+    handler.model = handler.optimizer = handler.lr_scheduler = None
+    handler.train_dataloader = handler.eval_dataloader = None
+    sent.callback_handler = handler
+    objective = compute_objective or _utils.default_compute_objective
+    trial = with_resources(
+        with_parameters(_search_trial, trainer=sent, objective=objective),
+        resources_per_trial or {"cpu": 1, "gpu": min(trainer.args.n_gpu, 1)},
+    )
+    tune = replace(
+        tune_config or TuneConfig(),
+        metric="objective",
+        mode="min" if direction == "minimize" else "max",
+        num_samples=n_trials,
+    )
+    grid = Tuner(trial, param_space=space, tune_config=tune, run_config=run_config).fit()
+    best = grid.get_best_result()
+    return _utils.BestRun(best.trial_id, best.metrics["objective"], best.config, grid)
+
+
+def _search_trial(config: dict[str, Any], trainer: Any, objective: Callable[..., float]) -> None:
+    """Train with a configuration in place of the trainer's arguments; report each evaluation."""
+    for name, value in config.items():
+        before = getattr(trainer.args, name)
+        # An argument that takes fractions may have been given as a whole number.
+        fraction = type(before) is int and isinstance(value, float) and not value.is_integer()
+        setattr(trainer.args, name, value if before is None or fraction else type(before)(value))
+    trainer.args.output_dir = os.path.join(get_context().get_trial_dir(), "transformers")
+    # As at the trainer's construction, of the arguments that it has now.
+    trainer._train_batch_size = trainer.args.train_batch_size
+    trainer.create_accelerator_and_postprocess()
+    if inspect.signature(trainer.model_init).parameters:
+        trainer.model_init = functools.partial(trainer.model_init, config)
+    callback = _SearchCallback(objective)
+    trainer.add_callback(callback)
+    start = get_checkpoint()
+    name = TransformersReportCallback.CHECKPOINT_NAME
+    trainer.train(resume_from_checkpoint=None if start is None else os.path.join(start.path, name))
+    if not callback.reports:
+        trainer.evaluate()

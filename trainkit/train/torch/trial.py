@@ -29,16 +29,19 @@ class LoopTrial:
 
     Args:
         options: of the trainer.
+        alone: no trial of a search, but the trainer's own run: its configuration is that of the trainer,
+            and the one that the experiment holds is a record.
     """
 
-    def __init__(self, options: LoopOptions) -> None:
+    def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:
+        self._alone = alone
         # What is for the driver stays there: a callback may hold what can't be sent.
         self._options = replace(options, run_config=RunConfig())
         self.__name__ = getattr(options.train_loop_per_worker, "__name__", "TorchTrainer")
 
     def request(self, config: Mapping[str, Any]) -> PlacementGroupFactory:
         """Return the resources of a trial with this configuration."""
-        return LoopOptions(**self._options.of_config(config)).request
+        return LoopOptions(**self._arguments(config)).request
 
     def __call__(self, config: dict[str, Any], datasets: Mapping[str, Any]) -> None:
         """Run the function on all workers, and report as they do.
@@ -54,7 +57,7 @@ class LoopTrial:
         """
         session = current_session(FUNCTION)
         spec = session.context.spec
-        arguments = self._options.of_config(config)
+        arguments = self._arguments(config)
         workers = arguments["scaling_config"].num_workers
         shards = {
             name: split(data, workers, name, self._options.dataset_config) for name, data in datasets.items()
@@ -79,6 +82,9 @@ class LoopTrial:
                 group.close(force=True)
                 raise
             group.close()
+
+    def _arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return self._options.of_config({} if self._alone else config)
 
     def _run(self, group: WorkerGroup[LoopWorker], session: TrialContext, spec: TrialSpec) -> None:
         kept: str | None = None

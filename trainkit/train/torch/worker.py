@@ -13,8 +13,8 @@ import torch.distributed as dist
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
-from trainkit.train.torch.accelerator import watch_accelerate
 from trainkit.train.torch.context import TrainContext, WorkerPosition
+from trainkit.train.torch.libraries import watch_libraries
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.tune.core.checkpoint import Checkpoint
@@ -108,7 +108,7 @@ class LoopWorker(GroupMember):
             devices=devices,
             listener=self._listener,
         )
-        watch_accelerate()
+        watch_libraries()
         position = WorkerPosition(
             rank=spec.rank,
             world_size=options.num_workers,
@@ -117,7 +117,10 @@ class LoopWorker(GroupMember):
             node_rank=locality.node_rank,
         )
         shards = {name: parts[spec.rank] for name, parts in options.shards.items()}
-        context = TrainContext(trial, position, shards, options.metadata, devices)
+        loop = options.train_loop_per_worker
+        name = getattr(loop, "__name__", type(loop).__name__)
+        meter = self._metered(spec, options.num_workers, name)
+        context = TrainContext(trial, position, shards, options.metadata, devices, meter)
         own = replace(
             trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)
         )

@@ -196,6 +196,8 @@ class GatheredResults:
         """Return the seconds to the warning that some workers don't come; None: there is to be none."""
         if self._told or not self.at_once or self._answered_at is None or self._failed_at is not None:
             return None
+        if self.timeout_s == float("inf"):  # one may go on for as long as it likes
+            return None
         return max(0.0, self._answered_at + TELL_S - SYSTEM.monotonic())
 
     def _tell(self) -> None:

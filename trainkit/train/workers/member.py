@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
+from trainkit.train.data.rank_meter import RankMeter
 from trainkit.train.distributed.rendezvous import (
     LocalRank,
     Rendezvous,
@@ -79,6 +80,7 @@ class GroupMember:
 
     def __init__(self) -> None:
         self._listener: RendezvousStore | None = None
+        self._meter: RankMeter | None = None
 
     def here(self) -> None:
         """Return once this process is there."""
@@ -92,6 +94,12 @@ class GroupMember:
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
+    def _metered(self, spec: WorkerSpec[Any], world_size: int, trainer: str) -> RankMeter:
+        """Return the meter of this rank, from here on; `trainer` is the name of what is trained."""
+        group = "" if spec.rendezvous is None else spec.rendezvous.place
+        self._meter = RankMeter(spec.rank, world_size, trainer=trainer, group=group)
+        return self._meter
+
     def apply(self, function: Callable[[], T]) -> T:
         """Call `function` in this process."""
         return function()
@@ -103,6 +111,8 @@ class GroupMember:
     def leave(self) -> None:
         """Leave the other workers at once."""
         self._listener = None
+        if self._meter is not None:
+            self._meter.close()
 
     def exit(self) -> None:
         """End this process as a program ends."""

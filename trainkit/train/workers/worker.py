@@ -105,6 +105,8 @@ class Worker(GroupMember):
             scheduler_step_freq=options.scheduler_step_freq,
         )
         self._operator = options.training_operator_cls(options.worker_config, context)
+        name = options.training_operator_cls.__name__
+        self._metered(spec, options.num_workers, name).models.update(self._operator.registered.models)
         if self._strategy.data.rank > 0:
             # With equal seeds all workers would drop the same units and augment in the same way. The first
             # keeps its stream, a plain loop's; those that hold one model together stay equal.
@@ -351,7 +353,8 @@ class Worker(GroupMember):
             bar = ProgressBar(total=num_steps or feed.steps(), description=describe(what, epoch, info))
         try:
             with timers.record("train_epoch" if what == "train" else what):
-                yield EpochBatches(feed.batches(self._epoch, num_steps), bar)
+                timed = None if self._meter is None else self._meter.timed
+                yield EpochBatches(feed.batches(self._epoch, num_steps, timed), bar)
             group.end_sending()
         except Exception as error:
             if not lost_peer(error):

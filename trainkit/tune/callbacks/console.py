@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import did_you_mean
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.checks import is_finite, is_number
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.stoppers import AUTOMATIC, misspelt, reported_names
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
@@ -33,7 +33,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class MetricWatch(Callback):
-    """Callback that warns of a metric or time attribute that the first report lacks.
+    """Callback that warns of a value that the first report lacks, and the first checkpoint's.
 
     A trial without the metric fails only at its end, as the metric may come with a later report.
 
@@ -43,6 +43,7 @@ class MetricWatch(Callback):
         scheduler: name of its class.
         first_judgement: time at which the scheduler judges a trial at the earliest; None for no warning.
         judged_by: metric that the scheduler judges by; None for none.
+        ranked_by: value that ranks checkpoints; None for none.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class MetricWatch(Callback):
         scheduler: str = "",
         first_judgement: float | None = None,
         judged_by: str | None = None,
+        ranked_by: str | None = None,
     ) -> None:
         self._metrics = metrics
         self._time_attr = time_attr
         self._scheduler = scheduler
         self._first_judgement = first_judgement
         self._judged_by = judged_by
+        self._ranked_by = ranked_by
         self._seen = False
 
     def on_trial_result(
@@ -84,6 +87,17 @@ class MetricWatch(Callback):
                 self._time_attr,
                 reported_words(self._time_attr, result),
                 self._scheduler,
+            )
+
+    def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        name, self._ranked_by = self._ranked_by, None
+        if name is not None and not is_number(lookup(trial.last_result, name)):
+            logger.warning(
+                "the first checkpoint came with no number %r, which "
+                "CheckpointConfig(checkpoint_score_attribute=...) names: %s "
+                "A checkpoint without it counts as worse than any with it",
+                name,
+                reported_words(name, trial.last_result),
             )
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:

@@ -14,8 +14,40 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.metrics import storing_problem
 from trainkit.tune.core.trial import Trial, TrialStatus
 
+logger = logging.getLogger("trainkit.tune")
+
 KEEP_S = 5.0
 """Between two times that callbacks are asked."""
+
+
+class Complaints:
+    """What callbacks have raised; each method is told of once.
+
+    Args:
+        strict: callbacks whose first exception is kept, for the experiment to end by.
+
+    Attributes:
+        raised: what one of `strict` has raised first, and which method it was; None: none has.
+    """
+
+    def __init__(self, strict: Sequence[Callback] = ()) -> None:
+        self.raised: tuple[Exception, str] | None = None
+        self._strict = strict
+        self._told: set[tuple[int, str]] = set()
+
+    def add(self, callback: Callback, method: str, error: Exception) -> None:
+        """Say once that a callback's method raised `error`, or keep it."""
+        where = f"{type(callback).__name__}.{method}()"
+        key = (id(callback), method)
+        if any(callback is each for each in self._strict):
+            self.raised = self.raised or (error, where)
+        elif key not in self._told:
+            self._told.add(key)
+            logger.warning(
+                "%s raised; the experiment goes on, and this is said once",
+                where,
+                exc_info=error,
+            )
 
 
 class CallbackStates:
@@ -24,14 +56,14 @@ class CallbackStates:
     Args:
         callbacks: all of them; asked are those that override `get_state`.
         keep: takes the states by name, when one has changed.
-        complain: is told of a callback's method that raised, and what.
+        complaints: gets what a callback's method raised.
     """
 
     def __init__(
         self,
         callbacks: Sequence[Callback],
         keep: Callable[[dict[str, str]], None],
-        complain: Callable[[Callback, str, Exception], None],
+        complaints: Complaints,
     ) -> None:
         self._named: dict[str, Callback] = {}
         for callback in callbacks:
@@ -42,7 +74,7 @@ class CallbackStates:
             name: each for name, each in self._named.items() if type(each).get_state is not Callback.get_state
         }
         self._keep = keep
-        self._complain = complain
+        self._complaints = complaints
         self._kept: dict[str, str] = {}
         self._last: float | None = None
 
@@ -77,7 +109,7 @@ class CallbackStates:
         try:
             yield
         except Exception as error:
-            self._complain(callback, method, error)
+            self._complaints.add(callback, method, error)
 
 
 def _state_text(callback: Callback, state: Any) -> str:
@@ -87,8 +119,6 @@ def _state_text(callback: Callback, state: Any) -> str:
         problem = storing_problem(state if isinstance(state, Mapping) else {"state": state}) or str(error)
         raise ConfigError(f"{type(callback).__name__}.get_state() returned a state whose {problem}") from None
 
-
-logger = logging.getLogger("trainkit.tune")
 
 _END = "on_experiment_end"
 _Listener = tuple[Callback, Callable[..., None]]
@@ -105,9 +135,6 @@ class CallbackDispatcher:
         keep: keeps what callbacks want back when the experiment goes on.
         strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
         display: what shows the experiment, in line with the others; of the end it is told by `display_end`.
-
-    Attributes:
-        raised: what one of `strict` has raised first, and which method it was; None: none has.
     """
 
     def __init__(
@@ -119,8 +146,7 @@ class CallbackDispatcher:
         strict: Sequence[Callback] = (),
         display: Callback | None = None,
     ) -> None:
-        self.raised: tuple[Exception, str] | None = None
-        self._strict = strict
+        self._complaints = Complaints(strict)
         shown = [] if display is None else [display]
         self._listeners = {hook: _listening([*callbacks, *shown], hook) for hook in _HOOKS}
         self._listeners[_END] = _listening(callbacks, _END)
@@ -128,8 +154,12 @@ class CallbackDispatcher:
         self._trials = trials
         self._history = history
         self._step = 0
-        self._complained: set[tuple[int, str]] = set()
-        self._states = CallbackStates(callbacks, keep, self._complain)
+        self._states = CallbackStates(callbacks, keep, self._complaints)
+
+    @property
+    def raised(self) -> tuple[Exception, str] | None:
+        """What one of `strict` has raised first, and which method it was; None: none has."""
+        return self._complaints.raised
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
         """The experiment begins, or goes on with the states that were kept of it."""
@@ -188,21 +218,7 @@ class CallbackDispatcher:
             try:
                 method(*args, **kwargs)
             except Exception as error:
-                self._complain(callback, hook, error)
-
-    def _complain(self, callback: Callback, hook: str, error: Exception) -> None:
-        """Say once that a callback raised `error`."""
-        where = f"{type(callback).__name__}.{hook}()"
-        key = (id(callback), hook)
-        if any(callback is each for each in self._strict):
-            self.raised = self.raised or (error, where)
-        elif key not in self._complained:
-            self._complained.add(key)
-            logger.warning(
-                "%s raised; the experiment goes on, and this is said once",
-                where,
-                exc_info=error,
-            )
+                self._complaints.add(callback, hook, error)
 
 
 def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,8 @@ from trainkit.tune.schedulers.pbt.replay import GLOBAL_FILE, policy_file, policy
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
+_SMALL = 16_384
+"""Bytes of a log that are read at once; of a regular file fewer come only at its end."""
 FLUSH_S = 1.0
 """How late a log may be while a trial runs; once it has ended, its log is whole."""
 MAX_KEPT = 5_000
@@ -89,11 +92,18 @@ class LoggerCallback(Callback):
     def contents(self, trial: Trial, filename: str) -> bytes:
         """What a file in the trial's folder holds; nothing if there is none."""
         try:
-            # Without a buffer, which takes longer to make than the file to read.
-            with open(f"{self.folder}/{trial.dirname}/{filename}", "rb", buffering=0) as file:
-                return file.read()
+            # Not by open(), whose object takes longer to make than a file of a few lines to read.
+            descriptor = os.open(f"{self.folder}/{trial.dirname}/{filename}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
+        try:
+            data = os.read(descriptor, _SMALL)
+            if len(data) < _SMALL:
+                return data
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                return data + file.read()
+        finally:
+            os.close(descriptor)
 
     def flush(self, trial: Trial | None = None) -> None:
         """Write what is kept, of one trial or of all; where one can't be written, the others are."""

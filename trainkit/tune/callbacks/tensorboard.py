@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from trainkit.tune.callbacks.loggers import LoggerCallback
 from trainkit.tune.core.checks import is_finite, is_number
-from trainkit.tune.core.metrics import flatten, step_of
+from trainkit.tune.core.metrics import PLAIN_TYPES, flatten, step_of
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _HPARAMS = "_hparams_"
+_HPARAMS_TAG = f"{_HPARAMS}/".encode()
+_HEAD_OF_STEP, _HEAD_OF_SUMMARY = bytes([2 << 3 | _VARINT]), bytes([5 << 3 | _BYTES])
 _double = struct.Struct("<Bd").pack
 _float = struct.Struct("<f").pack
 _FLOAT_MAX = 3.4028234663852886e38
@@ -37,9 +39,12 @@ def restart(wall_time: float, step: int) -> bytes:
     return _event(wall_time, step) + _message(7, _whole(1, 1))
 
 
-def scalars(wall_time: float, step: int, values: Iterable[tuple[str, float]]) -> bytes:
+def scalars(wall_time: float, step: int, values: Sequence[tuple[str, float]]) -> bytes:
     """One event with a scalar for each tag."""
-    summary = b"".join([_head_of_scalar(tag) + _float(_as_float(value)) for tag, value in values])
+    try:
+        summary = b"".join([_head_of_scalar(tag) + _float(value) for tag, value in values])
+    except OverflowError:
+        summary = b"".join([_head_of_scalar(tag) + _float(_as_float(value)) for tag, value in values])
     return _event(wall_time, step) + _message(5, summary)
 
 
@@ -161,17 +166,17 @@ def events_of(data: bytes) -> list[bytes]:
 def is_summary(event: bytes) -> bool:
     """True for an event of `scalars` or `hyperparameters`."""
     at = 9  # behind the time
-    if event[at : at + 1] == bytes([2 << 3 | _VARINT]):
+    if event[at : at + 1] == _HEAD_OF_STEP:
         at += 1
         while event[at] & 128:
             at += 1
         at += 1
-    return event[at : at + 1] == bytes([5 << 3 | _BYTES])
+    return event[at : at + 1] == _HEAD_OF_SUMMARY
 
 
 def is_hyperparameters(event: bytes) -> bool:
     """True for one of the three events of `hyperparameters`."""
-    return _HPARAMS.encode() + b"/" in event[:64]
+    return event.find(_HPARAMS_TAG, 0, 64) >= 0
 
 
 @lru_cache(maxsize=256)
@@ -238,9 +243,22 @@ def _crc32c(text: bytes) -> int:
 OWN_SUFFIX = ".trainkit"
 """Tells our file from those that the trial itself may write to its folder."""
 _NO_SCALARS = frozenset(
-    {"training_iteration", "timestamp", "iterations_since_restore", "time_since_restore", "pid"}
+    {"config", "training_iteration", "timestamp", "iterations_since_restore", "time_since_restore", "pid"}
 )
 _TIMES = frozenset({"time_this_iter_s", "time_total_s"})
+
+
+def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The numbers of a report that are shown, by tag."""
+    values = []
+    for name, value in result.items():
+        if name not in _NO_SCALARS:
+            kind = type(value)
+            if (kind is float or kind is int) and type(name) is str:  # as most are
+                values.append((name, value))
+            elif kind not in PLAIN_TYPES or type(name) is not str:
+                values += [(tag, each) for tag, each in flatten({name: value}).items() if is_number(each)]
+    return values
 
 
 class TBXLoggerCallback(LoggerCallback):
@@ -322,9 +340,7 @@ class TBXLoggerCallback(LoggerCallback):
     def _records(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> list[bytes]:
         events, tags = [], []
         for result in results:
-            metrics = {name: value for name, value in result.items() if name not in _NO_SCALARS}
-            metrics.pop("config", None)
-            values = [(tag, value) for tag, value in flatten(metrics).items() if is_number(value)]
+            values = _numbers(result)
             date = result.get("timestamp")
             wall_time = float(date) if date is not None and is_finite(date) else self._begun
             events.append(scalars(wall_time, step_of(result), values))

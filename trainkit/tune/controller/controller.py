@@ -19,7 +19,7 @@ from typing import Any
 from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.restart_policy import MOST_LOSSES
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller import lifecycle, paused
+from trainkit.tune.controller import lifecycle, paused, steering
 from trainkit.tune.controller.attempt import ActiveAttempt, drop_checkpoints
 from trainkit.tune.controller.estimate import TimeEstimate
 from trainkit.tune.controller.failures import too_many_losses
@@ -33,7 +33,7 @@ from trainkit.tune.controller.judging import (
 )
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, MOST_AT_ONCE, Ending, Plan, StopRules
 from trainkit.tune.controller.run_queue import is_over, next_trial, trials_to_come
-from trainkit.tune.controller.state import ControllerState, WaitingTrials
+from trainkit.tune.controller.state import ControllerState, Steering, WaitingTrials
 from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
@@ -55,6 +55,7 @@ class Controller:
         with_metric: ids of `trials` that have reported the metric.
         stop: the rules in `plan.stop`, told already of the reports of before; None: as they are.
         spent_s: how long the experiment has run before, in seconds.
+        steering: commands of before that still hold.
         owed: by trial that is paused, what was decided on it and cut off before it was carried out.
     """
 
@@ -71,6 +72,7 @@ class Controller:
         stop: StopRules | None = None,
         spent_s: float = 0.0,
         owed: Mapping[str, Decision] | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self._owed = owed or {}
         self.ledger = ledger
@@ -95,7 +97,9 @@ class Controller:
             with_metric=known,
             has_reports=bool(known),
             failed=sum(trial.status is TrialStatus.ERROR for trial in self.trials),
+            steering=steering or Steering(),
         )
+        paused.set_aside(self._state)
         begin_budget(self._state, 0.0)
 
     # --- what the loop calls ----------------------------------------------------------------------
@@ -106,6 +110,7 @@ class Controller:
         begin_budget(state, time)
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
+        guarded(state, time, steering.tell_total, state, time)  # a restore may be given another number
         for trial in self.trials:  # a kill may have come between the end of one and this
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
@@ -173,6 +178,17 @@ class Controller:
         )
 
     @property
+    def total_samples(self) -> int | None:
+        """How many trials there will be at most; None: without end."""
+        return self._state.source.total
+
+    @property
+    def is_held(self) -> bool:
+        """True if nothing runs, and nothing will before a command says so."""
+        state = self._state
+        return not state.active and bool(state.held or state.steering.paused_by)
+
+    @property
     def deadline(self) -> float:
         """When to send a Tick at the latest; infinity: only events matter."""
         state = self._state
@@ -188,8 +204,9 @@ class Controller:
         """Say what becomes of trials that never got their turn; call once, when `done`."""
         state = self._state
         if state.ending is not None and not state.ending.resumable:
-            for trial in list(state.waiting):
-                state.waiting.remove(trial)
+            aside = [trial for trial in state.held.values() if trial.status is TrialStatus.PENDING]
+            for trial in [*state.waiting, *aside]:
+                paused.leave_lines(state, trial)
                 lifecycle.terminate(state, trial, time, f"{self.ending}: not run")
             _let_paused_go(state, time, f"{self.ending}: {NOT_PROMOTED}")
         ended = self.ending or state.source.reason or "all trials have ended"
@@ -203,6 +220,8 @@ class Controller:
 def _fill(state: ControllerState, time: float) -> None:
     """Start trials while there are some and they fit; the first that doesn't keeps its place."""
     state.more_by = math.inf
+    if state.steering.paused_by:
+        return
     for _ in range(MOST_AT_ONCE):
         if state.ending is not None or not guarded(state, time, _start_next, state, time):
             return
@@ -256,7 +275,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         ConfigError: nothing runs or waits, yet the searcher suggests nothing.
     """
     exhausted = state.source.exhausted
-    idle = not (state.active or paused.between_lines(state) or state.waiting)
+    idle = not (state.active or paused.between_lines(state) or state.waiting or state.held)
     if not state.none_come and (exhausted or (idle and state.paused)):
         state.none_come = True
         state.step.records.append(ev.Noted(time, ev.NO_MORE_TRIALS))
@@ -296,7 +315,7 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
     """A lost node is nobody's failure: the experiment goes on in a new session."""
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
-        _on_stop_asked(state, ev.StopAsked(event.time, event.by))
+        end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
     in_a_row = state.losses.count(state.trials)
     lifecycle.lose_all(state, event.time)
     # What was to be done with processes is void.
@@ -311,22 +330,6 @@ def _on_tick(state: ControllerState, event: ev.Tick) -> None:
     """Time has passed, which `handle` looks at."""
 
 
-def _on_stop_asked(state: ControllerState, event: ev.StopAsked) -> None:
-    """Another process asks for an end: of the experiment as Ctrl-C does, of a trial for good."""
-    words, time, trial_id = f"stopped by {event.by}", event.time, event.trial_id
-    state.step.records.append(ev.Noted(time, "stop asked", event.by, trial_id))
-    if trial_id is None:
-        end_experiment(state, Ending(words, resumable=True), time)
-    elif (active := state.active.get(trial_id)) is not None:
-        active.must_end((TrialStatus.TERMINATED, words), time + state.plan.grace_s)
-        lifecycle.watch(state, active)
-    elif (trial := state.by_id.get(trial_id)) is not None:
-        if state.waiting.remove(trial):
-            lifecycle.terminate(state, trial, time, f"{words}: not run")
-        elif paused.forget_pause(state, trial):
-            lifecycle.terminate(state, trial, time, words)
-
-
 def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:
     trial = guarded(state, event.time, paused.end_adoption, state, event)
     lifecycle.heed_scheduler(state, event.time)
@@ -337,7 +340,7 @@ def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:
 _HANDLERS: Mapping[type[ev.Event], Callable[[ControllerState, Any], None]] = {
     **dict.fromkeys(lifecycle.KINDS, lifecycle.handle_attempt_event),
     ev.Adopted: _on_adopted,
-    ev.StopAsked: _on_stop_asked,
+    ev.CommandGiven: steering.obey,
     ev.Interrupted: _on_interrupted,
     ev.CallbackRaised: _on_callback_raised,
     ev.SessionLost: _on_session_lost,

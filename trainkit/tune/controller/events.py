@@ -122,12 +122,17 @@ class CallbackRaised(_Fixed):
     why: str
 
 
-class StopAsked(_Fixed):
-    """Another process asks that a trial, or the experiment, be stopped; `by` says who."""
+class CommandGiven(_Fixed):
+    """Somebody steers the experiment: a verb with its arguments, as `steering.VERBS` has them.
+
+    `by` says who, `id` tells the command from all others.
+    """
 
     time: float
     by: str
-    trial_id: str | None = None
+    verb: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
 
 
 class SessionLost(_Fixed):
@@ -157,7 +162,7 @@ Event = (
     | Failed
     | Interrupted
     | CallbackRaised
-    | StopAsked
+    | CommandGiven
     | SessionLost
     | Tick
 )
@@ -259,9 +264,27 @@ class Noted(_Fixed):
     trial_id: str | None = None
 
 
+class SettingsChanged(_Fixed):
+    """What the experiment goes by from now on.
+
+    Attributes:
+        settings: those that a command has changed, as TuneConfig has them.
+        total_samples: how many trials there will be; None: without end.
+    """
+
+    settings: Mapping[str, Any]
+    total_samples: int | None
+
+
+SETTABLE = "num_samples", "time_budget_s", "max_concurrent_trials"
+"""Settings that a command can change."""
+
 BEGAN = "began"
+COMMAND = "command"
 REARRANGED = "rearranged"
 NO_MORE_TRIALS = "no more trials"
+TOTAL = "total"
+LEFT_OUT = "addition left out"
 SESSION_LOST = "session lost"
 """Kinds of stored events that a restore or a person reads, besides the statuses."""
 
@@ -274,6 +297,7 @@ Record = (
     | CheckpointDropped
     | StatusChanged
     | Rearranged
+    | SettingsChanged
     | Noted
 )
 

@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError
 from trainkit.tune.controller import attempt, paused
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt
 from trainkit.tune.controller.failures import TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.controller.judging import (
-    break_off,
     end_experiment,
     end_if_due,
     guarded,
@@ -28,12 +26,6 @@ from trainkit.tune.schedulers.base import Decision, Verdict, words_for
 # Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
-
-NOBODY_SAVES = (
-    "No trial has given a checkpoint yet, so the experiment ends here, and the others don't fail one by one. "
-    "What was reported is kept: go on by tune.Tuner.restore(path, trainable, restart_errored=True).fit()"
-)
-
 
 LOST = "the runtime's node died"
 """Reason of a trial that waits, having lost its process with the session."""
@@ -64,6 +56,7 @@ def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started
     place = (event.pid, event.hostname, event.node_ip)
     active.origin = attempt.Origin(trial.trial_id, trial.tag, trial.config, *place)
     trial.status, trial.reason = RUNNING, ""
+    state.steering.first.pop(trial.trial_id, None)
     state.step.records.append(
         ev.AttemptStarted(trial, trial.attempt, event.time, *place, iteration=trial.iteration)
     )
@@ -116,9 +109,12 @@ def _decide(
         active.outcome = PAUSED, words_for(decision, state.scheduler.label)
         active.pause = decision
     heed_scheduler(state, event.time)
-    if active.is_pausing and state.ending is None and paused.runs_on(state, active, event.time):
+    held = state.ending is None and bool(state.steering.who_holds(trial.trial_id))
+    if active.is_pausing and state.ending is None and not held and paused.runs_on(state, active, event.time):
         active.outcome = None
         heed_scheduler(state, event.time)
+    if held and active.outcome is None:
+        paused.pull(state, active)
     active.saving = decision.save and active.outcome is None
 
 
@@ -181,8 +177,6 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
         refused = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
         if refused is not None:
             fail(state, trial, refused, time)
-            if not refused.retry and paused.nobody_saves(state):
-                break_off(state, ConfigError(f"{refused.message}. {NOBODY_SAVES}"), time)
     elif status is PENDING:
         trial.attempt += 1
         attempt.set_status(state.step, trial, time, status, reason)
@@ -193,6 +187,7 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
 def terminate(state: ControllerState, trial: Trial, time: float, reason: str) -> None:
     """The trial, which has no process, has ended in order."""
     state.estimate.ended(trial.trial_id)
+    state.steering.forget(trial.trial_id)
     attempt.set_status(state.step, trial, time, TERMINATED, reason)
     if trial.checkpoints:
         attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
@@ -213,6 +208,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     trial.failures += 1
     trial.failure = follows
     state.estimate.ended(trial.trial_id)
+    state.steering.forget(trial.trial_id)
     reason = f"{follows.kind}: {follows.message}"[:200]
     attempt.set_status(state.step, trial, time, ERROR, reason, follows)
     attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
@@ -242,7 +238,7 @@ def _retry(state: ControllerState, trial: Trial, failure: Failure, retry: Retry,
         heed_scheduler(state, time)
     attempt.set_status(state.step, trial, time, PENDING, retry.reason, failure, retried=True)
     if retry.config is None or set_request(state, trial, time):
-        state.waiting.add(trial)
+        paused.line_up(state, trial, time)
 
 
 def _let_go(state: ControllerState, trial: Trial, time: float) -> None:
@@ -261,7 +257,7 @@ def lose_all(state: ControllerState, time: float) -> None:
             _let_go(state, trial, time)
             trial.attempt += 1
             attempt.set_status(state.step, trial, time, PENDING, LOST)
-            state.waiting.add(trial)
+            paused.line_up(state, trial, time)
         else:
             _finish(state, active, time, LOST)
 

@@ -3,25 +3,33 @@
 PAUSE --> its process ends, having saved --> PAUSED --> chosen --> PENDING, from its checkpoint
                                                |  donors: Adopt --> Adopted, with another configuration
 PAUSE, and it would be chosen at once: it runs on in its process
+a user's command: as PAUSE, but held in no line until another command lets it go on, whatever is scheduled
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt, adopt_checkpoint, set_status
+from trainkit.tune.controller.judging import guarded
 from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checkpoint import checkpoint_dirname
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, Verdict, in_words, words_for
+from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, in_words, words_for
+
+logger = logging.getLogger("trainkit.tune")
 
 NO_CHECKPOINT = (
     "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "
-    "save_checkpoint() and load_checkpoint(); or choose a scheduler that pauses no trial, such as "
-    "ASHAScheduler()"
+    "save_checkpoint() and load_checkpoint()"
+)
+BEGINS_ANEW = (
+    f"%s paused trial %s, which will begin anew, as will others like it, since it has {NO_CHECKPOINT}; or "
+    "choose a scheduler that pauses no trial, such as ASHAScheduler()"
 )
 
 
@@ -53,13 +61,49 @@ def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
 
     If it does, that is recorded.
     """
-    decision = active.pause
-    if decision is None or decision.donors or decision.request is not None:
+    decision, trial = active.pause, active.trial
+    if decision is None or decision.request is not None:
         return False
+    if decision.donors:
+        among = [state.active.get(donor.trial_id) for donor in decision.donors]
+        to_come = state.plan.saves or any(one is not None and one.is_saving for one in among)
+        if to_come or may_pause(state, trial, decision):
+            return False
+        _note_no_exchange(state, trial, decision, time)  # nobody has a state, and to begin anew helps nobody
+        _resumed(state, trial)
+        return True
     if not state.plan.keeps_processes or not would_go_on_at_once(state, active.trial):
         return False
     _resumed(state, active.trial)
     return True
+
+
+def pull(state: ControllerState, active: ActiveAttempt) -> None:
+    """Pause a trial at its report, as a user has asked, if it has a state to go on from or can save one."""
+    trial = active.trial
+    if trial.checkpoint is None and not state.plan.saves:
+        return
+    reason = f"paused by {state.steering.who_holds(trial.trial_id)}"
+    active.pause = Decision(Verdict.PAUSE, {BY_COMMAND: reason})
+    active.outcome = TrialStatus.PAUSED, reason
+    state.steering.pulled.add(trial.trial_id)
+    state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, active.pause))
+
+
+def line_up(state: ControllerState, trial: Trial, time: float) -> None:
+    """Give a trial that has no process its place: in a line, or in none while a command holds it."""
+    steering, trial_id = state.steering, trial.trial_id
+    if trial.status is TrialStatus.PENDING:
+        steering.pulled.discard(trial_id)
+    if steering.keeps_aside(trial_id):
+        state.held[trial_id] = trial
+        return
+    if trial_id in steering.pulled:
+        steering.pulled.remove(trial_id)
+        guarded(state, time, state.proposals.on_unpause, trial_id)
+        trial.attempt += 1
+        set_status(state.step, trial, time, TrialStatus.PENDING, "resumed")
+    (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
 
 
 def begin_pause(
@@ -67,21 +111,26 @@ def begin_pause(
 ) -> Failure | None:
     """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
     if not may_pause(state, trial, decision):
+        if trial.trial_id in state.steering.pulled:  # nobody's failure, so it waits to begin anew
+            trial.attempt += 1
+            words = f"{reason}, and left no checkpoint to go on from"
+            set_status(state.step, trial, time, TrialStatus.PENDING, f"{words}: {problem}"[:200])
+            line_up(state, trial, time)
+            return None
         if problem:  # such as a kill while it saved: the next attempt may do better
             text = f"{state.scheduler.label} paused the trial, which left no checkpoint to go on from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
-        text = f"{by} paused the trial, and it has {NO_CHECKPOINT}"
-        return Failure("ConfigError", text, retry=False)
+        if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):  # it might never end
+            text = f"{by} paused the trial again, no further than before, and it has {NO_CHECKPOINT}"
+            return Failure("ConfigError", text, retry=False)
+        if not state.begun_anew:
+            logger.warning(BEGINS_ANEW, by, trial.name)
+        state.begun_anew[trial.trial_id] = trial.iteration
     set_status(state.step, trial, time, TrialStatus.PAUSED, reason)
     state.proposals.on_pause(trial.trial_id)
     _carry_out(state, trial, decision, time)
     return None
-
-
-def nobody_saves(state: ControllerState) -> bool:
-    """True if no trial of the experiment has ever had a checkpoint."""
-    return not any(trial.next_checkpoint for trial in state.by_id.values())
 
 
 def may_pause(state: ControllerState, trial: Trial, decision: Decision | None) -> bool:
@@ -95,7 +144,7 @@ def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: flo
     """Carry out what was decided on paused trials before a kill, and not done yet."""
     for trial_id, decision in owed.items():
         require_known_donors(state, trial_id, decision)
-        if state.paused.remove(state.by_id[trial_id]):
+        if _leave_line(state, state.by_id[trial_id]):
             _carry_out(state, state.by_id[trial_id], decision, time)
 
 
@@ -121,9 +170,13 @@ def _exchange(state: ControllerState, trial: Trial, decision: Decision, time: fl
             state.step.actions.append(ev.Adopt(trial, donor, donor.checkpoint, dirname))
             return
     if decision.donors:
-        who = ", ".join(donor.trial_id for donor in decision.donors)
-        state.step.records.append(ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id))
-    state.paused.add(trial)
+        _note_no_exchange(state, trial, decision, time)
+    line_up(state, trial, time)
+
+
+def _note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
+    who = ", ".join(donor.trial_id for donor in decision.donors)
+    state.step.records.append(ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id))
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:
@@ -141,8 +194,8 @@ def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     if donor is None:  # it was stopped meanwhile
         return None
     trial = state.by_id[event.trial_id]
-    state.paused.add(trial)
     if event.checkpoint is None:
+        line_up(state, trial, event.time)
         state.step.records.append(ev.Noted(event.time, "no exchange", event.problem, trial.trial_id))
         return None
     adopt_checkpoint(state.step, state.plan.checkpoints, trial, event.checkpoint)
@@ -151,6 +204,7 @@ def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     state.step.records.append(
         ev.Rearranged(trial, event.time, trial.config, state.by_id[donor.trial_id], iteration)
     )
+    line_up(state, trial, event.time)
     state.scheduler.on_trial_change(trial.trial_id, trial.config, donor.trial_id)
     return trial
 
@@ -184,7 +238,26 @@ def forget_pause(state: ControllerState, trial: Trial) -> bool:
     """Forget a paused trial, which is to be ended; False if it isn't paused."""
     hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
     adopted = state.adopting.pop(trial.trial_id, None) is not None
-    return state.paused.remove(trial) or hoped or adopted
+    return _leave_line(state, trial) or hoped or adopted
+
+
+def _leave_line(state: ControllerState, trial: Trial) -> bool:
+    """Take a paused trial from where it waits; False if it waits for a donor, or is not paused."""
+    return state.paused.remove(trial) or state.held.pop(trial.trial_id, None) is not None
+
+
+def leave_lines(state: ControllerState, trial: Trial) -> bool:
+    """Take a trial that has no process, and is to be ended, from wherever it waits; False if it doesn't."""
+    return state.waiting.remove(trial) or forget_pause(state, trial)
+
+
+def set_aside(state: ControllerState) -> None:
+    """Take the trials that commands hold out of the lines, as a restored experiment begins."""
+    for trial in [*state.waiting, *state.paused]:
+        if state.steering.keeps_aside(trial.trial_id):
+            state.waiting.remove(trial)
+            state.paused.remove(trial)
+            state.held[trial.trial_id] = trial
 
 
 def apply_verdicts(
@@ -213,7 +286,7 @@ def _applied(
             active.outcome = TrialStatus.TERMINATED, reason
         elif active is not None:
             active.pause = decision
-        elif stopped and (forget_pause(state, trial) or state.waiting.remove(trial)):
+        elif stopped and leave_lines(state, trial):
             yield trial, reason
-        elif state.paused.remove(trial):
+        elif trial.status is TrialStatus.PAUSED and _leave_line(state, trial):
             _exchange(state, trial, decision, time)

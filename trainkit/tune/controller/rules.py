@@ -65,6 +65,7 @@ class Plan:
         failure, checkpoints: as in RunConfig.
         grace_s: how long a trial may take to its next report once it must end.
         cleanup_s: how long a trial may take to end after it was told to.
+        saves: a trial can save a checkpoint at any report, as a class with save_checkpoint() can.
         keeps_processes: a trial that is paused only to be the next to go on runs on in its process.
     """
 
@@ -79,6 +80,7 @@ class Plan:
     grace_s: float = 5.0
     cleanup_s: float = 60.0
     keeps_processes: bool = True
+    saves: bool = False
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:

@@ -10,13 +10,13 @@ from trainkit.tune.core.trial import Trial
 
 def is_over(state: ControllerState) -> bool:
     """True when no trial waits and none will come."""
-    return not state.waiting and not state.paused and state.source.exhausted
+    return not (state.waiting or state.paused or state.held) and state.source.exhausted
 
 
 def trials_to_come(state: ControllerState) -> int | None:
     """How many trials will yet be started; None: without end."""
     suggested = state.source.to_come
-    return None if suggested is None else suggested + len(state.waiting)
+    return None if suggested is None else suggested + len(state.waiting) + len(state.held)
 
 
 def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
@@ -28,6 +28,9 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     """
     if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # then nothing else does
         return None
+    for trial_id in reversed(state.steering.first):
+        if (trial := _out_of_turn(state, trial_id, has_room=has_room)) is not None:
+            return trial
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
@@ -39,6 +42,17 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if alone is not None and not state.active:
         state.waiting.remove(alone)
         return alone
+    return None
+
+
+def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Trial | None:
+    """Return a trial that is to run before the others, if it may: its scheduler is asked about it alone."""
+    choose = state.scheduler.choose_trial_to_run
+    if trial_id in state.waiting:
+        may = not (state.active and state.by_id[trial_id].alone)
+        return state.waiting.take(trial_id) if may and choose([trial_id], [], new=False) else None
+    if has_room and trial_id in state.paused and choose([], [trial_id], new=False):
+        return state.paused.take(trial_id)
     return None
 
 

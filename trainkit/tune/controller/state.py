@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
-from typing import overload
+from typing import Any, overload
 
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt
@@ -107,11 +107,63 @@ class WaitingTrials:
         """The first of those that run when nothing else does."""
         return self._by_id[self._alone[0]] if self._alone else None
 
+    def __contains__(self, trial_id: object) -> bool:
+        return trial_id in self._by_id
+
     def __iter__(self) -> Iterator[Trial]:
         return iter(sorted(self._by_id.values(), key=attrgetter("index")))
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+
+@dataclass(slots=True)
+class Steering:
+    """Commands that hold until others lift them.
+
+    Attributes:
+        paused_by: who has paused the experiment as a whole; '': nobody.
+        holds: by trial that was paused by itself, who has done that.
+        pulled: ids of trials that were paused while they ran. The scheduler, which would have let them go
+            on, knows nothing of that.
+        first: by trial that is to run before the others, since when; those that were asked for later come
+            first.
+    """
+
+    paused_by: str = ""
+    holds: dict[str, str] = field(default_factory=dict)
+    pulled: set[str] = field(default_factory=set)
+    first: dict[str, float] = field(default_factory=dict)
+
+    def take(self, verb: str, arguments: Mapping[str, Any], by: str, time: float) -> None:
+        """Take in a command that was carried out; in a restore too."""
+        trial_id: Any = arguments.get("trial")
+        match verb:
+            case "pause" if trial_id is None:
+                self.paused_by = by
+            case "pause":
+                self.holds[trial_id] = by
+            case "resume" if trial_id is None:
+                self.paused_by = ""
+            case "resume":
+                self.holds.pop(trial_id, None)
+            case "prioritise" if trial_id is not None:
+                self.first.pop(trial_id, None)
+                self.first[trial_id] = time
+
+    def who_holds(self, trial_id: str) -> str:
+        """Return who has paused the trial, or all; '': nobody."""
+        return self.holds.get(trial_id, self.paused_by)
+
+    def keeps_aside(self, trial_id: str) -> bool:
+        """True if the trial is in no line when it has no process."""
+        return trial_id in self.holds or (trial_id in self.pulled and bool(self.paused_by))
+
+    def forget(self, trial_id: str) -> None:
+        """The trial has ended."""
+        self.holds.pop(trial_id, None)
+        self.pulled.discard(trial_id)
+        self.first.pop(trial_id, None)
 
 
 @dataclass(slots=True)
@@ -128,6 +180,8 @@ class ControllerState:
         trials: of the experiment, in the order suggested.
         by_id: the same trials by id.
         waiting, paused: trials that wait for their turn.
+        steering: commands that hold.
+        held: trials that such a command keeps out of both lines, by id.
         spent_s: how long the experiment has run before, in seconds.
         with_metric: ids of trials that have reported the metric.
         failed: how many trials have failed.
@@ -144,6 +198,7 @@ class ControllerState:
         none_come: the scheduler knows that it need not wait for further trials.
         more_by: when further trials are to be started.
         losses: sessions lost in a row.
+        begun_anew: by trial without a checkpoint, the iteration at which a pause last let it begin anew.
     """
 
     plan: Plan
@@ -162,6 +217,8 @@ class ControllerState:
     failed: int
     active: dict[str, ActiveAttempt] = field(default_factory=dict)
     watched: dict[str, ActiveAttempt] = field(default_factory=dict)
+    steering: Steering = field(default_factory=Steering)
+    held: dict[str, Trial] = field(default_factory=dict)
     awaiting_donor: dict[str, Decision] = field(default_factory=dict)
     adopting: dict[str, tuple[Donor, int]] = field(default_factory=dict)
     step: ev.Step = field(default_factory=ev.Step)
@@ -173,3 +230,4 @@ class ControllerState:
     none_come: bool = False
     more_by: float = math.inf
     losses: Losses = field(default_factory=Losses)
+    begun_anew: dict[str, int] = field(default_factory=dict)

@@ -85,6 +85,10 @@ class ResourceLedger:
             limit = UNMETERED_LIMIT
         return limit is None or len(self._held) < limit
 
+    def limit(self, max_concurrent: int | None) -> None:
+        """Let so many trials run at once, once fewer do; None: as the resources allow."""
+        self._max_concurrent = max_concurrent
+
     def release(self, trial_id: str) -> None:
         """Give back what a trial held; nothing if it held nothing."""
         for name, amount in self._held.pop(trial_id, {}).items():

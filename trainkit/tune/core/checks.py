@@ -73,6 +73,11 @@ def already_there(path: object) -> str:
     return f"{path} already holds an experiment; {resume}choose another {setting('name', 'RunConfig')}"
 
 
+def went_beside(path: object, folder: object) -> str:
+    """Return the message that there is an experiment at `path`, and the new one is in `folder`."""
+    return f"{path} holds an experiment already, which stays as it is: this one is in {folder}"
+
+
 def require(holds: bool, message: str) -> None:
     """Raise ConfigError with `message` unless `holds`."""
     if not holds:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
+from trainkit.errors import did_you_mean
 from trainkit.tune.core.checks import (
     require,
     require_name,
@@ -19,8 +20,26 @@ OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any]
 """'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
 
 
-@dataclass(frozen=True)
-class FailureConfig:
+class Settings:
+    """Base of settings: what is assigned is checked as the constructor checks it, or nothing is changed."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = {each.name for each in fields(self)}
+        if not own <= vars(self).keys():  # the constructor is at work
+            object.__setattr__(self, name, value)
+            return
+        known = self.__dataclass_fields__  # which has arguments that are no fields, such as `local_dir`
+        if name not in known:
+            raise AttributeError(
+                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, list(known))}"
+            )
+        vars(self).update(vars(replace(self, **{name: value})))
+
+
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class FailureConfig(Settings):
     """Policy for trials that fail.
 
     Args:
@@ -58,8 +77,8 @@ class FailureConfig:
         )
 
 
-@dataclass(frozen=True)
-class CheckpointConfig:
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class CheckpointConfig(Settings):
     """Which checkpoints are made and kept.
 
     Args:
@@ -87,8 +106,8 @@ class CheckpointConfig:
         require_whole("checkpoint_frequency", self.checkpoint_frequency, 0, "a number of iterations, or 0")
 
 
-@dataclass(frozen=True)
-class SyncConfig:
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class SyncConfig(Settings):
     """How an experiment is copied to a `storage_path` that is no local folder.
 
     Args:
@@ -121,8 +140,8 @@ class Resume(StrEnum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True)
-class ResumeConfig:
+@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+class ResumeConfig(Settings):
     """Policy of a restore for the trials that it finds.
 
     RESUME goes on from the last checkpoint, RESTART starts at the beginning, SKIP leaves a trial as it is;

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trainkit import runtime
 from trainkit.errors import ConfigError, message_of
 from trainkit.resources import QUANTUM, normalize, total
-from trainkit.runtime import api
-from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.tune.core.checks import require, require_one_of, require_whole
 from trainkit.tune.core.metrics import name_of
 from trainkit.tune.core.trainables import get_trainable_cls
+
+if TYPE_CHECKING:
+    from trainkit.runtime.scheduling import PlacementGroup
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class PlacementGroupFactory:
 
     def to_placement_group(self) -> PlacementGroup:
         """Reserve the bundles here and now, outside any trial; give them back by `remove_placement_group`."""
-        return api.placement_group(self.group, self.strategy)
+        return runtime.placement_group(self.group, self.strategy)
 
     def __hash__(self) -> int:
         return hash((tuple(tuple(sorted(bundle.items())) for bundle in self.bundles), self.strategy))
@@ -241,7 +243,8 @@ class ScalingConfig:
     or trainers that they start. A function that computes by itself asks by {"cpu": 2, "gpu": 1}.
 
     Args:
-        trainer_resources: for what coordinates the workers, beside the first of them; None: 1 CPU.
+        trainer_resources: for what coordinates the workers, beside the first of them; None: 1 CPU, but
+            nothing for a function trainer, which only waits for its workers.
         num_workers: how many.
         use_gpu: a GPU for each worker.
         resources_per_worker: such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU where `use_gpu`.
@@ -260,7 +263,13 @@ class ScalingConfig:
     accelerator_type: str | None = None
 
     def __post_init__(self) -> None:
-        require_whole("num_workers", self.num_workers, 0, "a number of workers")
+        require_whole(
+            "num_workers",
+            self.num_workers,
+            0,
+            "a number of workers; it is searched by "
+            "param_space={'scaling_config': {'num_workers': tune.grid_search([1, 2])}}",
+        )
         require(
             self.accelerator_type is None,
             f"accelerator_type={self.accelerator_type!r}: machines aren't chosen by accelerators here; "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+import random
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,15 @@ _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 
 
 def fresh_seed() -> int:
-    """Return 32 bits of the system's entropy, for an experiment that was given no seed."""
-    return secrets.randbits(32)
+    """Return 32 bits for an experiment that was given no seed; the same where the program has seeded alike.
+
+    They are drawn from NumPy's global generator if the program has seeded that, else from Python's, which the
+    program has seeded or the system's entropy.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # as seed(n) leaves it
+        return int(numpy_random.randint(0, 2**32, dtype="uint32"))
+    return random.getrandbits(32)
 
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
@@ -24,6 +32,11 @@ def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
     import numpy
 
     return numpy.random.Generator(numpy.random.PCG64(_of_suggestion(seed, index, redraw)))
+
+
+def addition_generator(seed: int, number: int) -> Generator:
+    """Return the generator of what the `number`-th configuration that a user adds leaves open."""
+    return _generator(seed, 7, number)
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, MetricError, did_you_mean
 from trainkit.tune.core.checks import (
     is_finite,
@@ -141,6 +142,13 @@ class Stopper(ABC):
     def deadline_s(self) -> float:
         """After how many seconds of running `stop_all` is to be asked though nothing was reported."""
         return math.inf
+
+
+class NoopStopper(Stopper):
+    """Ends nothing."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
 
 
 class MaximumIterationStopper(Stopper):
@@ -290,14 +298,21 @@ class TimeoutStopper(Stopper):
         require_number("timeout", seconds, "seconds above 0", above=0)
         self.timeout = seconds
         self._elapsed_s = 0.0
+        self._told = False
+        self._since: float | None = None
+        """When it was asked first, by the monotonic clock, where no experiment tells it of time."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def on_time(self, elapsed_s: float) -> None:
-        self._elapsed_s = elapsed_s
+        self._told, self._elapsed_s = True, elapsed_s
 
     def stop_all(self) -> bool:
+        if not self._told:  # by itself, in a loop of the user's: from when it is asked first
+            now = SYSTEM.monotonic()
+            self._since = now if self._since is None else self._since
+            self._elapsed_s = now - self._since
         return self._elapsed_s >= self.timeout
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,3 +91,32 @@ def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
         hint = did_you_mean(name, known, cutoff=0.6)
         raise ConfigError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
     return known[name]
+
+
+CHECKPOINT_DIR = "checkpoint_dir"
+"""The argument by which functions of Ray 1.x are told where the checkpoint lies that they go on from."""
+
+
+def older_arguments(
+    function: Callable[..., Any], parameters: Mapping[str, Any], checkpoint: str | None
+) -> dict[str, Any]:
+    """Return the further arguments of a function in an older form.
+
+    Args:
+        function: the user's.
+        parameters: what is bound to it already.
+        checkpoint: path of the one to go on from.
+    """
+    code = getattr(function, "__code__", None)
+    # A signature takes long, and pages of memory. It is not needed for a function without a variable of that
+    # name, unless an attribute, such as `__wrapped__` or `__signature__`, says that it has other parameters.
+    lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
+    if lacks_it or CHECKPOINT_DIR in parameters:
+        return {}
+    try:
+        wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
+    except ValueError:
+        return {}
+    # One that functools.partial has bound has that value as its default.
+    by_partial = CHECKPOINT_DIR in getattr(function, "keywords", ())
+    return {CHECKPOINT_DIR: checkpoint} if wanted is not None and not by_partial else {}

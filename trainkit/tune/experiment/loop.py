@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import message_of
 from trainkit.runtime import signals
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
@@ -97,7 +98,6 @@ class ExperimentLoop:
 
     Args:
         controller, executor, store, hub, inbox: the parts that it joins.
-        total_samples: for callbacks; None: endless.
         now: the time, in seconds, which never falls.
         refresh_s: how often callbacks want to hear of the time; None: only of events.
     """
@@ -110,7 +110,6 @@ class ExperimentLoop:
         hub: CallbackDispatcher,
         inbox: Inbox,
         *,
-        total_samples: int | None,
         now: Callable[[], float],
         refresh_s: Callable[[], float | None],
     ) -> None:
@@ -121,7 +120,6 @@ class ExperimentLoop:
         self._inbox = inbox
         self._estimate: tuple[float, float | None] = (-math.inf, None)
         self._told_of_callback = False
-        self._total_samples = total_samples
         self._now = now
         self._refresh_s = refresh_s
 
@@ -142,7 +140,8 @@ class ExperimentLoop:
                 batch += self._inbox.look(self._now())
                 if interrupts.news():
                     batch.append(ev.Interrupted(self._now(), signals.is_asked()))
-                if not batch and self._executor.idle and math.isinf(self._controller.deadline):
+                stuck = self._executor.idle and math.isinf(self._controller.deadline)
+                if not batch and stuck and not self._controller.is_held:
                     raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
                 self._apply(self._controller.handle(batch or [ev.Tick(self._now())]))
             self._apply(self._controller.close(self._now()))
@@ -163,7 +162,8 @@ class ExperimentLoop:
 
     def _wait(self) -> None:
         limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, ownership.EVERY_S]
-        self._executor.wait(max(0.0, min(limits)))
+        wait = SYSTEM.sleep if self._controller.is_held and self._executor.idle else self._executor.wait
+        wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
         # Committed first: what a trial is told, it can rely on.
@@ -176,7 +176,7 @@ class ExperimentLoop:
         """Return the facts that callbacks are given besides the events."""
         ledger = self._controller.ledger
         return {
-            "total_samples": self._total_samples,
+            "total_samples": self._controller.total_samples,
             "resources": ledger.existing,
             "resources_used": ledger.used(),
             "remaining_s": self._remaining_s(self._now()),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import datetime
 import functools
+import itertools
 import logging
 import secrets
 import sys
@@ -15,25 +18,18 @@ from typing import Any, cast
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
 from trainkit.errors import ConfigError, TuneError
-from trainkit.runtime import signals
-from trainkit.runtime.session import engine
+from trainkit.tune import experiment as running
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.controller import Controller
-from trainkit.tune.controller.failures import too_many_failed
+from trainkit.tune.controller.events import SETTABLE
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.checks import how_to_resume
+from trainkit.tune.core.checks import how_to_resume, went_beside
 from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
-from trainkit.tune.core.trial import TrialStatus, safe_name
-from trainkit.tune.display import say
-from trainkit.tune.executor.base import Executor, SpecFactory
+from trainkit.tune.core.trial import Namer, TrialStatus, safe_name
 from trainkit.tune.experiment import setup
-from trainkit.tune.experiment.loop import ExperimentLoop, InterruptHandler
 from trainkit.tune.experiment.setup import (
     describe_metric,
     describe_settings,
@@ -41,16 +37,9 @@ from trainkit.tune.experiment.setup import (
     restored_run_config,
     restored_tune_config,
 )
-from trainkit.tune.results.result_grid import MemoryGrid, ResultGrid
-from trainkit.tune.search.trial_source import Namer, TrialSource, evaluated_of
+from trainkit.tune.search.trial_source import TrialSource, evaluated_of
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque
-from trainkit.tune.store import restore
-from trainkit.tune.store.memory import MemoryReader, MemoryStore
-from trainkit.tune.store.ownership import Inbox
-from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.writer import ExperimentStore
-from trainkit.tune.sync.mirror import Mirror
 from trainkit.tune.sync.storage import Address, describe_address, new_place, stored_address
 
 logger = logging.getLogger("trainkit.tune")
@@ -85,7 +74,7 @@ class ExperimentRun:
         run: RunConfig,
         folder: Path,
         *,
-        resume: restore.ResumeRule | None = None,
+        resume: running.ResumeRule | None = None,
         facts: Mapping[str, Any] | None = None,
         changes: Sequence[str] = (),
         address: Address | None = None,
@@ -93,15 +82,20 @@ class ExperimentRun:
         clock: Clock = SYSTEM,
         not_before: float = 0.0,
     ) -> None:
-        restore.require_kept(resume, in_memory=in_memory)
+        if resume is not None:
+            running.require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
-        self._tune = tune
-        self._run = run
+        # As they are now: what is assigned later is another experiment's.
+        self._tune = copy.copy(tune)
+        self._run = copy.copy(run)  # without its constructor, which a subclass may have changed
+        for part in ("failure_config", "checkpoint_config", "sync_config"):
+            vars(self._run)[part] = copy.copy(getattr(run, part))
         self.folder = folder
         self._resume = resume
         self._changes = tuple(changes)
         self._address = address
+        self._named = folder, address
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
         """Reason of its early end, once `fit` has returned or raised; None: there is none."""
@@ -113,15 +107,14 @@ class ExperimentRun:
         self._take_parts()
         self.metric, self.mode, self.objectives = setup.goal_of(tune, self._searcher, self._scheduler)
         self._goal: dict[str, Any] = {"metric": self.metric, "mode": self.mode, "objectives": self.objectives}
-        self._plan = setup.make_plan(tune, run, self.metric, self.objectives)
+        self._take_plan()
 
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> ExperimentRun:
         """An experiment in the folder that `run` names."""
         trainable_name = safe_name(bound.name)[:100]
-        name = (
-            run.name or f"{trainable_name}_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
-        )
+        dated = f"_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        name = run.name or trainable_name + dated * settings.experiments_are_dated()
         folder, address = new_place(run.storage_path, run.storage_filesystem, name)
         return cls(bound, space, tune, run, folder, address=address)
 
@@ -130,7 +123,7 @@ class ExperimentRun:
         cls,
         folder: Path,
         bound: Bound,
-        rule: restore.ResumeRule,
+        rule: running.ResumeRule,
         param_space: Mapping[str, Any] | None,
         tune: TuneConfig | None,
         run: RunConfig | None,
@@ -143,12 +136,12 @@ class ExperimentRun:
             ConfigError: its file can't hold a part that was not given again.
             MetricError: `tune` names a metric that none of the reports has, nor one to come.
         """
-        with ExperimentReader(folder) as reader:
+        with running.ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
             if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
                 metrics = setup.metrics_of(tune, tune.one_metric, tune.objectives)
                 finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
-                restore.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
+                running.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise ConfigError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
@@ -157,7 +150,7 @@ class ExperimentRun:
         tune = restored_tune_config(facts["tune_config"], tune)
         if param_space is not None:
             param_space = setup.make_space(param_space, tune).tree
-        space, changes = restore.restored_space(facts["space"], param_space)
+        space, changes = running.restored_space(facts["space"], param_space)
         return cls(
             bound,
             space,
@@ -171,7 +164,7 @@ class ExperimentRun:
             not_before=until,
         )
 
-    def fit(self) -> ResultGrid:
+    def fit(self) -> running.ResultGrid:
         """Run the experiment to its end and return its results.
 
         Raises:
@@ -187,91 +180,133 @@ class ExperimentRun:
         try:
             return self._fit()
         finally:
-            signals.end_if_asked()
+            running.end_if_asked()
 
-    def _fit(self) -> ResultGrid:
+    def _fit(self) -> running.ResultGrid:
         settings.warn_of_old_variables()
-        if self._resume is None:
-            setup.warn_of_constants(self._space)
-        self._take_parts()  # anew, as those of an earlier call have seen its trials
-        setup.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
-        at_once = self._tune.max_concurrent_trials or None
-        ledger = ResourceLedger(engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
-        setup.require_startable(
-            self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
-        )
-        start_from, durable = self._bound.start_from, not self._in_memory
-        specs = SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, durable=durable)
-        executor = setup.make_executor(
-            self._bound, specs, self._plan, reuse=self._tune.reuse_actors, now=self._now
-        )
-        mirror = None
-        if self._address is not None:
-            sync = self._run.sync_config or SyncConfig()
-            mirror = Mirror(self.folder, self._address, sync, self._say)
-            mirror.check(new=self._resume is None)
-        store = self._open_store()
-        with (
-            contextlib.closing(store),
-            store.reader() as reader,
-            InterruptHandler() as interrupts,
-        ):
-            controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror)
+        with contextlib.ExitStack() as opened:
+            controller, executor, store = self._run_once(opened)
         self.ended_by = controller.ended_by
         if controller.ended_by is FAILED_TRIALS:
-            raise TuneError(too_many_failed(controller.trials, str(self.folder)))
+            raise TuneError(running.too_many_failed(controller.trials, str(self.folder)))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
             # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
-        if isinstance(store, MemoryStore):
-            grid: ResultGrid = MemoryGrid(store, self.metric, self.mode, executor.errors)
+        if isinstance(store, running.MemoryStore):
+            grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
             # All that they came to is read from the file: of thousands it need not be in memory twice.
             del controller, self._searcher, self._proposals, self._scheduler
-            grid = ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
+            grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
-    def _open_store(self) -> ExperimentStore | MemoryStore:
-        if self._in_memory:
-            return MemoryStore(self._facts, self.folder)
+    def _run_once(
+        self, opened: contextlib.ExitStack
+    ) -> tuple[running.Controller, running.Executor, running.ExperimentStore | running.MemoryStore]:
+        """Run the experiment; what is open by then, `opened` closes."""
+        store = None
+        since = self._now()
         if self._resume is None:
-            return ExperimentStore.create(self.folder, self._facts)
-        return ExperimentStore.open(self.folder)
+            running.parts.warn_of_constants(self._space)
+            if not self._in_memory:
+                self._go_beside()
+        else:
+            store = opened.enter_context(contextlib.closing(self._open_store()))
+            self._take_settings(store)
+        self._take_parts()  # anew, as those of an earlier call have seen its trials
+        running.parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
+        at_once = self._tune.max_concurrent_trials or None
+        ledger = ResourceLedger(running.engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
+        running.parts.require_startable(
+            self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
+        )
+        start_from, durable = self._bound.start_from, not self._in_memory
+        specs = running.SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, durable=durable)
+        executor = running.parts.make_executor(
+            self._bound, specs, self._plan, reuse=self._tune.reuse_actors, now=self._now
+        )
+        mirror = None
+        if self._address is not None:
+            sync = self._run.sync_config or SyncConfig()
+            mirror = running.Mirror(self.folder, self._address, sync, self._say)
+            mirror.check(new=self._resume is None)
+        if store is None:
+            since = self._now()
+            store = opened.enter_context(contextlib.closing(self._open_store()))
+        with store.reader() as reader, running.InterruptHandler() as interrupts:
+            controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
+        return controller, executor, store
 
-    def results(self) -> ResultGrid:
+    def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
+        """Go by what commands have set since this object read the file, as a run of before was told."""
+        with store.reader() as reader:
+            facts = reader.facts()
+        known, now = self._facts["tune_config"], facts["tune_config"]
+        changed = {name: now[name] for name in SETTABLE if now[name] != known.get(name)}
+        self._facts |= facts
+        self._tune = dataclasses.replace(self._tune, **changed)
+        self._take_plan()
+
+    def _go_beside(self) -> None:
+        """Take the next free name, such as "name_2", where the experiment's own is another's."""
+        folder, address = self.folder, self._address = self._named
+        numbers = itertools.count(2)
+        while running.is_taken(self.folder, self._address):
+            number = next(numbers)
+            self.folder = folder.with_name(f"{folder.name}_{number}")
+            if address is not None:
+                self._address = dataclasses.replace(address, root=f"{address.root}_{number}")
+        self._facts |= describe_address(self._address)
+        if self.folder != folder:
+            logger.warning("%s", went_beside(folder if address is None else address, self.folder))
+
+    def _open_store(self) -> running.ExperimentStore | running.MemoryStore:
+        if self._in_memory:
+            return running.MemoryStore(self._facts, self.folder)
+        if self._resume is None:
+            return running.ExperimentStore.create(self.folder, self._facts)
+        return running.ExperimentStore.open(self.folder)
+
+    def results(self) -> running.ResultGrid:
         """Return the results in the experiment's file, be it finished, running or interrupted.
 
         Raises:
             StoreError: there is none, or it is damaged or foreign.
         """
-        grid = ResultGrid.load(self.folder, **self._goal)
+        grid = running.ResultGrid.load(self.folder, **self._goal)
         if any(holds_opaque(result.config) for result in grid):  # a searcher asked again has the objects
-            with ExperimentReader(self.folder) as reader:
+            with running.ExperimentReader(self.folder) as reader:
                 log = list(reader.log())
                 trials = reader.trials()  # second: those of the log are all there
             self._take_parts(rehearsal=True)
-            restore.replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
+            running.replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
             configs = {trial.trial_id: trial.config for trial in trials}
-            grid = ResultGrid.load(self.folder, **self._goal, configs=configs)
+            grid = running.ResultGrid.load(self.folder, **self._goal, configs=configs)
         return grid
 
     def _run_loop(
         self,
         ledger: ResourceLedger,
-        executor: Executor,
-        store: ExperimentStore | MemoryStore,
-        reader: ExperimentReader | MemoryReader,
-        interrupts: InterruptHandler,
-        mirror: Mirror | None,
-    ) -> Controller:
-        restored = restore.Restored([])
-        if self._resume is not None and isinstance(reader, ExperimentReader):
+        executor: running.Executor,
+        store: running.ExperimentStore | running.MemoryStore,
+        reader: running.ExperimentReader | running.MemoryReader,
+        interrupts: running.InterruptHandler,
+        mirror: running.Mirror | None,
+        since: float,
+    ) -> running.Controller:
+        restored = running.Restored([])
+        if self._resume is not None and isinstance(reader, running.ExperimentReader):
             restored = self._restore(self._resume, reader, store, ledger)
+            if by := restored.steering.paused_by:
+                logger.warning(
+                    "%s was paused by %s, so nothing starts: `trainkit resume %s` lets it go on",
+                    *(self.folder, by, self.folder),
+                )
         source = TrialSource(
             self._proposals,
             varied=self._space.varied,
@@ -285,8 +320,9 @@ class ExperimentRun:
                 self._tune.trial_dirname_creator,
                 (trial.dirname for trial in restored.trials),
             ),
+            added=restored.added,
         )
-        controller = Controller(
+        controller = running.Controller(
             self._plan,
             source,
             self._proposals,
@@ -297,15 +333,16 @@ class ExperimentRun:
             stop=self._stop,
             spent_s=reader.spent_s() if self._run.stop is not None else 0.0,
             owed=restored.owed,
+            steering=restored.steering,
         )
         callbacks = [
-            *setup.make_callbacks(self._run, self._scheduler, in_memory=self._in_memory),
-            setup.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
+            *running.parts.make_callbacks(self._run, self._scheduler, in_memory=self._in_memory),
+            running.parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]
-        display = setup.make_display(self._run, in_memory=self._in_memory)
+        display = running.parts.make_display(self._run, in_memory=self._in_memory)
         strict = self._run.failure_config.fail_fast == "raise"
-        hub = CallbackDispatcher(
+        hub = running.CallbackDispatcher(
             callbacks,
             controller.trials,
             reader.history,
@@ -319,7 +356,7 @@ class ExperimentRun:
             self._facts.get("callback_states", {}),
             stop=self._run.stop,
             num_samples=self._tune.num_samples,
-            total_num_samples=self._searcher.total_samples,
+            total_num_samples=controller.total_samples,
             experiment_path=str(self.folder),
             **self._goal,
             time=self._now(),
@@ -327,16 +364,17 @@ class ExperimentRun:
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
         # For who looks at it from outside: a searcher or scheduler may say what these are.
-        store.set_fact("total_samples", self._searcher.total_samples)
+        store.set_fact("total_samples", controller.total_samples)
+        first = self._facts.setdefault("first_total_samples", controller.total_samples)
+        store.set_fact("first_total_samples", first)
         store.set_fact("objective", [self.metric, self.mode])
         store.set_fact("objectives", [[each.metric, each.mode] for each in self.objectives])
-        loop = ExperimentLoop(
+        loop = running.ExperimentLoop(
             controller,
             executor,
             store,
             hub,
-            Inbox(self.folder, self._now()),
-            total_samples=self._searcher.total_samples,
+            running.Inbox(self.folder, since, restored.commands),
             now=self._now,
             refresh_s=lambda: min(filter(None, (each.refresh_s for each in told)), default=None),
         )
@@ -358,15 +396,15 @@ class ExperimentRun:
 
     def _say(self, line: str) -> None:
         if self._run.verbose:
-            say(line)
+            running.say(line)
 
     def _restore(
         self,
-        rule: restore.ResumeRule,
-        reader: ExperimentReader,
-        store: ExperimentStore | MemoryStore,
+        rule: running.ResumeRule,
+        reader: running.ExperimentReader,
+        store: running.ExperimentStore | running.MemoryStore,
         ledger: ResourceLedger,
-    ) -> restore.Restored:
+    ) -> running.Restored:
         if self._facts["trainable"] != self._bound.name:
             logger.warning(
                 "%s was started with the trainable %s and goes on with %s: is that meant?",
@@ -377,7 +415,7 @@ class ExperimentRun:
         now = self._now()
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
-        restored = restore.restore_trials(
+        restored = running.restore_trials(
             reader,
             self._proposals,
             self._scheduler,
@@ -398,7 +436,8 @@ class ExperimentRun:
             )
         if self._changes:
             self._facts["space_since"] = len(restored.trials)
-            restored.records.append(ev.Noted(now, "space changed", "; ".join(self._changes)))
+            restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))
+            self._changes = ()  # so it is no other for a second fit
         for trial in restored.trials:
             trial.trainable_name, trial.experiment_path = self._bound.name, str(self.folder)
             trial.evaluated_params = evaluated_of(trial.config, self._space.varied)
@@ -406,19 +445,27 @@ class ExperimentRun:
                 trial.request = trial.granted or self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
         store.commit(restored.records)
-        restore.tidy(restored.trials, self.folder)
+        running.tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
         facts |= describe_address(self._address)
-        for key, value in (facts | describe_settings(self._tune, self._run)).items():
+        facts |= describe_settings(self._tune, self._run)
+        self._facts["tune_config"] = facts["tune_config"]
+        for key, value in facts.items():
             store.set_fact(key, value)  # the next restore goes on with what was given to this one
         return restored
 
     # --- parts ------------------------------------------------------------------------------------
 
+    def _take_plan(self) -> None:
+        saves = setup.can_save(self._bound)
+        self._plan = setup.make_plan(self._tune, self._run, self.metric, self.objectives, saves=saves)
+
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
-        self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher)
+        # Of another number it is told where it became another, as a restore tells it everything.
+        total = self._facts.get("first_total_samples", self._searcher.total_samples)
+        self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 
     @property

@@ -5,33 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from trainkit import settings
 from trainkit.errors import ConfigError
-from trainkit.runtime import api, scheduling
-from trainkit.tune.callbacks.base import CALLBACKS, Callback, ReporterCallback, create_callback
-from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
-from trainkit.tune.callbacks.loggers import PolicyFiles
+from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
-from trainkit.tune.controller.paused import NO_CHECKPOINT
 from trainkit.tune.controller.rules import Plan, StopRules, describe_stop, stop_of
 from trainkit.tune.core import seeds
-from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.checks import setting
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.core.trial import experiment_prefix, trial_id_of
-from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.base import Executor, SpecFactory
-from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.core.trainables import older_arguments
+from trainkit.tune.core.trial import experiment_prefix
 from trainkit.tune.schedulers import (
     SCHEDULERS,
     FIFOScheduler,
-    PopulationBasedTraining,
     TrialScheduler,
     described_scheduler,
 )
@@ -46,9 +36,7 @@ from trainkit.tune.search import (
 from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
-from trainkit.tune.space.tree import constant_words, spell
 from trainkit.tune.sync.storage import Address, describe_address
-from trainkit.tune.trial.actor import older_arguments
 from trainkit.tune.trial.trainable import Trainable
 
 
@@ -130,8 +118,6 @@ def _require_fit(
         ) from None
 
 
-logger = logging.getLogger("trainkit.tune")
-
 Part = TypeVar("Part")
 
 
@@ -166,8 +152,18 @@ def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
-def make_scheduler(tune: TuneConfig, space: Space, seed: int, searcher: Searcher) -> TrialScheduler:
-    """Return the scheduler, a copy too; for the objectives of the searcher, where there are several."""
+def make_scheduler(
+    tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
+) -> TrialScheduler:
+    """Return the scheduler, a copy too; for the objectives of the searcher, where there are several.
+
+    Args:
+        tune: the settings.
+        space: the experiment's.
+        seed: of the experiment.
+        searcher: of the experiment.
+        total_samples: how many trials there were to be when the experiment began; None: without end.
+    """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     # The one that never draws waits for no NumPy, which loads nearly as long as the tuner does.
@@ -178,7 +174,7 @@ def make_scheduler(tune: TuneConfig, space: Space, seed: int, searcher: Searcher
         metric=tune.one_metric,
         mode=tune.one_mode,
         rng=rng,
-        total_samples=searcher.total_samples,
+        total_samples=total_samples,
     )
     return scheduler
 
@@ -212,8 +208,19 @@ def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Object
     return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
 
 
+def can_save(bound: Bound) -> bool:
+    """Return True for a class that can save a checkpoint at any report; of a function it can't be known."""
+    cls = bound.trainable
+    return isinstance(cls, type) and issubclass(cls, Trainable) and cls.can_save()
+
+
 def make_plan(
-    tune: TuneConfig, run: RunConfig, metric: str | None, objectives: Sequence[Objective] = ()
+    tune: TuneConfig,
+    run: RunConfig,
+    metric: str | None,
+    objectives: Sequence[Objective] = (),
+    *,
+    saves: bool = False,
 ) -> Plan:
     """Return the rules that the controller goes by."""
     first, *others = metrics_of(tune, metric, objectives) or (None,)
@@ -227,6 +234,7 @@ def make_plan(
         failure=run.failure_config,
         checkpoints=run.checkpoint_config,
         grace_s=settings.stop_grace_s(),
+        saves=saves,
     )
 
 
@@ -237,116 +245,6 @@ def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
         limits.append(getattr(scheduler.deciding, "max_t", None))
     return min(filter(None, limits), default=None)
-
-
-def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Say so where population based training changes none: there is only one, or all end before."""
-    population = _population(tune)
-    if population is not None and total_samples == 1:
-        logger.warning(
-            "%s has a population of one, which nobody can take anything over from: give "
-            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
-            type(population).__name__,
-        )
-    if population is not None and _never_perturbed(tune, run):
-        logger.warning(
-            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
-            "perturbation_interval or burn_in_period smaller",
-            type(population).__name__,
-            population.first_judgement,
-            longest_way(tune, run),
-        )
-
-
-def warn_of_constants(space: Space) -> None:
-    """Say which constants of a space look like something to draw from."""
-    for site in space.leaves:
-        if words := constant_words(site.leaf, alone=not space.varied):
-            logger.warning("param_space[%r] is %s", spell(site.path), words)
-
-
-def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
-    deciding = getattr(tune.scheduler, "deciding", None)
-    return deciding if isinstance(deciding, PopulationBasedTraining) else None
-
-
-def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
-    population, longest = _population(tune), longest_way(tune, run)
-    if population is None or longest is None:
-        return False
-    return population.time_attr == "training_iteration" and longest <= population.first_judgement
-
-
-def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
-    """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
-    if run.verbose and run.progress_reporter is not None:
-        return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
-    return ConsoleCallback(verbose=run.verbose, kept=not in_memory) if run.verbose else None
-
-
-def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
-    """Return the user's callbacks, and those that write files where these are kept."""
-    callbacks, scheduler = cast("list[Callback]", list(run.callbacks)), scheduler.deciding
-    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
-        callbacks.append(PolicyFiles())
-    for name in run.default_loggers if settings.loggers_come_by_themselves() and not in_memory else ():
-        if not any(isinstance(callback, CALLBACKS.get(name)) for callback in callbacks):
-            callbacks.append(create_callback(name))
-    return callbacks
-
-
-def make_watch(
-    metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
-) -> Callback:
-    """Return what looks out for a metric that does not come, and for what the scheduler reads."""
-    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
-    first = None if told else deciding.first_judgement
-    judged_by = deciding.metric if deciding.needs_metric else None
-    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by)
-
-
-def make_executor(
-    bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
-) -> Executor:
-    """Return what runs the trials: each a process of its own, or each step of one a task."""
-    if bound.ahead is not None:
-        return TaskExecutor(bound, specs, now=now)
-    timed = plan.trial_timeout_s is not None
-    return ActorExecutor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
-
-
-def require_startable(
-    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: ResourceLedger
-) -> None:
-    """Find out before anything is written whether a first trial could run.
-
-    Raises:
-        ConfigError: the scheduler pauses trials, and they are of a class that can't save.
-        SerializationError: a value of the space can't be sent to a worker.
-        InfeasibleError: there is not what the first trial asks for.
-    """
-    if isinstance(tune.scheduler, TrialScheduler):
-        _require_saving(bound, tune.scheduler)
-    for name, value in space.values():
-        if not isinstance(value, (str, int, float, bool, type(None))):
-            api.ensure_serializable(value, f"the value {value!r:.100} of {setting('param_space')}[{name!r}]")
-    # Another searcher is asked for the first configuration: requests may be functions of it.
-    searcher = make_searcher(tune, space, seed, rehearsal=True)
-    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
-    if isinstance(config, dict):
-        request, what = bound.request(config), f"a trial of {bound.name}"
-        ledger.require_feasible(request, what=what)
-        if not ledger.is_simulated:
-            scheduling.make_room(request.group, ledger.existing, what)
-
-
-def _require_saving(bound: Bound, scheduler: TrialScheduler) -> None:
-    """Refuse a class that can't save, where the scheduler pauses trials; of a function it can't be known."""
-    cls = bound.trainable
-    is_class = isinstance(cls, type) and issubclass(cls, Trainable)
-    if scheduler.pauses and is_class and not cls.can_save():
-        by = scheduler.label if scheduler.deciding.pauses else type(scheduler).__name__
-        raise ConfigError(f"{by} pauses trials, and those of {bound.name} have {NO_CHECKPOINT}")
 
 
 _POLICIES: dict[str, Callable[..., Any]] = {

@@ -56,7 +56,7 @@ def draw_lineage(
             "perturbation_interval"
         )
     drawn = hyperparameter or metric
-    ways = _ways(grid, metric, hyperparameter, changes, log_y=log_y)
+    ways = ways_of(grid, metric, hyperparameter, changes, log_y=log_y)
     if not any(ways.values()):
         raise style.nothing_to_draw(grid, drawn)
     figure, axes = style.figure_of(ax, (8.5, 5))
@@ -79,7 +79,7 @@ Way = Mapping[int, tuple[int, float]]
 """By the iteration of a trial: how many reports its weights have by then, and the value reported."""
 
 
-def _ways(
+def ways_of(
     grid: ResultGrid,
     metric: str,
     hyperparameter: str | None,
@@ -87,7 +87,7 @@ def _ways(
     *,
     log_y: bool,
 ) -> dict[str, dict[int, tuple[int, float]]]:
-    """By trial, its reports whose value is a number."""
+    """Return by trial its reports whose value is a number."""
     ways: dict[str, dict[int, tuple[int, float]]] = {}
     age = ages(exchanges)
     for result, history in grid.histories():
@@ -102,8 +102,8 @@ def _ways(
     return ways
 
 
-def _pieces(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """The points of a way, cut where another state was taken over: nothing leads across."""
+def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return the points of a way, cut where another state was taken over: nothing leads across."""
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
     for iteration in sorted(way):
@@ -118,7 +118,7 @@ def _draw_members(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Excha
     pieces = [
         piece
         for trial_id, way in ways.items()
-        for piece in _pieces(way, [each.iteration for each in exchanges if each.trial_id == trial_id])
+        for piece in pieces_of(way, [each.iteration for each in exchanges if each.trial_id == trial_id])
     ]
     alpha = style.faint(len(pieces), 4, 0.2, 0.9)
     style.draw_lines(
@@ -127,25 +127,35 @@ def _draw_members(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Excha
     axes.autoscale_view()
 
 
-def _draw_exchanges(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> None:
-    """From the donor's report to the first of the member with its state."""
+def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
+    """Return a line of each exchange, from the donor's report to the first of the member with its state."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
         since, after = each.donor_iteration or 0, each.iteration + 1
         if since in donor and after in member:
             lines.append([donor[since], member[after]])
-    looks = {"colors": TAKES_OVER, "linewidths": 0.9, "linestyles": "--", "zorder": 3}
-    style.draw_lines(axes, lines, alpha=style.faint(len(lines), 3, 0.15, 0.8), label="takes over", **looks)
+    return lines
 
 
-def _draw_winner(axes: Axes, ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> None:
-    points = [
+def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tuple[int, float]]:
+    """Return the points of the training that led to a trial's weights."""
+    return [
         point
         for stretch in stretches
         for iteration, point in sorted(ways.get(stretch.trial_id, {}).items())
         if stretch.first < iteration <= stretch.last
     ]
+
+
+def _draw_exchanges(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> None:
+    lines = takeovers_of(ways, exchanges)
+    looks = {"colors": TAKES_OVER, "linewidths": 0.9, "linestyles": "--", "zorder": 3}
+    style.draw_lines(axes, lines, alpha=style.faint(len(lines), 3, 0.15, 0.8), label="takes over", **looks)
+
+
+def _draw_winner(axes: Axes, ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> None:
+    points = winner_of(ways, stretches)
     across, up = zip(*points, strict=True) if points else ((), ())
     axes.plot(across, up, color=WINNER, linewidth=2.2, zorder=5, label="way of the best")
     begins = [ways.get(stretch.trial_id, {}).get(stretch.first + 1) for stretch in stretches[1:]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -77,11 +77,17 @@ def draw_rungs(
         log_y: logarithmic values; those that have no logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
-    decisions = _judgements(grid)
-    bracket, brackets = _bracket(decisions, bracket)
-    rungs = _rungs(
-        grid, metric, [each for each in decisions if each.get("bracket", 0) == bracket], log_y=log_y
-    )
+    decisions = judgements(grid.decisions())
+    bracket, brackets = bracket_of(decisions, bracket)
+    values = {
+        (result.trial_id, report["training_iteration"]): lookup(report, metric)
+        for result, history in grid.histories()
+        for report in history
+    }
+    chosen = [each for each in decisions if each.get("bracket", 0) == bracket]
+    rungs = rungs_of(chosen, values, log_y=log_y)
+    if not rungs:
+        raise style.nothing_to_draw(grid, metric)
     words = _words(decisions, rungs)
     figure, axes = style.figure_of(ax, (8.5, 5))
     levels = sorted(rungs)
@@ -110,8 +116,13 @@ def draw_rungs(
     return figure
 
 
-def _judgements(grid: ResultGrid) -> list[dict[str, Any]]:
-    decisions = [each for each in grid.decisions() if each.get("rule") in (JUDGED, CAME)]
+def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the decisions that were made at rungs.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    decisions = [each for each in decisions if each.get("rule") in (JUDGED, CAME)]
     if not any(each["rule"] == JUDGED for each in decisions):
         raise ConfigError(
             "there are no rungs to draw: no scheduler has judged a trial at one. They come from "
@@ -133,8 +144,12 @@ def _words(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequenc
     return WAITING if waits else STOPPING
 
 
-def _bracket(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
-    """Which bracket to draw, and how many brackets there are."""
+def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
+    """Return the bracket to draw, by default the one with most trials, and how many brackets there are.
+
+    Raises:
+        ConfigError: no trial was judged in that bracket.
+    """
     judged = (each for each in decisions if each["rule"] == JUDGED)
     counts = Counter(each.get("bracket", 0) for each in judged if each["verdict"] != "RESUME")
     if bracket is None:
@@ -144,19 +159,19 @@ def _bracket(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tup
     return bracket, len(counts)
 
 
-def _rungs(
-    grid: ResultGrid, metric: str, decisions: Sequence[Mapping[str, Any]], *, log_y: bool
+def rungs_of(
+    decisions: Sequence[Mapping[str, Any]], values: Mapping[tuple[str, int], Any], *, log_y: bool = False
 ) -> dict[float, list[Entry]]:
-    """By level, the entries in the order they came.
+    """Return by level the entries in the order they came; none without a finite value.
 
     A trial is judged there at most once as it comes, and maybe once more later: when it goes on after a
     pause, or when those that it waited for have come.
+
+    Args:
+        decisions: of one bracket, made at rungs.
+        values: of the metric, by trial and iteration.
+        log_y: leaves out values that have no logarithm.
     """
-    values: dict[tuple[str, int], Any] = {}  # by trial and iteration
-    for result, history in grid.histories():
-        values |= {
-            (result.trial_id, report["training_iteration"]): lookup(report, metric) for report in history
-        }
     rungs: dict[float, dict[str, Entry]] = {}
     came: set[str] = set()
     for each in decisions:
@@ -173,8 +188,6 @@ def _rungs(
         value: Any = values.get((trial_id, each["iteration"]))
         if is_finite(value) and (value > 0 or not log_y):
             rung[trial_id] = Entry(trial_id, float(value), went_on, float(each.get("cutoff", math.nan)))
-    if not any(rungs.values()):
-        raise style.nothing_to_draw(grid, metric)
     return {level: list(entries.values()) for level, entries in rungs.items() if entries}
 
 

@@ -226,11 +226,7 @@ class ExperimentAnalysis:
                 f"is the checkpoint with the least or the most {metric!r} best? Give mode='min' or 'max'"
             )
         require_mode(mode)
-        found = self._trial(trial)
-        best = found.get_best_checkpoint(metric, mode)
-        if best is None:
-            logger.warning("trial %s has kept no checkpoint with a finite %r", found.trial_id, metric)
-        return best
+        return self._trial(trial).get_best_checkpoint(metric, mode)
 
     def get_last_checkpoint(
         self, trial: Result | str | None = None, metric: str = ITERATION, mode: str = "max"

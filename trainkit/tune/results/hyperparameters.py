@@ -1,4 +1,4 @@
-"""Hyperparameters of many trials by name, also as an Optuna study."""
+"""Hyperparameters of many trials by name, also as an Optuna study, and how important each is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trainkit.tune.core.checks import is_number, load
-from trainkit.tune.core.metrics import lookup
+from trainkit.errors import MissingDependencyError
+from trainkit.tune.core.checks import is_finite, is_number, load, require_one_of
+from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import Objective, trial_score
+from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
 from trainkit.tune.space.serialization import OPAQUE, is_opaque
@@ -20,6 +22,7 @@ from trainkit.tune.space.tree import everything
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
     from trainkit.tune.results.reading import Reader
     from trainkit.tune.results.result import Result
@@ -103,7 +106,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
     """
     found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):
-        for name, value, domain in _leaves(config, space, ""):
+        for name, value, domain in _leaves(config, space, "") if config else ():
             parameter = found.setdefault(name, Hyperparameter(name))
             parameter.values[place] = value
             if isinstance(domain, (Domain, GridSearch)):
@@ -183,6 +186,36 @@ def optuna_study(
         MissingDependencyError: Optuna is not installed.
     """
     module = load("optuna", "studies", "tune")
+    trials = optuna_trials(results, reader, objectives, scope)
+    study: optuna.Study = module.create_study(
+        study_name=name,
+        directions=["minimize" if each.mode == "min" else "maximize" for each in objectives],
+        storage=module.storages.InMemoryStorage(),
+    )
+    study.add_trials(trials)
+    return study
+
+
+def optuna_trials(
+    results: Sequence[Result],
+    reader: Reader,
+    objectives: Sequence[Objective],
+    scope: str = "last",
+    first_id: int = 0,
+) -> list[FrozenTrial]:
+    """Return the trials as Optuna has them.
+
+    Args:
+        results: the trials.
+        reader: of their experiment.
+        objectives: one, or several.
+        scope: which of a trial's reports stands for it.
+        first_id: Optuna's id of the first of them; the others follow.
+
+    Raises:
+        MissingDependencyError: Optuna is not installed.
+    """
+    module = load("optuna", "studies", "tune")
     space = reader.facts().get("space")
     parameters = hyperparameters_of([result.config for result in results], space)
     distributions = {each.name: distribution_of(each, module.distributions) for each in parameters}
@@ -199,7 +232,7 @@ def optuna_study(
         trials.append(
             module.trial.FrozenTrial(
                 number=place,
-                trial_id=place,
+                trial_id=first_id + place,
                 state=module.trial.TrialState[state],
                 value=None,
                 values=known if has_value and state in ("COMPLETE", "PRUNED") else None,
@@ -207,19 +240,18 @@ def optuna_study(
                 datetime_complete=_date(ended) if state in _DATED else None,
                 params={each.name: param_of(each, place) for each in active},
                 distributions={each.name: distributions[each.name] for each in active},
-                user_attrs={"trial_id": result.trial_id, "reason": result.reason},
+                user_attrs={
+                    "trial_id": result.trial_id,
+                    "status": str(result.status),
+                    "reason": result.reason,
+                    **_last_values(result, objectives),
+                },
                 system_attrs={},
                 # Optuna has none for several objectives.
                 intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
             )
         )
-    study: optuna.Study = module.create_study(
-        study_name=name,
-        directions=["minimize" if each.mode == "min" else "maximize" for each in objectives],
-        storage=module.storages.InMemoryStorage(),
-    )
-    study.add_trials(trials)
-    return study
+    return trials
 
 
 def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bool) -> str:
@@ -271,7 +303,21 @@ def param_of(parameter: Hyperparameter, place: int) -> Any:
 
 def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: str) -> float | None:
     score = trial_score(history, objective.metric, objective.mode, scope, keep_all=False)
+    if score is None and scope == "last" and history:
+        last = lookup(history[-1], objective.metric)
+        return float(last) if is_number(last) and math.isinf(last) else None  # Optuna takes all but NaN
     return -score if score is not None and objective.mode == "min" else score
+
+
+def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, float]:
+    """Return what else the last report has as finite numbers, by flat name."""
+    known = {*AUTOMATIC, "trial_id", "status", "reason", *(each.metric for each in objectives)} - {
+        "time_total_s"
+    }
+    reported = {name: value for name, value in result.metrics.items() if name != "config"}
+    return {
+        name: value for name, value in flatten(reported).items() if name not in known and is_finite(value)
+    }
 
 
 def _date(seconds: float | None) -> datetime.datetime:
@@ -285,3 +331,80 @@ def _intermediate(history: Sequence[Mapping[str, Any]], metric: str) -> dict[int
         for place, report in enumerate(history, 1)
         if is_number(value := lookup(report, metric))
     }
+
+
+def importances(
+    parameters: Sequence[Hyperparameter], values: Sequence[float], mode: str, method: str = ""
+) -> tuple[dict[str, float], str]:
+    """Return the share of each hyperparameter in the differences of the values, and the method in words.
+
+    Args:
+        parameters: over the trials.
+        values: one a trial.
+        mode: "min" or "max".
+        method: "forest": what the splits of scikit-learn's random forest by each hyperparameter explain.
+            "ped_anova": Optuna's, of which hyperparameters set the best tenth of the trials apart.
+            Empty: the forest where scikit-learn is installed, else Optuna's.
+
+    Raises:
+        ConfigError: there is no such method.
+        MissingDependencyError: its package is not installed.
+    """
+    if method:
+        require_one_of("method", method, ("forest", "ped_anova"))
+    if method == "ped_anova":
+        return _ped_anova(parameters, values, mode), "PED-ANOVA, Optuna"
+    try:
+        return _forest(parameters, values), "random forest, scikit-learn"
+    except MissingDependencyError:
+        if method:
+            raise
+        return _ped_anova(parameters, values, mode), "PED-ANOVA, Optuna"
+
+
+def _forest(parameters: Sequence[Hyperparameter], values: Sequence[float]) -> dict[str, float]:
+    ensemble = load("sklearn.ensemble", "importances", "sklearn")
+    columns: list[list[float]] = []
+    names: list[str] = []
+    for each in parameters:
+        found = _columns(each, len(values))
+        columns += found
+        names += [each.name] * len(found)
+    forest = ensemble.RandomForestRegressor(n_estimators=64, min_samples_leaf=2, random_state=0)
+    forest.fit(list(zip(*columns, strict=True)), list(values))
+    shares = dict.fromkeys(names, 0.0)
+    for name, share in zip(names, forest.feature_importances_, strict=True):
+        shares[name] += float(share)
+    return shares
+
+
+def _columns(each: Hyperparameter, count: int) -> list[list[float]]:
+    """Return a hyperparameter as columns of numbers, one for each choice; NaN where it is inactive."""
+    if each.is_numeric:
+        return [[float(each.values.get(place, math.nan)) for place in range(count)]]
+    words = [str(each.values[place]) if place in each.values else None for place in range(count)]
+    return [
+        [math.nan if word is None else float(word == choice) for word in words]
+        for choice in dict.fromkeys(map(str, each.choices))
+    ]
+
+
+def _ped_anova(parameters: Sequence[Hyperparameter], values: Sequence[float], mode: str) -> dict[str, float]:
+    optuna = load("optuna", "importances", "tune")
+    found = load("optuna.importance", "importances", "tune")
+    complete = [each for each in parameters if len(each.values) == len(values)]
+    study = optuna.create_study(direction="minimize" if mode == "min" else "maximize")
+    distributions = {each.name: distribution_of(each, optuna.distributions) for each in complete}
+    study.add_trials(
+        [
+            optuna.trial.create_trial(
+                params={each.name: param_of(each, place) for each in complete},
+                distributions=distributions,
+                value=value,
+            )
+            for place, value in enumerate(values)
+        ]
+    )
+    evaluator = found.PedAnovaImportanceEvaluator()
+    shares = found.get_param_importances(study, evaluator=evaluator)
+    return {name: float(share) for name, share in shares.items()}

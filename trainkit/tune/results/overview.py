@@ -13,16 +13,25 @@ from typing import Any
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
+from trainkit.tune.controller.state import Steering
 from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.objectives import NONE_BEST
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.results.reading import metric_and_mode
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.schema import FILENAME
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
 """A metric in SQL: its value, at the `paths` of it, and that as a number; NaN and infinities are texts."""
+
+
+def experiments_in(root: Path) -> list[Path]:
+    """Return the folders of the experiments in `root`, by name; or `root` itself if it is one."""
+    if (root / FILENAME).exists():
+        return [root]
+    return sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
 
 
 def paths(metric: str) -> tuple[str, str]:
@@ -60,6 +69,36 @@ class LogReader(ExperimentReader):
         )
         return [LogEvent(*row) for row in rows]
 
+    def last_event(self) -> int:
+        """Return the place of the last entry of the log; 0 if there is none."""
+        (row,) = self._rows("SELECT coalesce(max(seq), 0) FROM events")
+        return int(row[0])
+
+    def commands(self, after: int = 0) -> list[LogEvent]:
+        """Return the commands that were given to the experiment, in order; those after an entry."""
+        rows = self._rows(
+            "SELECT seq, time, kind, detail FROM events WHERE seq > ? AND kind = ? ORDER BY seq",
+            after,
+            ev.COMMAND,
+        )
+        return [LogEvent(*row) for row in rows]
+
+    def steering(self) -> Steering:
+        """Return the commands that still hold."""
+        found = Steering()
+        for event in self.commands():
+            command = decode(event.detail)
+            if command["done"]:
+                found.take(command["verb"], command["arguments"], command["by"], event.time)
+        concerned = {*found.holds, *found.pulled, *found.first}
+        for (trial_id,) in self._rows(
+            "SELECT trial_id FROM trials WHERE status IN ('TERMINATED', 'ERROR') "
+            "AND trial_id IN (SELECT value FROM json_each(?))",
+            json.dumps(list(concerned)),
+        ):
+            found.forget(trial_id)
+        return found
+
     def stand_still(self) -> None:
         """Have all that is read from here on be as it is now."""
         list(self._rows("BEGIN"))
@@ -85,15 +124,14 @@ class LogReader(ExperimentReader):
         Args:
             metric: its name, or a path such as "eval/loss".
         """
-        return dict(
-            self._rows(
-                # Beside max() SQLite takes the other columns from the row that holds the maximum.
-                f"SELECT trial_id, {FINITE} AS number FROM "
-                f"(SELECT trial_id, max(seq), {VALUE} AS value FROM results GROUP BY trial_id) "
-                "JOIN trials USING (trial_id) WHERE number IS NOT NULL ORDER BY trial_index",
-                *paths(metric),
-            )
+        found = self._rows(
+            # However many reports there are, the last of each trial alone is looked up, and once. With a plus
+            # SQLite sorts the trials, rather than to search for each by an index.
+            f"SELECT trial_id, (SELECT {VALUE} FROM results r WHERE r.trial_id = t.trial_id "
+            "ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t ORDER BY +trial_index",
+            *paths(metric),
         )
+        return {trial_id: value for trial_id, value in found if isinstance(value, (int, float))}
 
     def lengths(self) -> tuple[list[float], list[float]]:
         """How long the last attempt of each ended trial took, and when that of each running one began."""
@@ -139,6 +177,7 @@ class Overview:
         total: how many trials it will have; None: without end, or not known.
         trials: in the order suggested; empty where they are not asked for.
         remaining_s: about how long it will take yet; None where that can't be said.
+        paused_by: who has paused it as a whole; '': nobody.
     """
 
     folder: Path
@@ -152,29 +191,34 @@ class Overview:
     total: int | None
     trials: Sequence[Trial]
     remaining_s: float | None
+    paused_by: str
 
     @classmethod
-    def of(cls, folder: Path, now: float, *, with_trials: bool = True) -> Overview:
+    def of(
+        cls, folder: Path, now: float, *, with_trials: bool = True, reader: type[LogReader] = LogReader
+    ) -> Overview:
         """Look at the experiment in `folder`.
 
         Args:
             folder: of the experiment.
             now: the time.
             with_trials: False leaves the trials out, and is several times as fast.
+            reader: class that reads the file.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
         """
         owner = owner_of(folder)  # first: of one that ends now, the end is seen
-        with LogReader(folder) as reader:
-            reader.stand_still()
-            facts = reader.facts()
+        with reader(folder) as log:
+            log.stand_still()
+            facts = log.facts()
             metric, mode = metric_and_mode(facts)
-            numbers = reader.counts(owned=owner is not None)
-            values = {} if metric is None or numbers.keys() == _FAILED else reader.last_values(metric)
-            trials = reader.trials() if with_trials else []
-            ending = "" if owner is not None else _ending(reader.events())
-            ended, begun = ([], []) if owner is None else reader.lengths()
+            numbers = log.counts(owned=owner is not None)
+            values = {} if metric is None or numbers.keys() == _FAILED else log.last_values(metric)
+            trials = log.trials() if with_trials else []
+            ending = "" if owner is not None else _ending(log.events())
+            ended, begun = ([], []) if owner is None else log.lengths()
+            paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
                 if trial.status is TrialStatus.RUNNING:  # what ran it was killed before it could say so
@@ -189,19 +233,22 @@ class Overview:
             metric=metric,
             mode=mode,
             counted={word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]},
-            best=best(values.items(), key=itemgetter(1), default=None),
+            # Where nobody has said which is better, none is.
+            best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
             total=total,
             trials=trials,
-            remaining_s=None if owner is None else remaining_s(ended, running, to_come),
+            remaining_s=None if owner is None or paused_by else remaining_s(ended, running, to_come),
+            paused_by=paused_by,
         )
 
     @property
     def state(self) -> str:
-        """Such as 'runs in process 17', 'ended: all trials have ended', 'killed'."""
+        """Such as 'runs in process 17, paused by ann', 'ended: all trials have ended', 'killed'."""
+        paused = f", paused by {self.paused_by}" if self.paused_by else ""
         if self.owner is not None:
-            return f"runs in process {self.owner or 'unknown'}"
-        return f"ended: {self.ending}" if self.ending else "killed"
+            return f"runs in process {self.owner or 'unknown'}{paused}"
+        return f"ended: {self.ending}{paused}" if self.ending else f"killed{paused}"
 
     @property
     def counts(self) -> str:

@@ -301,16 +301,32 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
 
 
 def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
-    """The folder of a trial that `path` means, in the folder of its experiment, which exists.
+    """Return the folder of a trial that `path` means, in the folder of its experiment, which exists.
+
+    The folder of an experiment with a single trial, such as a trainer's run, means that trial.
 
     Raises:
-        StoreError, StorageError: see `experiment_folder`.
+        StoreError: there is nothing, or `path` is of an experiment with another number of trials.
+        StorageError: the address can't be read.
     """
     place = locate(path, filesystem)
     if isinstance(place, Path):
+        if (place / FILENAME).is_file():
+            return _only_trial(place)
         return experiment_folder(place.parent) / place.name
     above, _, name = os.fspath(path).rstrip("/").rpartition("/")
     return experiment_folder(above, filesystem) / name
+
+
+def _only_trial(experiment: Path) -> Path:
+    with ExperimentReader(experiment) as reader:
+        names = [trial.dirname for trial in reader.trials()]
+    if len(names) != 1:
+        raise StoreError(
+            f"{experiment} is the folder of an experiment with {len(names)} trials: give the path of one "
+            "trial's folder in it, or read all by ResultGrid.from_path(path)"
+        )
+    return experiment / names[0]
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:

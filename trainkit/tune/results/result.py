@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from trainkit.errors import MetricError, StoreError, TrialError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.lineage import Stretch, lineage
-from trainkit.tune.core.metrics import flatten
+from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import best_row, spread_of
-from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.core.stoppers import AUTOMATIC, missing_metric
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.display import Table, pairs_text
 from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment, trial_folder
@@ -26,6 +27,8 @@ from trainkit.tune.space.serialization import complete
 
 if TYPE_CHECKING:
     import pandas
+
+logger = logging.getLogger("trainkit.tune")
 
 MAX_WIDTH = 40
 """Characters of one value, where a result is shown."""
@@ -68,7 +71,8 @@ class Result:
         """Read one trial back, of a finished or running experiment, or of one that Ray Tune wrote.
 
         Args:
-            path: of the trial's folder, in the experiment's; or its address, which is copied here.
+            path: of the trial's folder, in the experiment's, or of an experiment of one trial, such as
+                a trainer's run; or the trial's address, which is copied here.
             storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
 
         Raises:
@@ -134,8 +138,13 @@ class Result:
         return self.get_best_checkpoint(self.metric, self.mode or "max")
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint whose report is best by `metric`; None if no checkpoint came with it."""
-        best = best_row([report for _, report in self.best_checkpoints], metric, mode)
+        """Return the checkpoint of the best report by `metric`; None, after a warning, if none has it."""
+        reports = [report for _, report in self.best_checkpoints]
+        best = best_row(reports, metric, mode)
+        if best is None and reports:
+            is_there = any(lookup(report, metric) is not None for report in reports)
+            what = repr(metric) if is_there else missing_metric(metric, reports)
+            logger.warning("trial %s has kept no checkpoint with a finite %s", self.trial_id, what)
         return next((checkpoint for checkpoint, report in self.best_checkpoints if report is best), None)
 
     # --- what happened ----------------------------------------------------------------------------

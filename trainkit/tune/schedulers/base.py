@@ -6,7 +6,7 @@ A scheduler reads no clock and no file, and draws from the generator that it is 
 give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
-    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin
+    on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin  resize
 
 `verdicts` is asked after each of them; `choose_trial_to_run` may be asked at any time and changes nothing.
 """
@@ -215,6 +215,8 @@ class TrialScheduler(ABC):
         self.metric = metric
         self.mode = mode
         self.rng: Generator | None = None
+        self.total_samples: int | None = None
+        """How many trials there will be at most; None: that is not known."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -287,11 +289,24 @@ class TrialScheduler(ABC):
         self.metric = self.metric or metric
         self.mode = self.mode or mode
         self.rng = rng
+        self.total_samples = total_samples
         if self.needs_metric and (self.metric is None or self.mode is None):
             raise ConfigError(
                 f"{type(self).__name__} judges trials by a metric: "
                 "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
             )
+
+    def resize(self, total_samples: int | None) -> None:
+        """A command, or a restore, changes how many trials there will be: more, or fewer.
+
+        Args:
+            total_samples: how many there will be at most, with those of before; None: that is not known.
+
+        Raises:
+            ConfigError: it needs the number that it was told first; then the command is refused, with
+                nothing changed.
+        """
+        self.total_samples = total_samples
 
     def on_begin(self) -> None:
         """The experiment runs from here on, the first time or after a restore: no trial has a process yet."""
@@ -379,6 +394,10 @@ def score_of(value: Any, mode: str | None) -> float:
     return -number if mode == "min" else number
 
 
+BY_COMMAND = "command"
+"""The fact that has the words where a user has decided."""
+
+
 def words_for(decision: Decision, scheduler: str) -> str:
     """Why a trial was stopped, paused or gone on with, as text.
 
@@ -387,6 +406,8 @@ def words_for(decision: Decision, scheduler: str) -> str:
     verdict, reason = decision.verdict, decision.reason
     if verdict is Verdict.STOP and "stop" in reason:
         return str(reason["stop"])
+    if BY_COMMAND in reason:
+        return str(reason[BY_COMMAND])
     verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 

@@ -110,10 +110,22 @@ class CheckedScheduler:
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
+            self._scheduler.total_samples = total_samples  # one of the user's may leave its base out
             verb = "take_space()"
             self._scheduler.take_space(space)
         except Exception as error:
             self._blame(verb, error)
+
+    def resize(self, total_samples: int | None) -> bool:
+        """Tell how many trials there will be; return False if that is what it knows."""
+        if total_samples == self._scheduler.total_samples:
+            return False
+        try:
+            self._scheduler.resize(total_samples)
+        except Exception as error:
+            self._blame("resize()", error)
+        self._scheduler.total_samples = total_samples
+        return True
 
     def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
         """Raise `error` as the scheduler's, unless it says by itself what is wrong."""

@@ -315,6 +315,8 @@ class ResourceChangingScheduler(TrialScheduler):
         """Return the first reservation of each trial; None before any has reported."""
         return self._base
 
+    _base_trial_resources = base_trial_resources  # as functions written for Ray ask
+
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
         """Return the reservation of a trial, or the one promised for its next start."""
         return self._promised.get(trial.trial_id, trial.request)
@@ -343,6 +345,10 @@ class ResourceChangingScheduler(TrialScheduler):
     ) -> None:
         self.base_scheduler.set_search_properties(metric, mode, rng, total_samples)
         super().set_search_properties(metric, mode, rng, total_samples)
+
+    def resize(self, total_samples: int | None) -> None:
+        self.base_scheduler.resize(total_samples)
+        super().resize(total_samples)
 
     def see(self, view: ExperimentView) -> None:
         self._view = view

@@ -3,6 +3,11 @@ from trainkit.tune.search.basic_variant import BasicVariantGenerator as BasicVar
 from trainkit.tune.search.bayesopt import BayesOptSearch as BayesOptSearch
 from trainkit.tune.search.bohb import TuneBOHB as TuneBOHB
 from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter as ConcurrencyLimiter
+from trainkit.tune.search.external.ax import AxSearch as AxSearch
+from trainkit.tune.search.external.nevergrad import NevergradSearch as NevergradSearch
+from trainkit.tune.search.external.rustuna import RustunaSearch as RustunaSearch
+from trainkit.tune.search.external.skopt import SkOptSearch as SkOptSearch
+from trainkit.tune.search.external.smac import SMACSearch as SMACSearch
 from trainkit.tune.search.hyperopt import HyperOptSearch as HyperOptSearch
 from trainkit.tune.search.optuna import OptunaSearch as OptunaSearch
 from trainkit.tune.search.registry import SEARCHERS as SEARCHERS

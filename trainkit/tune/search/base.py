@@ -113,6 +113,8 @@ class Searcher(ABC):
     FINISHED: ClassVar[str] = "FINISHED"
     several: ClassVar[bool] = False
     """True for searchers that take several objectives."""
+    in_units: ClassVar[bool] = False
+    """True for searchers whose trials belong together, so that none can take the place of another."""
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
         for name, value in (("metric", metric), ("mode", mode)):
@@ -297,6 +299,22 @@ class Searcher(ABC):
         self.suggest(trial_id)  # takes the place of the one that there was
         return config
 
+    def note(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """A trial runs with a configuration that a user has added: take it in as if it were a suggestion.
+
+        Returns:
+            False if the searcher can't; then it is told nothing of this trial.
+        """
+        return False
+
+    def knows(self, config: dict[str, Any]) -> bool:
+        """Return True if a configuration that a user adds is one of the searcher's own space."""
+        return True
+
+    def resize(self, num_samples: int) -> None:
+        """Suggest so many from now on, counting those of before; -1: without end."""
+        self.num_samples = num_samples
+
     def rehearsal(self) -> Searcher:
         """A copy to be asked beforehand, which leaves no trace outside itself."""
         return copy.deepcopy(self)
@@ -360,8 +378,8 @@ class Searcher(ABC):
     "searcher",
     Searcher,
     "objectives set_objectives metric mode total_samples whole suggest on_trial_result on_trial_complete "
-    "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up replay "
-    "add_evaluated_point save restore",
+    "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up note "
+    "knows replay add_evaluated_point save restore",
 )
 class SearcherWrapper(Searcher):
     """Base of searchers that hold another, as `searcher`.
@@ -380,6 +398,10 @@ class SearcherWrapper(Searcher):
     ) -> None:
         self.space, self.num_samples, self.seed = space, num_samples, seed
         self.searcher.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def resize(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.searcher.resize(num_samples)
 
     def rehearsal(self) -> Searcher:
         twin = copy.copy(self)

@@ -24,7 +24,7 @@ from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
 from trainkit.tune.search.base import Evaluated, evaluated_of
 from trainkit.tune.search.encoded_space import Declared
-from trainkit.tune.search.model_based import LastReportSearcher
+from trainkit.tune.search.model_based import RefittedSearcher
 from trainkit.tune.space.configurations import nested
 from trainkit.tune.space.domains import Domain, Float, Normal
 from trainkit.tune.space.search_space import Space
@@ -159,7 +159,7 @@ _UTILITY = {"kind": "ucb", "kappa": 2.576, "xi": 0.0, "kappa_decay": 1.0, "kappa
 _KINDS = ("ucb", "ei", "poi")
 
 
-class BayesOptSearch(LastReportSearcher[Box]):
+class BayesOptSearch(RefittedSearcher[Box]):
     """Suggest configurations by the package bayesian-optimization.
 
     Its model is a Gaussian process with a Matern 5/2 kernel, over real numbers: of a logarithmic domain the
@@ -221,8 +221,6 @@ class BayesOptSearch(LastReportSearcher[Box]):
         self._analysis = analysis
         self._precision = repeat_float_precision
         self._from_analysis: list[Evaluated] = []
-        self._known: dict[str, tuple[Place, float | None]] = {}
-        """By trial: where it is, and what it came to, more being better; None: it runs; NaN: it failed."""
 
     @staticmethod
     def _load() -> Any:
@@ -298,18 +296,19 @@ class BayesOptSearch(LastReportSearcher[Box]):
             verbose=self._verbose,
             allow_duplicate_points=True,
         )
-        told = [value for _, value in self._known.values() if value is not None and not math.isnan(value)]
+        told = self._losses()
         if n >= self._random_search_steps and told:
             # The package prints each place that comes twice, however silent it was asked to be.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
             # Of small matrices: more threads take the CPUs of the trials, and are slower.
             with silence, warnings.catch_warnings(), threadpool_limits(1):
                 warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
-                for place, value in self._known.values():
-                    if value is None:  # it runs: as if nothing good were there, so that others go elsewhere
-                        model.register(place, min(told))
-                    elif not math.isnan(value):
-                        model.register(place, value)
+                worst = max(loss for _, loss in told)
+                for place, loss in self._known.values():
+                    if loss is None:  # it runs: as if nothing good were there, so that others go elsewhere
+                        model.register(place, -worst)
+                    elif not math.isnan(loss):
+                        model.register(place, -loss)
                 suggested = model.suggest()
         else:
             suggested = model.random_sample()[0]
@@ -321,24 +320,6 @@ class BayesOptSearch(LastReportSearcher[Box]):
 
     def is_drawn(self, trial_id: str) -> bool:
         return super().is_drawn(trial_id) and self._skip_duplicate
-
-    def _note(self, trial_id: str, known: Place) -> None:
-        self._known[trial_id] = known, None
-
-    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        del self._known[trial_id]
-
-    # --- results ----------------------------------------------------------------------------------
-
-    def _tell(self, trial_id: str, value: float | None) -> None:
-        place, _ = self._known[trial_id]
-        if value is None or not math.isfinite(value):
-            value = math.nan
-        self._known[trial_id] = place, value if self.mode == "max" else -value
-
-    def _runs(self, trial_id: str) -> None:
-        place, _ = self._known[trial_id]
-        self._known[trial_id] = place, None
 
 
 def _checked_utility(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,12 @@ class ConcurrencyLimiter(SearcherWrapper):
             self._running.add(trial_id)
         return taken
 
+    def note(self, trial_id: str, config: dict[str, Any]) -> bool:
+        known = self.searcher.note(trial_id, config)
+        if known:  # else nobody will say that it has ended
+            self._running.add(trial_id)
+        return known
+
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:

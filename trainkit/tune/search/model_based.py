@@ -9,6 +9,7 @@ points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which the
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -233,6 +234,15 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._number += 1
         return True
 
+    def knows(self, config: dict[str, Any]) -> bool:
+        return self.form.known_by(config) is not None
+
+    def note(self, trial_id: str, config: dict[str, Any]) -> bool:
+        known = self.form.known_by(config)
+        if known is not None:  # in a place of its own: the points that are still to run keep theirs
+            self._to_run.insert(self._number, (None, True))
+        return self._took(trial_id, known)
+
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
@@ -302,3 +312,44 @@ class LastReportSearcher(ModelBasedSearcher[F]):
         self._last.pop(trial_id, None)
         value = lookup(result or {}, self.metric or "")
         self._tell(trial_id, float(value) if not error and is_number(value) else None)
+
+
+class RefittedSearcher(LastReportSearcher[F]):
+    """Base of searchers whose model is made anew for each suggestion, from all that is known then.
+
+    So nothing is carried over from one suggestion to the next, and a restore needs no state of a package.
+    """
+
+    _known: dict[str, tuple[Any, float | None]]
+    """By trial: what the model knows it by, and its loss. None: it runs; NaN: it came to nothing."""
+
+    def begin(
+        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
+    ) -> None:
+        self._known = {}
+        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+
+    def _losses(self) -> list[tuple[Any, float]]:
+        """Return what is known of trials that came to something, with their losses."""
+        return [
+            (known, loss) for known, loss in self._known.values() if loss is not None and not math.isnan(loss)
+        ]
+
+    def _running(self) -> list[Any]:
+        """Return what is known of trials that run."""
+        return [known for known, loss in self._known.values() if loss is None]
+
+    def _note(self, trial_id: str, known: Any) -> None:
+        self._known[trial_id] = known, None
+
+    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        del self._known[trial_id]
+
+    def _tell(self, trial_id: str, value: float | None) -> None:
+        known, _ = self._known[trial_id]
+        loss = math.nan if value is None or not math.isfinite(value) else value
+        self._known[trial_id] = known, -loss if self.mode == "max" else loss
+
+    def _runs(self, trial_id: str) -> None:
+        known, _ = self._known[trial_id]
+        self._known[trial_id] = known, None

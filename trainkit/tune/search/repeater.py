@@ -155,6 +155,8 @@ class Repeater(SearcherWrapper):
         self._best: list[float] = []
         """Results of the trials of the best complete unit."""
 
+    in_units = True
+
     @property
     def arguments(self) -> dict[str, Any]:
         return arguments_of(self)
@@ -173,10 +175,19 @@ class Repeater(SearcherWrapper):
             "Repeater tells the mean of one metric, and there are several objectives: name one",
         )
         super().begin(space, metric=metric, mode=mode, num_samples=units, seed=seed)
+        self.num_samples = num_samples
         require(
             self.skip is None or (self.metric is not None and self.mode is not None),
             f"skip={self.skip!r} needs a metric and a mode, in the TuneConfig",
         )
+
+    def note(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """Return False: it is run once, and the searcher learns from units."""
+        return False
+
+    def resize(self, num_samples: int) -> None:
+        super().resize(num_samples if num_samples == -1 else num_samples // self.repeat)
+        self.num_samples = num_samples
 
     @property
     def total_samples(self) -> int | None:

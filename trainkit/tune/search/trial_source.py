@@ -11,23 +11,24 @@ same choices.
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
 from trainkit.tune.core.checks import setting
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.core.trial import Trial, experiment_tag, trial_dirname, trial_id_of
+from trainkit.tune.core.seeds import addition_generator, suggestion_generator
+from trainkit.tune.core.trial import Namer, Trial, experiment_tag, trial_dirname, trial_id_of
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.space.computed import compute
 from trainkit.tune.space.configurations import constants, copied, fingerprint, merged, nested
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import encode_config, holds_opaque
-from trainkit.tune.space.tree import in_config
+from trainkit.tune.space.tree import in_config, spell
 
 TRIES = 20
 """Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
@@ -85,6 +86,17 @@ class Proposals:
         return self._searcher.total_samples
 
     @property
+    def num_samples(self) -> int:
+        """How many samples the searcher is to make; -1: without end."""
+        return self._searcher.num_samples
+
+    @property
+    def adds_beside(self) -> bool:
+        """True if a configuration that is added takes no place: the searcher's own are tried whole."""
+        # A searcher without end that has one all the same suggests a list of its own.
+        return bool(self.space.axes) or self._searcher.in_units or self.num_samples == -1
+
+    @property
     def hears_again(self) -> bool:
         """True if the searcher may be told twice how a trial has ended."""
         return self._searcher.hears_again
@@ -132,6 +144,62 @@ class Proposals:
                 self.reason = self._why()
                 return Searcher.FINISHED
             rejected = 0
+
+    def completed(self, given: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Return the configuration that a user adds, with what it leaves open drawn.
+
+        Args:
+            given: hyperparameters, by name or nested.
+            number: how many were added before it.
+
+        Raises:
+            ConfigError: it is none of the space.
+        """
+        if not self._searcher.whole and not self.space.parameters:  # the space is the searcher's own
+            config = self._whole(dict(given))
+            if not self._searcher.knows(config):
+                raise ConfigError(
+                    f"{config!r} is none of the space of {self.name}: give all that it draws, with values "
+                    "that it may have"
+                )
+        else:
+            self.space.point(given)
+            preset = self.space.preset(given)
+            if open_axes := [spell(path) for path in self.space.axes if path not in preset]:
+                raise ConfigError(f"the grid's {', '.join(open_axes)} must be given, as a grid draws nothing")
+            config = self.space.configuration(0, addition_generator(self._seed, number), preset)
+        if (rule := self.space.forbidden_by(config)) is not None:
+            raise ConfigError(f"{config!r} is forbidden: {rule}")
+        return config
+
+    def resize(self, num_samples: int) -> None:
+        """Have the searcher suggest so many, counting those of before; -1: without end.
+
+        Raises:
+            ConfigError: the searcher raised.
+        """
+        try:
+            self._searcher.resize(num_samples)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.resize() raised {type(error).__name__}, told of num_samples={num_samples}: "
+                f"{message_of(error)}"
+            ) from error
+
+    def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
+        """A trial gets a configuration that was added; the searcher learns from it if it can."""
+        try:
+            is_known = self._searcher.note(trial_id, config)
+        except Exception as error:
+            raise ConfigError(
+                f"{self.name}.note() raised {type(error).__name__}, told of trial {trial_id}: "
+                f"{message_of(error)}"
+            ) from error
+        if not is_known:
+            self._unknown.add(trial_id)
+        return self._accept(trial_id, config)
 
     def replay(
         self, trial_id: str, stored: dict[str, Any], *, same_space: bool = True
@@ -299,73 +367,38 @@ def _reaches(config: Any, path: tuple[Any, ...]) -> bool:
     return True
 
 
-MAX_OWN_DIRNAME = 120
-"""Bytes of a folder's name that a user's function makes; longer ones are cut."""
+@dataclass(slots=True)
+class Additions:
+    """Configurations that users add to a running experiment.
 
-_OURS = "experiment."
-"""Beginning of the names of the experiment's own files."""
-
-
-class Namer:
-    """Names trials as TuneConfig asks for.
-
-    Args:
-        name_of: `trial_name_creator`; None: names stay as they are.
-        dirname_of: `trial_dirname_creator`; None: folders stay as they are.
-        taken: names of the experiment's folders.
+    Attributes:
+        waiting: those that no trial has yet, the first first, each with how many were added before it.
+        number: how many were added in all.
+        left_out: how many of them get no trial.
     """
 
-    def __init__(
-        self,
-        name_of: Callable[[Trial], str] | None = None,
-        dirname_of: Callable[[Trial], str] | None = None,
-        taken: Iterable[str] = (),
-    ) -> None:
-        self._name_of = name_of
-        self._dirname_of = dirname_of
-        # Compared as a file system would that doesn't tell upper case from lower.
-        self._taken = {name.casefold() for name in taken} if dirname_of is not None else set()
+    waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
+    number: int = 0
+    left_out: int = 0
 
-    def name(self, trial: Trial) -> None:
-        """Give `trial` its own name and folder.
+    def add(self, config: dict[str, Any]) -> None:
+        """Take one more."""
+        self.waiting.append((self.number, config))
+        self.number += 1
 
-        Raises:
-            ConfigError: a function raised, or returned something else than a text.
-        """
-        if self._name_of is not None:
-            trial.name = _called("trial_name_creator", self._name_of, trial)
-        if self._dirname_of is not None:
-            asked = _called("trial_dirname_creator", self._dirname_of, trial)
-            trial.dirname = own_dirname(asked, trial.trial_id, self._taken)
-            self._taken.add(trial.dirname.casefold())
+    def take_back(self) -> None:
+        """Forget the last."""
+        self.waiting.pop()
+        self.number -= 1
 
+    def leave_out(self, number: int) -> None:
+        """Leave one out, before which so many were added."""
+        self.waiting = deque(each for each in self.waiting if each[0] != number)
+        self.left_out += 1
 
-def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
-    """Return `asked` as the name of a folder: inside the experiment's, of fair length, and nobody else's.
-
-    What is neither a letter, a digit, nor one of `-_.=,+@` becomes `_`; where that leaves nothing, or the
-    name is taken already, the trial's id is put to it. A name that begins as the experiment's own files do
-    gets `trial_` before it.
-    """
-    plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
-    cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
-    if not cut.strip("_"):
-        return f"trial_{trial_id}"
-    if cut.casefold().startswith(_OURS):
-        cut = f"trial_{cut}"
-    return cut if cut.casefold() not in taken else f"{cut}_{trial_id}"
-
-
-def _called(setting: str, function: Callable[[Trial], Any], trial: Trial) -> str:
-    try:
-        name = function(trial)
-    except Exception as error:
-        raise ConfigError(
-            f"{setting} raised {type(error).__name__} for trial {trial.trial_id}: {message_of(error)}"
-        ) from error
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a text")
-    return " ".join(name.split()) or trial.trial_id
+    def take(self) -> None:
+        """The first has a trial now."""
+        self.waiting.popleft()
 
 
 class TrialSource:
@@ -380,6 +413,7 @@ class TrialSource:
         request_of: what a trial with this configuration reserves; may be the user's function.
         created: how many trials there are already.
         namer: gives trials names of the user's own.
+        added: configurations that users have added, in order.
     """
 
     def __init__(
@@ -393,7 +427,9 @@ class TrialSource:
         request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
         created: int = 0,
         namer: Namer | None = None,
+        added: Additions | None = None,
     ) -> None:
+        self._added = added or Additions()
         self._proposals = proposals
         self._prefix = prefix
         self._trainable_name = trainable_name
@@ -407,16 +443,83 @@ class TrialSource:
     @property
     def exhausted(self) -> bool:
         """True once there will be no further trial."""
+        return not self._added.waiting and (self._finished or self.to_come == 0)
+
+    @property
+    def total(self) -> int | None:
+        """How many trials there will be at most; None: no end.
+
+        A configuration that was added is one of them, as a point to evaluate is. Beside a grid, which is
+        tried whole, and once all others were suggested, it is one more.
+        """
+        total = self._suggested
+        return None if total is None else max(total, self._enough)
+
+    @property
+    def _suggested(self) -> int | None:
+        """How many trials the searcher makes, with those that take no place of its own; None: without end."""
         total = self._proposals.total_samples
-        return self._finished or (total is not None and self.created >= total)
+        return None if total is None else total + self._beside
+
+    @property
+    def _beside(self) -> int:
+        return (self._added.number - self._added.left_out) * self._proposals.adds_beside
+
+    @property
+    def _enough(self) -> int:
+        """How many trials there are, and those that were added."""
+        return self.created + len(self._added.waiting)
 
     @property
     def to_come(self) -> int | None:
         """How many trials there will be yet at most; None: without end."""
-        total = self._proposals.total_samples
+        total = self.total
         if self._finished:
-            return 0
-        return None if total is None else max(0, total - self.created)
+            return len(self._added.waiting)
+        return None if total is None else total - self.created
+
+    def add(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Take a configuration to be tried next; return it, with what was left open drawn.
+
+        Raises:
+            ConfigError: it is none of the space.
+        """
+        config = self._proposals.completed(given, self._added.number)
+        self._added.add(config)
+        return config
+
+    def take_back(self) -> None:
+        """Leave out the configuration that was added last."""
+        self._added.take_back()
+
+    def resize(self, num_samples: int) -> None:
+        """Make so many of the searcher's samples, counting those of before.
+
+        Raises:
+            ConfigError: more trials than that were suggested, or are to be; or it makes as many as before.
+        """
+        before, total_before, enough = self._proposals.num_samples, self._suggested, self._enough
+        self._proposals.resize(num_samples)
+        total = self._suggested
+        if total == total_before and num_samples != before:
+            self._proposals.resize(before)
+            many = "no other number of trials" if total is None else f"{total} trials, as many as before"
+            raise ConfigError(
+                f"num_samples={num_samples} makes {many}, as {self.searcher_name} counts them: give another "
+                "number, add configurations one by one, or stop the experiment"
+            )
+        if total is not None and total < enough:
+            self._proposals.resize(before)
+            raise ConfigError(
+                f"num_samples={num_samples} makes {total} trials, and {enough} were suggested already: give "
+                "more, or stop the experiment"
+            )
+        self._finished = False
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the searcher is to make; -1: without end."""
+        return self._proposals.num_samples
 
     @property
     def searcher_name(self) -> str:
@@ -437,7 +540,12 @@ class TrialSource:
         if self.exhausted:
             return None
         trial_id = trial_id_of(self._prefix, self.created)
-        config = self._proposals.propose(trial_id)
+        config: dict[str, Any] | str | None
+        if self._added.waiting:
+            config = self._proposals.note(trial_id, self._added.waiting[0][1])
+            self._added.take()
+        else:
+            config = self._proposals.propose(trial_id)
         if config is None:
             return None
         if isinstance(config, str):

@@ -28,11 +28,11 @@ from trainkit.tune.core.checks import (
 from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import Stopper
-from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, experiment_prefix, safe_name
-from trainkit.tune.experiment import setup
+from trainkit.tune.core.trial import Failure, Namer, SavedCheckpoint, Trial, experiment_prefix, safe_name
+from trainkit.tune.experiment import parts, setup
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
-from trainkit.tune.search.trial_source import Namer, TrialSource
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.simulation.executor import (
     Agenda,
     Failures,
@@ -290,8 +290,8 @@ def simulate(
     space = setup.make_space(param_space, tune)
     searcher = setup.make_searcher(tune, space, seed)
     proposals = setup.make_proposals(tune, space, searcher, seed)
-    scheduler = setup.make_scheduler(tune, space, seed, searcher)
-    setup.warn_if_never_perturbed(tune, run, searcher.total_samples)
+    scheduler = setup.make_scheduler(tune, space, seed, searcher, searcher.total_samples)
+    parts.warn_if_never_perturbed(tune, run, searcher.total_samples)
     metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
@@ -350,7 +350,7 @@ def simulate(
     store = MemoryStore(facts)
     SimulatedLoop(controller, executor, store, agenda).run()
     controller.raise_error()
-    _warn_if_unjudged(setup.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
+    _warn_if_unjudged(parts.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
     return Simulation(store, metric, mode, workers=workers, ended_s=agenda.now, errors=executor.errors)
 
 

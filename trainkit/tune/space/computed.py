@@ -141,12 +141,16 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     """Let functions that draw from the global generators repeat too, and leave those as they were."""
     import numpy as np
 
+    legacy: Any = np.random  # NumPy's own types leave out the two functions
     seed = int(rng.integers(2**32))
-    before, numpy_before = random.getstate(), np.random.get_state()
+    before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
+    # Another generator, as one that was seeded can't be told any more from one that the program has seeded.
+    legacy.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
     try:
         yield
     finally:
         random.setstate(before)
-        np.random.set_state(numpy_before)
+        legacy.set_bit_generator(numpy_before)
+        np.random.set_state(state_before)  # half of a pair of normal numbers, too

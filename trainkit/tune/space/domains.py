@@ -369,7 +369,10 @@ class Float(Domain):
     def contains(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             return False
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            return False
         return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
 
     # --- as Ray's domains are changed -------------------------------------------------------------
@@ -509,9 +512,13 @@ class Normal(Domain):
         return value if self.q is None else self.steps.value(self.steps.count(value))
 
     def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             return False
-        return self.q is None or self.steps.holds(float(value))
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond all floats
+            return False
+        return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 
     def quantized(self, q: float) -> Self:
         """Return a domain rounded to multiples of `q`."""

@@ -151,7 +151,7 @@ def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
             needed = [f"{name} in its category {place}" for name, place in parameter.branches]
             needed += map(str, parameter.conditions)
             raise SpaceError(
-                f"points_to_evaluate gives {parameter.name}={found[path]!r}, which is there only with "
+                f"a configuration gives {parameter.name}={found[path]!r}, which is there only with "
                 f"{' and '.join(needed)}; give that too"
             )
     return found
@@ -187,7 +187,7 @@ class _Collector:
                 self._collect(child, (*path, place))
         elif path not in self._constants:
             raise SpaceError(
-                f"points_to_evaluate gives {spell(path)}={node!r}, which the space does not have; "
+                f"a configuration gives {spell(path)}={node!r}, which the space does not have; "
                 f"it has {', '.join(sorted(self._by_name)) or 'only constants'}"
             )
 
@@ -201,7 +201,7 @@ class _Collector:
         except SpaceError as error:
             if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
                 raise SpaceError(
-                    f"points_to_evaluate gives {spell(path)}={value!r}, which fits no category of {leaf}"
+                    f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
                 ) from error
             self._values[path] = value  # none of the categories, but the user's own
 
@@ -415,7 +415,9 @@ class Space:
             if path in self.by_path:
                 parameter = self.by_path[path]
                 if not parameter.domain.contains(value):
-                    raise SpaceError(f"a point gives {parameter.name}={value!r}, outside {parameter.domain}")
+                    raise SpaceError(
+                        f"a configuration gives {parameter.name}={value!r}, outside {parameter.domain}"
+                    )
                 named[parameter.name] = value
         return named
 

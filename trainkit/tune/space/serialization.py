@@ -201,6 +201,8 @@ def complete(stored: Any, replayed: Any) -> Any:
 
     A part that does not agree stays a mark, for the caller to refuse.
     """
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # as most are: nothing is to be taken
+        return stored
     if is_opaque(stored):
         return replayed if _to_data(replayed) == stored else stored
     if isinstance(stored, dict) and isinstance(replayed, dict):

@@ -1,1 +1,10 @@
-"""The experiment's store."""
+"""The experiment's store.
+
+Names that only some need are loaded when first used; they are in `__init__.pyi`.
+"""
+
+from __future__ import annotations
+
+from trainkit.lazy import from_stub
+
+__getattr__, __dir__, __all__ = from_stub(__name__)

@@ -43,6 +43,9 @@ class MemoryStore:
 
     def commit(self, records: Sequence[ev.Record]) -> None:
         """Keep `records`; of a report the result alone, which has all that the trial sent."""
+        for changed in [told for told in records if type(told) is ev.SettingsChanged]:
+            settings = {**self.facts["tune_config"], **changed.settings}
+            self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}
         self.records += [
             ev.ResultAdded(told.trial, told.attempt, told.iteration, told.time, told.result, told.result)
             if type(told) is ev.ResultAdded

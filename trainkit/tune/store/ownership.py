@@ -1,7 +1,13 @@
-"""Lock of the process that owns an experiment, and the requests that other processes make of it."""
+"""Lock of the process that owns an experiment, and the commands that other processes leave for it.
+
+A command is a file in the folder `commands`. The owner takes it away, carries it out, and commits it with
+its effects and its outcome. So a file that is there was not taken; one that is gone is in the history, or
+will be, unless the owner has died in between: then it had no effect.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import getpass
 import json
@@ -9,14 +15,16 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainkit.errors import StoreError
+from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 
 FILENAME = "experiment.lock"
+_LOOKS = 10
+"""Looks at the list of locks, of which none must show a lock, before it is not held."""
 
 
 class Ownership:
@@ -51,6 +59,7 @@ class Ownership:
 
     def close(self) -> None:
         """Let go; the file stays, since removing it could cut off who waits for it."""
+        os.ftruncate(self._descriptor, 0)  # so that who looks for an owner need not look twice
         # Explicitly, as a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
@@ -74,23 +83,31 @@ def owner_of(folder: Path) -> int | None:
     """The pid of the process that runs the experiment; 0 where it is not known, None if nobody does.
 
     The kernel is asked who holds the lock: taking it for a look would refuse an owner that comes just then.
+    Its list is read in pages, so that a lock which moves between two of them while others are let go is not
+    seen: while the process lives that has written its pid into the file, the list is read again.
 
     Raises:
         StoreError: it can't be found out.
     """
     path = folder / FILENAME
     try:
-        inode, pid = path.stat().st_ino, path.read_text().strip()
-        locks = Path("/proc/locks").read_text().splitlines()
+        for _ in range(_LOOKS):
+            inode, pid = path.stat().st_ino, path.read_text().strip()
+            # 1: FLOCK  ADVISORY  WRITE 4711 00:2b:123456 0 EOF
+            if any(" FLOCK " in line and line.split()[-3].endswith(f":{inode}") for line in _locks()):
+                return int(pid) if pid.isdecimal() else 0
+            if not pid.isdecimal() or not os.path.exists(f"/proc/{pid}"):
+                return None
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
-    # 1: FLOCK  ADVISORY  WRITE 4711 00:2b:123456 0 EOF
-    held = any(" FLOCK " in line and line.split()[-3].endswith(f":{inode}") for line in locks)
-    if not held:
-        return None
-    return int(pid) if pid.isdecimal() else 0
+    return None
+
+
+def _locks() -> list[str]:
+    """Return the kernel's list of locks, of which some may be missing."""
+    return Path("/proc/locks").read_text().splitlines()
 
 
 logger = logging.getLogger("trainkit.tune")
@@ -99,7 +116,9 @@ FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
 _FRESH_S = 5.0
-"""Younger wishes may be for the owner that is just starting."""
+"""Commands that are so much older than the owner may have been given to it as it started."""
+MAX_DEPTH = 100
+"""Dictionaries and lists within one another in a command; more would exceed the owner's stack."""
 
 
 def asker() -> str:
@@ -111,21 +130,55 @@ def asker() -> str:
     return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
 
-def ask_to_stop(folder: Path, trial_id: str | None, by: str) -> Path:
-    """Leave the wish that a trial, or with None the experiment, be stopped; return the file, to take it back.
+def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str) -> Path:
+    """Leave a command for the experiment's owner; return the file, to take it back.
+
+    Args:
+        folder: of the experiment.
+        verb: of the command.
+        arguments: of the verb, by name; JSON values.
+        by: says who gives it.
+
+    Returns:
+        The file, whose stem is the command's id.
 
     Raises:
+        ConfigError: the arguments are no JSON values, or `by` is empty.
         StoreError: the experiment's folder can't be written.
     """
     inbox = folder / FOLDER
     name = uuid.uuid4().hex
+    if not by:
+        raise ConfigError(f"by={by!r}: say who gives the command, or leave it out")
+    command = {"id": name, "verb": verb, "arguments": dict(arguments), "by": by}
+    if _is_deep(command):
+        raise ConfigError(f"what {verb} was given is nested deeper than {MAX_DEPTH} levels: give less")
+    try:
+        text = json.dumps(command, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{verb} {dict(arguments)!r} cannot be written as JSON: {error}. Give numbers, texts, lists and "
+            "dictionaries"
+        ) from None
     try:
         inbox.mkdir(exist_ok=True)
         aside = inbox / f".{name}.partial"
-        aside.write_text(json.dumps({"stop": trial_id, "by": by}))
+        aside.write_bytes(text)
         return aside.rename(inbox / f"{name}{_SUFFIX}")
     except OSError as error:
         raise StoreError(f"{inbox} cannot be written: {error}") from error
+
+
+def _is_deep(command: Any) -> bool:
+    """Return True if a command is nested too deeply."""
+    level = [command]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+    return bool(level)
 
 
 class Inbox:
@@ -133,18 +186,22 @@ class Inbox:
 
     Args:
         folder: of the experiment.
-        now: the time, in seconds since 1970; wishes that are older were for an owner of before.
+        since: when the owner has taken the lock, in seconds since 1970; commands that are older were for an
+            owner of before.
+        known: ids of commands that the history has; none of them is carried out once more.
     """
 
-    def __init__(self, folder: Path, now: float) -> None:
+    def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
+        self._known = set(known)
         self._folder = folder / FOLDER
-        self._next_look = now
+        self._next_look = since
         self._changed = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            if path.stat().st_mtime < now - _FRESH_S:
-                path.unlink()
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # taken back; no command
+                if path.stat().st_mtime < since - _FRESH_S:
+                    path.unlink()
 
-    def look(self, now: float) -> list[ev.StopAsked]:
+    def look(self, now: float) -> list[ev.CommandGiven]:
         """Return what was left since the last look, oldest first; nothing if that was just now."""
         if now < self._next_look:
             return []
@@ -157,20 +214,53 @@ class Inbox:
             return []
         # A folder that has just changed may change again with the same date: it is looked into once more.
         self._changed = changed if now - changed / 1e9 > EVERY_S else 0
-        return [ev.StopAsked(now, asked["by"], asked["stop"]) for asked in self._take()]
+        return [ev.CommandGiven(now, *command) for command in self._take()]
 
-    def _take(self) -> Iterator[dict[str, Any]]:
+    def _take(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
         try:
-            paths = [path for path in self._folder.iterdir() if path.suffix == _SUFFIX]
-            for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
-                text = path.read_text(errors="replace")
-                path.unlink()
-                try:
-                    asked = json.loads(text)
-                    yield {"stop": asked["stop"], "by": str(asked["by"])}
-                except (ValueError, KeyError, TypeError):
-                    logger.warning("%s is nothing that `trainkit stop` writes; it was removed", path)
-        except FileNotFoundError:  # nobody has asked for anything yet
+            found = [(path.stat().st_mtime_ns, path) for path in self._folder.iterdir() if _is_command(path)]
+        except FileNotFoundError:  # nobody has asked for anything yet, or one was just taken back
+            self._changed = 0
             return
         except OSError as error:
-            logger.warning("what `trainkit stop` has left in %s cannot be read: %s", self._folder, error)
+            logger.warning("the commands in %s cannot be read: %s", self._folder, error)
+            return
+        for _, path in sorted(found):
+            try:
+                text = path.read_text(errors="replace")
+                path.unlink()
+            except FileNotFoundError:  # taken back
+                continue
+            except OSError as error:  # such as a folder of this name, which holds up no other command
+                logger.warning("the command %s cannot be read: %s", path, error)
+                continue
+            try:
+                command = _command_in(text)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                logger.warning("%s is no command of trainkit's; it was removed", path)
+                continue
+            if command[-1] in self._known:
+                logger.warning("the command %s was carried out before; it was removed", path)
+                continue
+            self._known.add(command[-1])
+            yield command
+
+
+def _is_command(path: Path) -> bool:
+    return path.suffix == _SUFFIX
+
+
+def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
+    """Return who gives which command, with its arguments and its id.
+
+    Raises:
+        Exception: the text is no command.
+    """
+    read = json.loads(text)
+    if _is_deep(read):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    json.dumps(read, ensure_ascii=False).encode()  # half a character can't be kept
+    command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
+    if not command[0]:
+        raise ValueError("nobody has given it")
+    return command

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, overload
 
 from trainkit.errors import StoreError
+from trainkit.lazy import without_collection
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import Origin, checkpoint_score, full_result
 from trainkit.tune.core.checks import is_number
@@ -29,12 +30,13 @@ class LogEntry(NamedTuple):
     """One thing that searcher and scheduler were told.
 
     Attributes:
-        kind: of the event, as the file has it: began, PAUSED, TERMINATED, ERROR, rearranged, no more trials;
+        kind: of the event, as the file has it: began, PENDING, PAUSED, TERMINATED, ERROR, rearranged,
+            command, no more trials;
             or "trial", it was suggested; "result", it reported; "RESUME", it goes on instead of being paused;
-            "again", it had ended and runs again.
+            "pulled", it is paused by a command; "again", it had ended and runs again.
         trial_id: of the trial; None for one of the whole experiment.
         data: of a result, all of it; of an end, true unless the trial was gone on with; of a
-            rearrangement, its details by name.
+            rearrangement or a command, its details by name.
     """
 
     kind: str
@@ -152,6 +154,7 @@ class ExperimentReader:
         """Return the facts of the experiment as a whole, by name."""
         return {key: decode_config(value) for key, value in self._rows("SELECT key, value FROM experiment")}
 
+    @without_collection()
     def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
         """All trials in the order suggested, as they were when last committed.
 
@@ -160,17 +163,11 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # Beside max() SQLite takes the other columns from the row that holds the maximum.
-        last = {
-            trial_id: report
-            for trial_id, *report in self._rows(
-                "SELECT r.trial_id, r.iteration, r.metrics, a.config, a.pid, a.hostname, a.node_ip FROM "
-                "(SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id) r "
-                "JOIN attempts a USING (trial_id, attempt)"
-            )
-        }
-        for trial_id, dropped, number, dirname, iteration, score, metrics in self._rows(
-            "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics "
+        # A checkpoint of another trial's goes with no report; the time goes on from this one's last.
+        for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
+            "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
+            "CASE WHEN r.metrics IS NULL AND NOT c.dropped THEN (SELECT metrics FROM results "
+            "WHERE trial_id = c.trial_id ORDER BY seq DESC LIMIT 1) END "
             "FROM checkpoints c LEFT JOIN results r "
             "ON r.trial_id = c.trial_id AND r.attempt = c.attempt AND r.iteration = c.iteration "
             "ORDER BY c.trial_id, c.number"
@@ -178,24 +175,35 @@ class ExperimentReader:
             numbers[trial_id] = number + 1
             if not dropped:
                 result = decode(metrics) if metrics else {}
-                # One of another trial's goes with no report; the time goes on from this one's last.
-                spent = result or (decode(last[trial_id][1]) if trial_id in last else {})
+                spent = result or (decode(latest) if latest else {})
                 if policy is not None:
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
+        places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        columns = (
+            "t.trial_id, trial_index, t.config, name, dirname, tag, status, reason, t.attempt, failures, "
+            "error_kind, error_message, error_traceback"
+        )
+        # Trial by trial, without a copy of all reports: beside max() SQLite takes the other columns from the
+        # row that holds the maximum.
         for row in self._rows(
-            "SELECT trial_id, trial_index, config, name, dirname, tag, status, reason, attempt, failures, "
-            "error_kind, error_message, error_traceback FROM trials ORDER BY trial_index"
+            f"SELECT {columns}, r.iteration, r.metrics, a.config, a.pid, a.hostname, a.node_ip FROM "
+            "(SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id) r "
+            "CROSS JOIN attempts a USING (trial_id, attempt) CROSS JOIN trials t USING (trial_id) "
+            f"UNION ALL SELECT {columns}, 0, NULL, NULL, NULL, NULL, NULL FROM trials t "
+            "WHERE NOT EXISTS (SELECT * FROM results r WHERE r.trial_id = t.trial_id)"
         ):
             trial_id, index, config, name, dirname, tag, status, reason, attempt, failures = row[:10]
-            kind, message, trace = row[10:]
-            suggested, iteration, result = decode_config(config), 0, {}
-            if trial_id in last:
-                iteration, metrics, other, *place = last.pop(trial_id)
+            kind, message, trace, iteration, metrics, other, pid = row[10:17]
+            place = row[17:]
+            suggested, result = decode_config(config), {}
+            if metrics is not None:
                 # An object for both, as most attempts run with the trial's own configuration.
                 own = suggested if other is None else decode_config(other)
-                result = full_result(decode(metrics), Origin(trial_id, tag, own, *place), done=False)
+                host, ip = places.setdefault(place, place)  # one copy for all of a machine
+                origin = Origin(trial_id, tag, own, pid, host, ip)
+                result = full_result(decode(metrics), origin, done=False)
             trials.append(
                 Trial(
                     trial_id=trial_id,
@@ -215,6 +223,7 @@ class ExperimentReader:
                     next_checkpoint=numbers.get(trial_id, 0),
                 )
             )
+        trials.sort(key=lambda trial: trial.index)
         self._rearrange({trial.trial_id: trial for trial in trials})
         return trials
 
@@ -263,6 +272,10 @@ class ExperimentReader:
         """The attempts that ran: (trial, attempt)."""
         return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
+    def last_starts(self) -> dict[str, float]:
+        """By trial that has run, when its last attempt began."""
+        return dict(self._rows("SELECT trial_id, max(started) FROM attempts GROUP BY trial_id"))
+
     def stops(self) -> dict[str, dict[str, Any]]:
         """By trial, the reason of the stop that was decided on its last report, if one was."""
         return {
@@ -310,6 +323,7 @@ class ExperimentReader:
         if current is not None:
             yield current, results
 
+    @without_collection()
     def past(self) -> dict[str, PastResults]:
         """By trial that has reported, its history, to be read when it is looked at."""
         return {
@@ -438,14 +452,20 @@ class ExperimentReader:
             "OVER (PARTITION BY trial_id ORDER BY seq) AS before FROM events WHERE kind IN "
             "('PENDING', 'TERMINATED', 'ERROR')) WHERE kind = 'PENDING' AND before <> 'PENDING' "
             "UNION ALL SELECT seq, 'RESUME', trial_id, 0, '' FROM decisions WHERE verdict = 'RESUME' "
+            "UNION ALL SELECT seq, 'pulled', trial_id, 0, '' FROM decisions WHERE verdict = 'PAUSE' "
+            "AND json_extract(reason, '$.command') IS NOT NULL "
+            "UNION ALL SELECT seq, kind, trial_id, 0, json_insert(detail, '$.time', time) FROM events "
+            "WHERE kind = ?4 "
             "UNION ALL SELECT seq, kind, trial_id, 0, detail FROM events "
-            "WHERE kind IN (?, ?, ?, 'PAUSED')) ORDER BY seq",
-            *(ev.BEGAN, ev.REARRANGED, ev.NO_MORE_TRIALS),
+            "WHERE kind IN (?1, ?2, ?3, ?5, ?6, 'PAUSED', 'PENDING')) ORDER BY seq",
+            *(ev.BEGAN, ev.REARRANGED, ev.NO_MORE_TRIALS, ev.COMMAND, ev.TOTAL, ev.LEFT_OUT),
         ):
             if kind == "result":
                 data = last[trial_id] if last and seq in known else self._result(trial_id, attempt, data)
             elif kind == ev.REARRANGED:
                 data = decode_config(data)
+            elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
+                data = decode(data)
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:

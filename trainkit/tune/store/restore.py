@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,21 +15,24 @@ from typing import Any
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import StopRules
+from trainkit.tune.controller.state import Steering
 from trainkit.tune.core.checkpoint import remove_unknown
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig, Resume, ResumeConfig
-from trainkit.tune.core.metrics import lookup
+from trainkit.tune.core.metrics import encode, lookup
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import Additions, Proposals
 from trainkit.tune.space.domains import Spelled
 from trainkit.tune.space.search_space import Space, spell
 from trainkit.tune.space.serialization import OPAQUE, complete, encode_config, holds_opaque, is_opaque
 from trainkit.tune.space.tree import everything
 from trainkit.tune.store.reader import ExperimentReader, LogEntry
+
+logger = logging.getLogger("trainkit.tune")
 
 
 def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space, list[str]]:
@@ -266,6 +272,9 @@ class Restored:
         trials: as the controller takes them.
         with_metric: ids of those that have reported the metric.
         records: what restoring has changed, to commit before anything runs.
+        steering: commands that hold.
+        added: configurations that users have added.
+        commands: ids of the commands that were given.
         owed: by trial that is paused, the decision that it take over another's state, or have other
             resources, which had not been carried out yet.
     """
@@ -274,6 +283,9 @@ class Restored:
     with_metric: set[str] = field(default_factory=set)
     records: list[ev.Record] = field(default_factory=list)
     owed: dict[str, Decision] = field(default_factory=dict)
+    steering: Steering = field(default_factory=Steering)
+    added: Additions = field(default_factory=Additions)
+    commands: set[str] = field(default_factory=set)
 
 
 def restore_trials(
@@ -328,8 +340,23 @@ def restore_trials(
             space_since=space_since,
         )
     restored.with_metric = replayed.with_metric
+    steering = restored.steering = replayed.steering
+    restored.added, restored.commands = replayed.added, replayed.commands
+    for number, words in replayed.left_out:
+        restored.records.append(ev.Noted(time, ev.LEFT_OUT, encode({"number": number, "words": words})))
+        logger.warning("%s: %s", reader.folder, words)
+    starts = reader.last_starts() if steering.first else {}
     for trial in trials:
-        if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed:
+        pulled = trial.status is TrialStatus.PAUSED and trial.trial_id in steering.pulled
+        if pulled and not steering.who_holds(trial.trial_id):  # let go on while it was being paused
+            _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
+        if trial.status is not TrialStatus.PAUSED:
+            steering.pulled.discard(trial.trial_id)
+        if trial.status.is_finished:
+            steering.forget(trial.trial_id)
+        if starts.get(trial.trial_id, -math.inf) >= steering.first.get(trial.trial_id, math.inf):
+            del steering.first[trial.trial_id]
+        if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed and not pulled:
             _owe(restored, trial, replayed.owed[trial.trial_id], scheduler, time)
         if trial.status is TrialStatus.PENDING and trial.trial_id in replayed.paused:
             proposals.on_unpause(trial.trial_id)
@@ -354,11 +381,26 @@ class Replayed:
         with_metric: ids of trials that have reported the metrics, all at once.
         paused: ids of trials that the searcher takes to be paused.
         owed: by trial, what the scheduler has decided last, where the log has nothing that came of it.
+        steering: commands that hold.
+        added: configurations that users have added, and that no trial has yet.
+        left_out: those of them that the space does not have any more: how many were added before it, and why.
+        commands: ids of all that were given.
     """
 
     with_metric: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     owed: dict[str, Decision] = field(default_factory=dict)
+    steering: Steering = field(default_factory=Steering)
+    added: Additions = field(default_factory=Additions)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+    commands: set[str] = field(default_factory=set)
+
+
+_NO_NEWS = (
+    *(ev.BEGAN, ev.NO_MORE_TRIALS, ev.REARRANGED, ev.COMMAND, ev.TOTAL, ev.LEFT_OUT),
+    *(TrialStatus.PENDING, TrialStatus.PAUSED),
+)
+"""Kinds of entries that don't say what came of the decision on a trial."""
 
 
 def replay(
@@ -393,13 +435,19 @@ def replay(
     last: dict[str, dict[str, Any]] = {}
     replayed = Replayed()
     with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
+    steering = replayed.steering
     for kind, trial_id, data in log:
-        if kind not in (ev.BEGAN, ev.NO_MORE_TRIALS, TrialStatus.PAUSED, ev.REARRANGED):
+        if kind not in _NO_NEWS:
             owed.pop(trial_id, None)
         match kind:
             case "trial":
                 trial = by_id[trial_id]
-                suggested = _remember(proposals, trial, objects, same_space=trial.index >= space_since)
+                added = bool(replayed.added.waiting)
+                if added:
+                    replayed.added.take()
+                suggested = _remember(
+                    proposals, trial, objects, same_space=trial.index >= space_since, added=added
+                )
                 if trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
                 consulted.on_trial_add(trial_id, suggested)
@@ -417,6 +465,23 @@ def replay(
             case TrialStatus.PAUSED:
                 paused.add(trial_id)
                 proposals.on_pause(trial_id)
+            case TrialStatus.PENDING:
+                steering.pulled.discard(trial_id)
+                if trial_id in paused:
+                    paused.remove(trial_id)
+                    proposals.on_unpause(trial_id)
+            case "pulled":
+                steering.pulled.add(trial_id)
+            case ev.COMMAND:
+                replayed.commands.add(data["id"])
+                if data["done"]:
+                    steering.take(data["verb"], data["arguments"], data["by"], data["time"])
+                if data["done"] and data["verb"] == "add":
+                    replayed.added.add(data["arguments"]["config"])
+            case ev.LEFT_OUT:
+                replayed.added.leave_out(data["number"])
+            case ev.TOTAL:
+                consulted.resize(data)
             case Verdict.RESUME:
                 consulted.on_trial_resume(trial_id)
                 if trial_id in paused:
@@ -438,6 +503,7 @@ def replay(
                 consulted.on_no_more_trials()
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
+                steering.forget(trial_id)
                 # A searcher that can hears of an end that was none after all, as its next suggestions did.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
@@ -451,7 +517,21 @@ def replay(
         # They were carried out then, unless by another scheduler: the log has what came of them, but for
         # what was cut off.
         owed.update(consulted.verdicts())
+    replayed.left_out = _complete_added(replayed.added, proposals)
     return replayed
+
+
+def _complete_added(added: Additions, proposals: Proposals) -> list[tuple[int, str]]:
+    """Draw what waiting configurations leave open; leave out those of another space, and say why."""
+    left_out = []
+    waiting, added.waiting = added.waiting, deque()
+    for number, given in waiting:
+        try:
+            added.waiting.append((number, proposals.completed(given, number)))
+        except ConfigError as error:
+            left_out.append((number, f"{encode_config(given)} was added, and is not tried: {error}"))
+    added.left_out += len(left_out)
+    return left_out
 
 
 def _remember(
@@ -460,10 +540,17 @@ def _remember(
     objects: Callable[[dict[str, Any]], dict[str, Any]],
     *,
     same_space: bool,
+    added: bool,
 ) -> dict[str, Any]:
-    """The suggestion of before; it also gives what neither text nor space can, such as computed objects."""
+    """The suggestion of before; it also gives what neither text nor space can, such as computed objects.
+
+    With `added`, a user has added it, and no searcher was asked.
+    """
     stored = objects(trial.suggested)
-    config = proposals.replay(trial.trial_id, stored, same_space=same_space)
+    if added:
+        config: dict[str, Any] | None = proposals.note(trial.trial_id, stored)
+    else:
+        config = proposals.replay(trial.trial_id, stored, same_space=same_space)
     if config is None:
         raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
     suggested: dict[str, Any] = complete(stored, config)

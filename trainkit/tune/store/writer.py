@@ -52,6 +52,7 @@ class ExperimentStore:
             ev.CheckpointDropped: self._checkpoint_dropped,
             ev.StatusChanged: self._status_changed,
             ev.Rearranged: self._rearranged,
+            ev.SettingsChanged: self._settings_changed,
             ev.Noted: self._noted,
         }
 
@@ -248,6 +249,13 @@ class ExperimentStore:
             "iteration": trial.checkpoint.iteration if trial.checkpoint else 0,
         }
         self._noted(ev.Noted(record.time, ev.REARRANGED, encode_config(detail), trial.trial_id))
+
+    def _settings_changed(self, record: ev.SettingsChanged) -> None:
+        for name, value in record.settings.items():
+            sql = "UPDATE experiment SET value = json_set(value, ?, json(?)) WHERE key = 'tune_config'"
+            self._run(sql, f"$.{name}", encode(value))
+        values = ("total_samples", encode_config(record.total_samples))
+        self._run("INSERT OR REPLACE INTO experiment VALUES (?, ?)", *values)
 
     def _noted(self, record: ev.Noted) -> None:
         values = (record.time, record.kind, record.trial_id, record.detail)

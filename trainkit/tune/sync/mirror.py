@@ -25,6 +25,7 @@ from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Say, wait_saying
 from trainkit.tune.store.ownership import FILENAME as LOCK
+from trainkit.tune.store.ownership import FOLDER as COMMANDS
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, open_database
 from trainkit.tune.sync.storage import Address, checkpoint_of
@@ -168,8 +169,10 @@ class Mirror(Callback):
             self._news.add(trial.dirname)
 
     def _mark_all(self) -> None:
+        # A command is for who runs the experiment now, and not for who goes on with a copy later.
+        ours = (WORKSHOP, COMMANDS)
         names = {
-            entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name != WORKSHOP
+            entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name not in ours
         }
         with self._lock:
             self._news |= names

@@ -15,8 +15,9 @@ from typing import Any
 
 from trainkit import settings
 from trainkit.errors import ConfigError, MissingDependencyError, StorageError, StoreError
+from trainkit.tune import store
 from trainkit.tune.config import RunConfig
-from trainkit.tune.store.reader import ExperimentReader
+from trainkit.tune.store.ownership import FOLDER as COMMANDS
 from trainkit.tune.store.schema import FILENAME, open_database
 
 MAX_TRIES = 3
@@ -189,14 +190,30 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
     place = locate(path, filesystem)
     try:
         if isinstance(place, Path):
-            ExperimentReader(place).close()
+            store.ExperimentReader(place).close()
         else:
             with tempfile.TemporaryDirectory(prefix="trainkit-") as folder:
                 _get_store(place, Path(folder))
-                ExperimentReader(Path(folder)).close()
+                store.ExperimentReader(Path(folder)).close()
     except StoreError:
         return False
     return True
+
+
+def is_taken(folder: Path, address: Address | None) -> bool:
+    """Return True if there is an experiment in a folder, or at its address, whether it can be read or not.
+
+    Raises:
+        StorageError: the address can't be reached.
+    """
+    if address is None or (folder / FILENAME).exists():
+        return (folder / FILENAME).exists()
+    try:
+        return address.holds_experiment()
+    except Exception as error:
+        raise StorageError(
+            f"{address} cannot be read: {type(error).__name__}: {error}. Nothing was started"
+        ) from error
 
 
 def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Path, Address | None]:
@@ -271,12 +288,12 @@ def _get_store(address: Address, folder: Path) -> None:
 
 def _get_files(address: Address, folder: Path) -> None:
     """Copy what belongs to the experiment: all but checkpoints that its store doesn't know."""
-    with ExperimentReader(folder) as reader:
+    with store.ExperimentReader(folder) as reader:
         known = reader.checkpoint_folders()
     for name in address.sizes():
         parts, checkpoint = name.split("/"), checkpoint_of(name)
         unknown = checkpoint and checkpoint not in known
-        if name == FILENAME or unknown or name.endswith(".partial") or ".." in parts:
+        if name == FILENAME or unknown or name.endswith(".partial") or ".." in parts or parts[0] == COMMANDS:
             continue
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +323,7 @@ def _require_same(folder: Path, copy: Path, address: Address) -> None:
 
 
 def _identity(folder: Path) -> tuple[Any, int]:
-    with ExperimentReader(folder) as reader:
+    with store.ExperimentReader(folder) as reader:
         facts = reader.facts()
     with closing(open_database(folder / FILENAME, read_only=True)) as connection:
         (seq,) = connection.execute(

@@ -22,39 +22,11 @@ from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname
 from trainkit.tune.core.metrics import is_scalar
-from trainkit.tune.core.trainables import take_environments
+from trainkit.tune.core.trainables import older_arguments, take_environments
 from trainkit.tune.trial.context import TrialContext, TrialStopped, TuneContext
 from trainkit.tune.trial.environment import TrialEnvironment
 from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
 from trainkit.tune.trial.trainable import Trainable
-
-CHECKPOINT_DIR = "checkpoint_dir"
-"""The argument by which functions of Ray 1.x are told where the checkpoint lies that they go on from."""
-
-
-def older_arguments(
-    function: Callable[..., Any], parameters: Mapping[str, Any], checkpoint: str | None
-) -> dict[str, Any]:
-    """Return the further arguments of a function in an older form.
-
-    Args:
-        function: the user's.
-        parameters: what is bound to it already.
-        checkpoint: path of the one to go on from.
-    """
-    code = getattr(function, "__code__", None)
-    # A signature takes long, and pages of memory. It is not needed for a function without a variable of that
-    # name, unless an attribute, such as `__wrapped__` or `__signature__`, says that it has other parameters.
-    lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
-    if lacks_it or CHECKPOINT_DIR in parameters:
-        return {}
-    try:
-        wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
-    except ValueError:
-        return {}
-    # One that functools.partial has bound has that value as its default.
-    by_partial = CHECKPOINT_DIR in getattr(function, "keywords", ())
-    return {CHECKPOINT_DIR: checkpoint} if wanted is not None and not by_partial else {}
 
 
 class Runner(ABC):

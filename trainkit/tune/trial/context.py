@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -15,6 +16,8 @@ from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname, commit
 from trainkit.tune.core.metrics import is_scalar, plain_metrics
 from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.trial.messages import Reply, ReportMeter, TrialSpec, reply
+
+log = logging.getLogger(__name__)
 
 
 class TrialStopped(BaseException):
@@ -99,6 +102,8 @@ class TrialContext:
         self._trial_dir = spec.trial_dir
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
+        self._start = self.meter.iteration
+        self._refused = ""  # the last report from another thread, which may keep the error to itself
         self._process = os.getpid()
         self._thread = threading.get_ident()
         self._written: str | None = None  # by `checkpoint_dir`, for the next report
@@ -112,10 +117,11 @@ class TrialContext:
                 "multiprocessing.Queue"
             )
         if threading.get_ident() != self._thread or _active.get() is not self:
-            raise TuneError(
-                f"tune.report() was called from thread {threading.current_thread().name!r}; call it from the "
+            self._refused = (
+                f"report() was called from thread {threading.current_thread().name!r}; call it from the "
                 "thread that runs the trainable, and pass values there, such as through a queue.Queue"
             )
+            raise TuneError(self._refused)
         if self.stopping:
             raise TrialStopped
         self._hand_over(self.progress(metrics, checkpoint))
@@ -136,11 +142,24 @@ class TrialContext:
         if dirname is not None:
             plain["checkpoint_dir_name"] = dirname
         filled = self.meter.fill(plain)
+        if done:
+            self._tell_of_lost()
         return reply(self.meter.iteration, filled, dirname, done)
 
     def end(self) -> Reply:
-        """The function has ended without a further report; what it saved since the last one is kept."""
+        """End without a further report; what the function saved since the last one is kept.
+
+        Raises:
+            TuneError: the function has reported from other threads only.
+        """
+        self._tell_of_lost()
         return reply(self.meter.iteration, None, self._save(None), done=True)
+
+    def _tell_of_lost(self) -> None:
+        if self._refused and not self.stopping:
+            if self.meter.iteration == self._start:
+                raise TuneError(f"the function ended and nothing was reported: {self._refused}")
+            log.warning("a report is lost: %s", self._refused)
 
     @contextmanager
     def saving(self) -> Iterator[str]:

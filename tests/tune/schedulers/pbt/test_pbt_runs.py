@@ -227,26 +227,6 @@ def test_members_that_fail_or_end_hold_nobody(trained, synch, retries):  # prope
     assert [result.metrics["training_iteration"] for result in results][::3] == [12, 12]
 
 
-def never_saves(config):
-    while True:
-        tune.report({"q": config["lr"]})
-
-
-def test_a_function_that_never_saves_is_told_so(trained):
-    with pytest.raises(ConfigError, match="PBT paused the trial, and it has no checkpoint to go on from"):
-        trained(never_saves)
-
-
-@pytest.mark.parametrize("synch", [False, True])
-def test_a_class_that_can_not_save_is_refused_before_anything_runs(trained, synch):
-    class Forgetful(tune.Trainable):
-        def step(self):
-            raise AssertionError("it runs")
-
-    with pytest.raises(ConfigError, match="PBT pauses trials, and those of Forgetful have no checkpoint"):
-        trained(Forgetful, synch=synch)
-
-
 def saves_late(config):
     """Only the members that begin well save, so that the others have nothing of their own to go on from."""
     checkpoint, step = tune.get_checkpoint(), 0
@@ -276,6 +256,11 @@ def test_a_member_that_has_not_saved_goes_on_from_its_donor(trained):
     late = results[1]
     assert late.config["good"] and len(late.lineage()) == 2
     assert [report["training_iteration"] for report in late.history] == [1, 2, 3, 4, 5, 6]
+
+
+def never_saves(config):
+    while True:
+        tune.report({"q": config["lr"]})
 
 
 def test_without_quantiles_nothing_need_be_saved(trained):  # property 22

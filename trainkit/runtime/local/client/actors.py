@@ -263,6 +263,16 @@ class ActorConnection(CallConnection):
         sent = dict.fromkeys(list(self._retriable.values()))
         return [*(call.refs[-1] for call in held), *(call.kept[-1] for call in sent)]
 
+    def calls_in_flight(self, call_of: Callable[[int], int]) -> int:
+        """Return the number of calls that have no answer yet, those that wait for their arguments included.
+
+        Args:
+            call_of: returns the call that a reference is a result of, by their numbers.
+        """
+        with self._order:
+            held = sum(map(len, self._lanes.values()))
+        return held + len(set(map(call_of, list(self.pending))))
+
     def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
         """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
         for ref in call.refs:

@@ -110,12 +110,15 @@ class BackgroundThread:
     def run(self, job: Callable[[], None]) -> None:
         """Call `job` in the pump's thread; never if that is stopped before."""
         with self._lock:
-            if not self._stopping:
-                self._jobs.append(job)
+            if self._stopping:
+                return
+            # Woken before there is a job, so that none is ever without a wake that is still to come.
+            if not self._jobs:
                 self._wake()
-            if threading.current_thread() is self._thread:
-                # A collection may have come here, after this turn's jobs were taken.
-                os.eventfd_write(self._wake_fd, 1)
+                if threading.current_thread() is self._thread:
+                    # A collection may have come here, after this turn's jobs were taken.
+                    os.eventfd_write(self._wake_fd, 1)
+            self._jobs.append(job)
 
     def _wake(self) -> None:
         if self._stopping:

@@ -100,6 +100,7 @@ class LocalEngine:
         self.background = BackgroundThread()
         self.unread = UnreadFailures(self.background.run)
         ids = Ids(serial)
+        self._call_of = ids.call_of
         self.node = NodeClient(
             control, ids, lambda ref: self.waiter.get([ref], None)[0], self.background.run, node
         )
@@ -210,6 +211,8 @@ class LocalEngine:
         if isinstance(message, messages.Reclaim):
             # In the background thread: the notice may have been read while a task pool was locked.
             self.background.run(functools.partial(self._return_idle, message.number))
+        elif isinstance(message, messages.CountCalls):
+            self.background.run(self._count_calls)
         else:
             show_notice(message, body)
 
@@ -217,6 +220,14 @@ class LocalEngine:
         self._tasks.reclaim()
         if count:
             self.node.tell(messages.Reclaimed(count))
+
+    def _count_calls(self) -> None:
+        calls = {}
+        for peer in actor_peers():
+            if peer.worker_id is not None and peer.home in (None, self.mark):
+                peer.try_read()  # what nobody has waited for may be there
+                calls[peer.worker_id] = peer.calls_in_flight(self._call_of)
+        self.node.tell(messages.CallsCounted(calls))
 
     def owes(self) -> bool:
         """Return whether others wait for a result of this process, or calls of its own need it."""

@@ -51,9 +51,14 @@ class Futures:
         self._unsettled: set[Future[Any]] = set()
         self._callbacks = Callbacks()
 
-    def future(self, ref: LocalRef) -> Future[Any]:
-        """Return a future of the value. It can't be cancelled: others may wait for the same reference."""
-        return self._when_done(ref, value_of, ref_future(self._background, self._callbacks))
+    def future(self, ref: LocalRef, into: Future[Any] | None = None) -> Future[Any]:
+        """Return a future of the value. It can't be cancelled: others may wait for the same reference.
+
+        Args:
+            ref: whose value it is.
+            into: a future that runs, to be settled in place of a new one; its callbacks must not wait.
+        """
+        return self._when_done(ref, value_of, into or _running(ref_future(self._background, self._callbacks)))
 
     def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
         """Return an awaitable of the value."""
@@ -76,8 +81,7 @@ class Futures:
         """
         from concurrent.futures import Future
 
-        future = future or Future()
-        future.set_running_or_notify_cancel()
+        future = future or _running(Future())
         self._unsettled.add(future)
 
         def settle() -> None:
@@ -101,6 +105,11 @@ class Futures:
         """Fail all that are not settled: the session is over."""
         for future in list(self._unsettled):
             self._settle(future, functools.partial(future.set_exception, error))
+
+
+def _running(future: Future[Any]) -> Future[Any]:
+    future.set_running_or_notify_cancel()
+    return future
 
 
 ENDED = -3

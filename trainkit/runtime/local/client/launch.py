@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import os
-import resource
-import secrets
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
-from trainkit import runtime
 from trainkit.errors import ConfigError
 from trainkit.runtime import session as preload
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.spilling import choose_folder
-from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.system.devices import memory_bytes, visible_gpus
 from trainkit.runtime.local.wire import sessions
 from trainkit.runtime.local.wire.messages import packed
 from trainkit.runtime.specs import SessionSpec
-from trainkit.settings import SESSION_MARK
 
-_PACKAGE_ROOT = str(Path(runtime.__file__).resolve().parents[2])
 _GRACE_S = 5.0
 _STORE_SHARE = 3
 """Objects may take so many tenths of the memory unless the user says otherwise."""
-
-# The package's folder goes first, so the node runs the code that the driver runs; -P keeps the
-# driver's working directory from being searched for modules.
-_BOOT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from trainkit.runtime.local.main import main
-main(sys.argv[2:])
-"""
 
 
 class NodeProcess:
@@ -103,46 +88,30 @@ def end_leftovers(folder: Path) -> int:
 
 def start_node(spec: SessionSpec) -> NodeProcess:
     """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
-    _raise_descriptor_limit()
-    parent = _usable(sessions.home())
-    _remove_abandoned(parent)
-    mark = str(parent / f"{sessions.PREFIX}{secrets.token_hex(8)}")
-    ours, theirs = socket.socketpair()
-    # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
-    environ = {**os.environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
-    # Heaps of huge pages, which training takes a tenth less time in; what a user has set goes before.
-    tunables = ("glibc.malloc.hugetlb=1", os.environ.get("GLIBC_TUNABLES"))
-    environ["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-    # No thread of pyarrow's allocator, which pandas would start in a template.
-    arrow = (os.environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
-    environ["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
-    limit = spec.object_store_bytes
-    account = StoreBudget.create(
-        _STORE_SHARE * memory_bytes() // 10 if limit is None else limit,
-        choose_folder(spec.object_spilling_directory),
-    )
-    options = {
-        "fd": theirs.fileno(),
-        "account": account.fd,
-        "driver": os.getpid(),
-        "spec": spec,
-        "gpus": visible_gpus(),
-        "preload": preload.at_start(spec.preload),
-    }
-    settings = os.memfd_create("trainkit-settings")  # an argument may have no more than 128 KiB
-    with open(settings, "wb", closefd=False) as file:
-        file.write(packed(options).payload)
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, _PACKAGE_ROOT, str(settings)],
-        stdin=subprocess.DEVNULL,
-        env=environ,
-        pass_fds=[theirs.fileno(), account.fd, settings],
-        start_new_session=True,  # Ctrl-C in the terminal is the driver's alone
-        cwd="/",
-    )
-    theirs.close()
-    os.close(settings)
-    return NodeProcess(child, ours, mark, account)
+    _remove_abandoned(_usable(boot.home()))
+    begun = boot.take()
+    try:
+        limit = spec.object_store_bytes
+        account = StoreBudget.create(
+            _STORE_SHARE * memory_bytes() // 10 if limit is None else limit,
+            choose_folder(spec.object_spilling_directory),
+        )
+        options = {
+            "driver": os.getpid(),
+            "spec": spec,
+            "gpus": visible_gpus(),
+            "preload": preload.at_start(spec.preload),
+        }
+        settings = os.memfd_create("trainkit-settings", os.MFD_CLOEXEC)
+        with open(settings, "wb") as file:
+            file.write(packed(options).payload)
+            file.flush()
+            begun.tell(settings, account.fd)
+    except BaseException:
+        begun.control.close()
+        begun.end()
+        raise
+    return NodeProcess(begun.child, begun.control, begun.mark, account)
 
 
 def _usable(folder: Path) -> Path:
@@ -175,10 +144,3 @@ def _remove_abandoned(parent: Path) -> None:
                 process.remove_folder(folder)
         elif not session.alive:
             end_leftovers(folder)
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit as far as allowed, for all processes of the session: a worker costs the node three."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -208,8 +208,8 @@ class LocalRef(ObjectRef[Any]):
         """Take one of the values of a streaming call."""
         raise TypeError(f"{self!r} stands for one value, but several were sent")
 
-    def future(self) -> Future[Any]:
-        future: Future[Any] = current_client().future(self)
+    def future(self, into: Future[Any] | None = None) -> Future[Any]:
+        future: Future[Any] = current_client().future(self, into)
         return future
 
     def as_future(self) -> asyncio.Future[Any]:

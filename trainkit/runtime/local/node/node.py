@@ -30,7 +30,7 @@ from trainkit.runtime.local.node.reclaim import LeaseReclaimer, WaitExplainer
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.scheduler import IdleWorkers, ResourceScheduler
 from trainkit.runtime.local.node.server import Clients, SessionServer
-from trainkit.runtime.local.node.state import StateListing
+from trainkit.runtime.local.node.state import CallCounts, StateListing
 from trainkit.runtime.local.node.supervisor import Supervisor
 from trainkit.runtime.local.node.workers import WorkerProcesses
 from trainkit.runtime.local.system import process
@@ -134,6 +134,7 @@ class Node:
         self._scheduler, self._reclaimer, self._groups = parts.scheduler, parts.reclaimer, parts.groups
         self._named_actors = parts.named_actors
         self._listing = StateListing(session, parts.table, parts.queue, parts.groups, parts.explainer, logs)
+        self._calls = CallCounts(session, loop.after, clients.notify)
         self._server = SessionServer(
             loop, clients, parts.table, session.folder, session.driver_pid, self._dispatch
         )
@@ -195,6 +196,10 @@ class Node:
                 self._end_if_unneeded()
             case messages.Available():
                 self._reclaimer.when_returned(serial, lambda: answer(self._machine.amounts()))
+            case messages.State("calls"):
+                self._calls.ask(answer)
+            case messages.CallsCounted(calls):
+                self._calls.counted(calls)
             case messages.State(kind):
                 answer(self._listing.rows(kind))
             case messages.Reclaimed(count):

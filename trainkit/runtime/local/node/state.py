@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -13,11 +15,15 @@ from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.usage import objects
 from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import SessionLogs
+from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.node.reclaim import WaitExplainer
-from trainkit.runtime.local.wire.messages import RequestLease, StartActor
+from trainkit.runtime.local.wire.messages import CountCalls, RequestLease, StartActor
 
 Rows = list[Row]
+
+_PATIENCE_S = 0.5
+"""So long the driver has to say what it has in flight; it is stopped, or very busy, if it takes longer."""
 
 
 @dataclass(eq=False)
@@ -156,3 +162,43 @@ class StateListing:
             return None if self._session.driver_gone else self._session.driver_pid
         worker = self._table.by_serial(serial)
         return None if worker is None else worker.pid
+
+
+@dataclass(eq=False)
+class CallCounts:
+    """Calls of actors in flight, which the driver alone knows of those that it makes.
+
+    Args:
+        session: the session and its driver.
+        after: `Loop.after`.
+        notify: `Clients.notify`.
+    """
+
+    _session: records.SessionRecord
+    _after: After
+    _notify: records.Notify
+    _waiting: list[records.Answer] = field(default_factory=list)
+    _asked: bool = False
+
+    def ask(self, answer: records.Answer) -> None:
+        """Answer with a row for each actor that the driver knows; none if it does not say in a moment."""
+        if self._session.driver_gone:
+            answer([])
+            return
+        self._waiting.append(answer)
+        if not self._asked:  # one that is stopped finds one question when it goes on
+            self._asked = True
+            self._notify(records.DRIVER, CountCalls())
+        self._after(_PATIENCE_S, partial(self._answer, answer, []))
+
+    def counted(self, calls: Mapping[int, int]) -> None:
+        """Take what the driver says."""
+        self._asked = False
+        rows = [{"actor_id": f"{worker_id:016x}", "calls": count} for worker_id, count in calls.items()]
+        for answer in list(self._waiting):
+            self._answer(answer, rows)
+
+    def _answer(self, answer: records.Answer, rows: Rows) -> None:
+        if answer in self._waiting:
+            self._waiting.remove(answer)
+            answer(rows)

@@ -44,7 +44,8 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
     """Return the imports of the template to fork a worker from that will want `wanted`.
 
     A worker does not wait for a template that would spare it some tenths of a second, if there is one
-    that has what takes seconds; what is missing it imports itself, if it uses it at all.
+    that has what takes seconds; what is missing it imports itself, if it uses it at all. It waits for one
+    that has begun to import a heavy package, as its own import would take at least as long.
 
     Args:
         wanted: what the worker's owner has imported.
@@ -55,7 +56,8 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
     if wanted in ready or not slow:
         return wanted
     near = [have for have in existing if slow <= have <= wanted]
-    return max(near, key=lambda have: (have in ready, len(have)), default=slow)
+    best = max(near, key=lambda have: (have in ready, len(have)), default=slow)
+    return wanted if wanted in existing and (wanted - best) & HEAVY else best
 
 
 @dataclass(eq=False)
@@ -130,6 +132,12 @@ class Templates:
         if len(self._learned) > _KINDS:
             del self._learned[next(iter(self._learned))]
         self.warm(choose(wanted, self._conns, self._ready))
+
+    def use_learned(self, kind: str) -> None:
+        """Have a template with what workers of a kind were seen to import, now that one has left its CPU."""
+        wanted = self._learned.get(kind, frozenset())
+        if wanted & (HEAVY - SLOW):
+            self.warm(wanted)
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
         """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`."""
@@ -452,6 +460,7 @@ class WorkerProcesses:
 
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
+        self._templates.use_learned(worker.kind)
         self._close(worker)  # which leaves descriptors for the process that comes next
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and exit_.code == 0))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import os
 import shutil
 import signal
@@ -30,6 +31,12 @@ _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
 _LOOK_S = 0.002
 _FLUSH_FAILED = 120
+
+STACKS = signal.SIGRTMAX - 5
+"""Signal at which a worker writes down the stacks of its threads; programs use none of these by habit."""
+_STACKS_FILE = "tk-stacks"
+_STACKS_S = 5.0
+_STACKS_QUIET_S = 0.05
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -159,6 +166,16 @@ def families(pids: Iterable[int]) -> dict[int, list[int]]:
 def own_pages_bytes(pid: int) -> int:
     """Return memory and swap of a process that is no file's, shared pages in full; 0 if it is gone."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
+
+
+def status_number(pid: int, name: bytes) -> int:
+    """Return a number that the kernel tells of a process, such as b"Threads:"; 0 if it is gone."""
+    return _sum_of_numbers(f"/proc/{pid}/status", (name,))
+
+
+def status_bytes(pid: int, name: bytes) -> int:
+    """Return an amount of memory that the kernel tells of a process, such as b"VmRSS:"; 0 if it is gone."""
+    return 1024 * status_number(pid, name)
 
 
 def own_share_bytes(pid: int) -> int:
@@ -352,3 +369,55 @@ def _run_threads_exitfuncs() -> None:
             functions.pop()()
         except Exception:
             traceback.print_exc()
+
+
+def memory_files(pid: int, name: str) -> list[str]:
+    """Return paths of the files in memory of this name that a process has; none if it is gone or not ours."""
+    found = []
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            link = f"/proc/{pid}/fd/{number}"
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(link).startswith(f"/memfd:{name} "):
+                    found.append(link)
+    return found
+
+
+def offer_stacks() -> None:
+    """Have this process write the stacks of its threads into a file in memory whenever STACKS arrives."""
+    faulthandler.register(STACKS, os.memfd_create(_STACKS_FILE, os.MFD_CLOEXEC), all_threads=True)
+
+
+def stacks(pid: int) -> str | None:
+    """Return the stacks of a process's threads as Python has them, the last call first.
+
+    None: it is gone, is another user's, or does not offer them. The signal would end such a process, so it is
+    sent to none of those.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)  # the file, once found, is that of the process that is signalled
+    except OSError:
+        return None
+    try:
+        caught = int(_read(f"/proc/{pid}/status").partition(b"SigCgt:")[2].split(maxsplit=1)[0], 16)
+        paths = memory_files(pid, _STACKS_FILE)
+        if not paths or not caught >> (STACKS - 1) & 1:
+            return None
+        with open(paths[0], "rb") as file:
+            before = written = file.seek(0, os.SEEK_END)
+            signal.pidfd_send_signal(pidfd, STACKS)
+            since = SYSTEM.monotonic()
+            deadline = since + _STACKS_S
+            while SYSTEM.monotonic() < deadline:
+                SYSTEM.sleep(_LOOK_S)
+                size = file.seek(0, os.SEEK_END)
+                if size != written:
+                    written, since = size, SYSTEM.monotonic()
+                elif written > before and SYSTEM.monotonic() - since > _STACKS_QUIET_S:
+                    break
+            file.seek(before)
+            return file.read().decode(errors="replace")
+    except (OSError, IndexError, ValueError):  # it has ended meanwhile, or is not ours
+        return None
+    finally:
+        os.close(pidfd)

@@ -82,6 +82,7 @@ _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
 """Bytes that the kernel takes as a whole or not at all, as they are far less than its buffer."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_CUT_OFF = int(socket.MSG_CTRUNC)  # to ask an enumeration takes longer than all else around it
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
 """A process that is put to sleep and woken has lost about as much; so a wait that is likely to be shorter
@@ -436,7 +437,7 @@ class Connection:
         if ancillary:
             for _, _, raw in ancillary:
                 self._fds.extend(array.array("i", raw[: len(raw) - len(raw) % 4]))
-        if flags_back & socket.MSG_CTRUNC:
+        if flags_back & _CUT_OFF:
             self._fds.append(_LOST)
         if data:
             self._feed(data)

@@ -309,9 +309,22 @@ class Available(NamedTuple):
 
 
 class State(NamedTuple):
-    """Question for the state listing of a kind, answered with a list of mappings."""
+    """Question for the state listing of a kind, answered with a list of mappings.
+
+    Of the kind "calls", the node asks the driver first; the answer is empty if that does not say in a moment.
+    """
 
     kind: str
+
+
+class CallsCounted(NamedTuple):
+    """Notice of how many calls the driver has made of each actor that it knows, and has no answer to.
+
+    Attributes:
+        calls: by the id of the actor.
+    """
+
+    calls: Mapping[int, int]
 
 
 class Reclaimed(NamedTuple):
@@ -356,6 +369,10 @@ class Reclaim(NamedTuple):
     """
 
     number: int = 0
+
+
+class CountCalls(NamedTuple):
+    """Order to the driver to tell `CallsCounted`."""
 
 
 class ShownAs(NamedTuple):

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +22,13 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, NodeDiedError, ObjectLostError, TrainkitError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.boot import PREFIX
 from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, Connection, Frame, explain
-from trainkit.runtime.local.wire.messages import Kill, QueryExit, packed
+from trainkit.runtime.local.wire.messages import Kill, QueryExit, State, packed
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, unpack
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.settings import SESSION_MARK, runtime_dir
-
-PREFIX = "trainkit-session-"
-"""Start of the names of sessions' folders."""
+from trainkit.settings import SESSION_MARK
 
 SOCKET = "node.sock"
 CARD = "node.json"
@@ -81,11 +80,6 @@ class Session(NamedTuple):
 
     def __str__(self) -> str:
         return f"session {self.id} (pid {self.driver})"
-
-
-def home() -> Path:
-    """Return the folder of all sessions, by the one name that all programs know it by."""
-    return runtime_dir().resolve()
 
 
 def folders(parent: Path) -> list[Path]:
@@ -261,6 +255,58 @@ class ControlClient(Connection):
                 self.wait_until(lambda: done() or self.closed, left, SYSTEM.monotonic, guard)
             if not guard.noted:  # else a handler of Ctrl-C has returned, and the wait goes on
                 return
+
+
+KINDS = ("nodes", "actors", "tasks", "placement_groups", "requests")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionState:
+    """State of one session.
+
+    Attributes:
+        age_s: seconds since its start.
+        driver: pid of the program that started it; None if that has ended.
+        lists: entries by kind: those of KINDS, or what was asked for.
+        problem: why the lists are empty; "" if the node answered.
+    """
+
+    session: Session
+    age_s: float
+    driver: int | None
+    lists: dict[str, list[dict[str, Any]]]
+    problem: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the state as JSON can hold it."""
+        return {
+            "session_id": self.session.id,
+            "node_pid": self.session.node,
+            "driver_pid": self.driver,
+            "age_s": round(self.age_s, 3),
+            "problem": self.problem,
+            **self.lists,
+        }
+
+
+def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
+    """Ask the node of a session for lists of these kinds."""
+    lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    problem = ""
+    try:
+        with connect(session.folder) as node:
+            for kind in kinds:
+                lists[kind] = node.ask(State(kind))
+    except TrainkitError as error:
+        problem = str(error)
+    gone = session.driver_gone or not process.exists(session.driver)
+    return SessionState(
+        session=session,
+        age_s=max(0.0, SYSTEM.now() - session.started),
+        driver=None if gone else session.driver,
+        lists=lists,
+        problem=problem,
+    )
 
 
 def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:

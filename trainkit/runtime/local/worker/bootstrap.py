@@ -16,6 +16,7 @@ from typing import Any
 
 import threadpoolctl
 
+from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire.messages import WorkerSpec
 from trainkit.settings import SESSION_MARK
 
@@ -131,6 +132,7 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
     if spec.cwd != spec.environment.cwd:
         sys.path.insert(0, spec.cwd)
     os.chdir(spec.cwd)
+    process.offer_stacks()
     _set_threads()
     _reseed()
     limit(spec.gpus)

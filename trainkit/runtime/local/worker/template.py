@@ -63,7 +63,7 @@ def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
     gc.enable()
     template.tell(messages.Ready())
     # With less than torch to copy it would take as long as dozens of forks win.
-    template.serve(process.use_huge_pages if "torch" in preload else None)
+    template.serve(process.use_huge_pages if "torch" in sys.modules else None)
     os._exit(0)
 
 

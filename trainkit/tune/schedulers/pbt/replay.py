@@ -185,6 +185,10 @@ class PopulationBasedTrainingReplay(TrialScheduler):
                 "out of param_space"
             )
 
+    def resize(self, total_samples: int | None) -> None:
+        if total_samples != 1:
+            raise ConfigError("a replay trains one trial, and no others beside it")
+
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         initial = self.schedule.initial
         differing = [key for key in initial if _text(config.get(key)) != _text(initial[key])]

@@ -137,7 +137,6 @@ class PopulationBasedTraining(TrialScheduler):
         self.synch, self.tie = synch, tie
         self._members = Population(perturbation_interval, burn_in_period)
         self._space: Space | None = None
-        self._total: int | None = None
         self._no_more = False
         self._barrier = Barrier(self._members)  # of synch=True, and what was decided when it opened
         self._verdicts: dict[str, Decision] = {}
@@ -152,11 +151,10 @@ class PopulationBasedTraining(TrialScheduler):
     def take_space(self, space: Space) -> None:
         self._space = space
 
-    def set_search_properties(
-        self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
-    ) -> None:
-        super().set_search_properties(metric, mode, rng, total_samples)
-        self._total = total_samples
+    def resize(self, total_samples: int | None) -> None:
+        super().resize(total_samples)
+        self._no_more = False  # it is told anew where no others come
+        self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
         # After a restore there may be fewer workers: who has none waits for its turn until it reports.
@@ -219,7 +217,9 @@ class PopulationBasedTraining(TrialScheduler):
     @property
     def _more_to_come(self) -> bool:
         """Of a search without end nobody waits to begin."""
-        return self._total is not None and not self._no_more and len(self._members) < self._total
+        return (
+            self.total_samples is not None and not self._no_more and len(self._members) < self.total_samples
+        )
 
     # --- exploit and explore ----------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> str | None:
         if pending:
             return pending[0]
-        if new and self._total is not None:  # of a search without end paused members would never go on
+        if new and self.total_samples is not None:  # of a search without end paused members would never go on
             return None
         free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]
         first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)

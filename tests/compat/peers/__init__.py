@@ -1,0 +1,8 @@
+"""The systems whose programs move here by their imports: each a module with the list of its examples."""
+
+from __future__ import annotations
+
+from tests.compat.peers import ray_tune
+
+SYSTEMS = (ray_tune.SYSTEM,)
+"""In the order of docs/compatibility.md."""

@@ -1,0 +1,168 @@
+"""Parts of the dashboard's server: threads that wait, names of the machine, what is kept of experiments."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.conftest import eventually
+from tests.dashboard.conftest import Asker, served
+from trainkit import tune
+from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
+from trainkit.dashboard import board
+from trainkit.dashboard.board import Board
+from trainkit.dashboard.endpoints import Waiting
+from trainkit.dashboard.security import Access
+from trainkit.errors import ConfigError
+from trainkit.tune.results.overview import LogReader, experiments_in
+from trainkit.tune.results.printed import printed_files
+
+
+def threads_of_servers() -> set[str]:
+    """Return the kinds of threads that dashboards in this process have."""
+    names = (each.name for each in threading.enumerate())
+    return {name.rpartition("_")[0] for name in names if name.startswith("trainkit-dashboard-")}
+
+
+def test_no_thread_outlives_the_server(tmp_path: Path) -> None:
+    with served(tmp_path) as ask:
+        ask.get("/sessions/none/logs", 404)
+        headers = {"Authorization": f"Bearer {ask.server.token}"}
+        host, port = ask.server.server_address
+        with urlopen(Request(f"http://{host}:{port}/api/stream", headers=headers), timeout=60) as stream:
+            assert stream.readline() == b"event: change\n"
+            assert eventually(lambda: len(threads_of_servers()) == 2, 60)
+        assert threads_of_servers() == {"trainkit-dashboard-waits", "trainkit-dashboard-looks"}
+    assert threads_of_servers() == set()
+
+
+def test_a_session_is_asked_one_question_at_a_time(tmp_path: Path) -> None:
+    """The next takes no thread as it waits, so that other sessions are answered."""
+    waiting, go_on = Waiting(), threading.Event()
+    begun: list[str] = []
+
+    def question(call: Any) -> Any:
+        begun.append(call)
+        assert call == "other" or go_on.wait(60)
+        return call
+
+    async def ask() -> None:
+        slow = [
+            asyncio.create_task(waiting.run(question, f"slow {number}", "a"))  # type: ignore[arg-type]
+            for number in range(20)
+        ]
+        other: Any = await waiting.run(question, "other", "b")  # type: ignore[arg-type]
+        assert other == "other" and set(begun) <= {"other", "slow 0"}
+        go_on.set()
+        assert len(await asyncio.gather(*slow)) == 20
+
+    asyncio.run(ask())
+    waiting.close()
+    assert [each for each in begun if each != "other"] == [f"slow {number}" for number in range(20)]
+
+
+def test_the_names_of_the_machine_are_known_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look them up may take seconds, in which nobody else would be answered."""
+    own = socket.gethostname()
+    access = Access("token", "0.0.0.0")
+    for name in ("getfqdn", "gethostname"):
+        monkeypatch.setattr(socket, name, lambda *_: pytest.fail("looked up while others wait"))
+    assert access.knows_host(f"{own}:80") and access.knows_host("192.0.2.7:80")
+    assert not access.knows_host("evil.example")
+
+
+def test_another_address_of_the_loopback_answers_to_its_name(tmp_path: Path) -> None:
+    with served(tmp_path, host="127.0.0.2") as ask:
+        assert ask.get("/status")["read_only"] is False
+        assert ask("GET", "/api/status", headers={"Host": "evil.example"}).status == 403
+
+
+def finished(root: Path, name: str, trainable: Any, log_to_file: Any = False, **space: Any) -> Path:
+    tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(storage_path=root, name=name, verbose=0, log_to_file=log_to_file),
+    ).fit()
+    return root / name
+
+
+def large(config: dict[str, Any]) -> dict[str, Any]:
+    return {"loss": 1.0, "text": "x" * 3_000_000, **{f"m{number}": "y" * 900 for number in range(400)}}
+
+
+def test_what_is_kept_of_experiments_is_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [finished(tmp_path, name, large, long="z" * 3_000_000) for name in ("a", "b")]
+    seen = Board(tmp_path)
+    tables = [seen.table(folder) for folder in folders]
+    for table in tables:
+        (row,) = table.page()[1]
+        assert len(row["metrics"]["text"]) == len(row["config"]["long"]) == board.MAX_TEXT + 3
+        assert row["metrics"]["..."] == "there is more"
+        assert 0 < table.size_bytes < 3 * board.MAX_ROW
+    assert len(str(seen.summary(folders[0]))) < 10_000, "it has the best configuration"
+    assert seen.table(folders[0]) is tables[0]
+    monkeypatch.setattr(board, "MAX_BYTES", tables[0].size_bytes + 1)
+    assert seen.table(folders[1]) is tables[1], "the one that is asked for is kept"
+    assert seen.table(folders[0]) is not tables[0]
+
+
+def printing(config: dict[str, Any]) -> dict[str, Any]:
+    print("a line")
+    Path(tune.get_context().get_trial_dir(), "weights.bin").write_bytes(b"\0" * 100)
+    return {"loss": 1.0}
+
+
+def test_only_what_was_printed_is_a_log(tmp_path: Path) -> None:
+    def logs(ask: Asker, name: str) -> list[str]:
+        (row,) = ask.get(f"/experiments/{name}/trials")["rows"]
+        return [
+            each["name"] for each in ask.get(f"/experiments/{name}/trials/{row['trial_id']}/logs")["files"]
+        ]
+
+    finished(tmp_path, "none", printing)
+    finished(tmp_path, "one", printing, "said.txt")
+    finished(tmp_path, "usual", printing, True)
+    with served(tmp_path) as ask:
+        assert logs(ask, "none") == []
+        assert logs(ask, "one") == ["said.txt"]
+        assert logs(ask, "usual") == ["stdout", "stderr"]
+
+
+def test_no_log_is_read_outside_of_the_experiment(tmp_path: Path) -> None:
+    """An experiment that somebody has sent may name any folder, and hold any link."""
+    folder = finished(tmp_path, "e", printing, True)
+    with LogReader(folder) as reader:
+        (trial,) = reader.trials()
+    (tmp_path / "stdout").write_text("of another")
+    assert printed_files(folder, "..", True) == printed_files(folder, str(tmp_path), True) == []
+    assert len(printed_files(folder, trial.dirname, True)) == 2
+    for name in ("stdout", "stderr"):
+        (folder / trial.dirname / name).unlink()
+        os.symlink(tmp_path / "stdout", folder / trial.dirname / name)
+    assert printed_files(folder, trial.dirname, True) == []
+    with pytest.raises(ConfigError, match="nothing that the trial printed"):
+        ReadingTools(tmp_path).logs("e", trial.trial_id)
+
+
+def test_texts_for_agents_are_cut() -> None:
+    told = _plain({"a": ["x" * 20_000], "b": {"y" * 20_000: 1}, "c": "short"})
+    assert len(told["a"][0]) == MAX_TEXT + 3 and told["c"] == "short"
+    assert len(next(iter(told["b"]))) == MAX_TEXT + 3
+
+
+def test_experiments_of_a_folder_are_listed_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        finished(tmp_path, name, printing)
+    (tmp_path / "c").mkdir()
+    assert experiments_in(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert experiments_in(tmp_path / "a") == [tmp_path / "a"]

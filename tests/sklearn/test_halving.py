@@ -1,0 +1,288 @@
+"""Searches that halve: scikit-learn's survivors, scores and columns; classes with rounds of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import loguniform, randint
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.datasets import make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import FitFailedWarning
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    HalvingRandomSearchCV,
+    KFold,
+    StratifiedKFold,
+)
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.svm import SVC
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.sklearn import (
+    TuneGridSearchCV,
+    TuneHalvingGridSearchCV,
+    TuneHalvingRandomSearchCV,
+    TuneSearchCV,
+)
+from trainkit.sklearn.base import TuneBaseSearchCV
+
+X, Y = make_classification(240, 6, n_informative=4, random_state=0)
+GRID = {"C": [0.01, 0.1, 1.0, 10.0, 100.0], "gamma": [0.01, 0.1, 1.0]}
+SPACE = {"C": loguniform(1e-2, 1e2), "gamma": loguniform(1e-3, 1.0)}
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Assert that two fitted searches have equal results, but for times."""
+    assert sorted(ours.cv_results_) == sorted(theirs.cv_results_)
+    for key, values in theirs.cv_results_.items():
+        if not key.endswith("_time"):
+            np.testing.assert_array_equal(ours.cv_results_[key], values, err_msg=key)
+    for name in vars(theirs):
+        if name.endswith("_") and not name.startswith("_") and name not in OBJECTS:
+            assert getattr(ours, name) == getattr(theirs, name), name
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+
+
+OBJECTS = {"cv_results_", "best_estimator_", "scorer_", "refit_time_"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"random_state": 3},
+        {"random_state": 3, "factor": 2, "min_resources": "smallest"},
+        {"random_state": 0, "min_resources": 40, "max_resources": 200, "cv": KFold(3)},
+        {"random_state": 1, "min_resources": 60, "factor": 2, "aggressive_elimination": True},
+        {"random_state": 1, "cv": StratifiedKFold(3, shuffle=True, random_state=5), "scoring": "f1"},
+    ],
+)
+def test_the_same_candidates_survive_a_grid(settings: dict[str, Any]) -> None:
+    settings = {"cv": 3, **settings}
+    theirs = HalvingGridSearchCV(SVC(), GRID, **settings).fit(X, Y)
+    assert_same(TuneHalvingGridSearchCV(SVC(), GRID, **settings).fit(X, Y), theirs)
+    assert len(theirs.n_resources_) > 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_candidates": 9},
+        {"n_candidates": "exhaust", "min_resources": 60, "factor": 2},
+        {"n_candidates": 6, "min_resources": "exhaust", "return_train_score": False},
+    ],
+)
+def test_the_same_random_candidates_survive(settings: dict[str, Any]) -> None:
+    settings = {"cv": 3, "random_state": 7, **settings}
+    theirs = HalvingRandomSearchCV(SVC(), SPACE, **settings).fit(X, Y)
+    assert_same(TuneHalvingRandomSearchCV(SVC(), SPACE, **settings).fit(X, Y), theirs)
+
+
+def test_a_parameter_of_the_estimator_grows() -> None:
+    settings = {"resource": "n_estimators", "max_resources": 18, "min_resources": 2, "random_state": 0}
+    forest, space = RandomForestClassifier(random_state=0), {"max_depth": randint(1, 6)}
+    theirs = HalvingRandomSearchCV(forest, space, cv=2, **settings).fit(X, Y)
+    ours = TuneHalvingRandomSearchCV(forest, space, cv=2, **settings).fit(X, Y)
+    assert_same(ours, theirs)
+    assert len(ours.best_estimator_.estimators_) == ours.n_resources_[-1] == 18
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resource": "no_such"}, "Cannot use resource=no_such"),
+        ({"cv": KFold(2, shuffle=True)}, "must yield consistent folds"),
+        ({"min_resources": 500}, "min_resources_=500 is greater than max_resources_=240"),
+        ({"resource": "C", "max_resources": 9}, "Cannot use parameter C as the resource"),
+        ({"scoring": ["accuracy", "f1"]}, "scoring"),
+    ],
+)
+def test_arguments_are_refused_as_scikit_learn_does(settings: dict[str, Any], message: str) -> None:
+    for cls in (HalvingGridSearchCV, TuneHalvingGridSearchCV):
+        with pytest.raises(ValueError, match=message):
+            cls(SVC(), {"C": [1, 2]}, **settings).fit(X, Y)
+
+
+def test_verbose_tells_the_rounds() -> None:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        TuneHalvingGridSearchCV(SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, verbose=1).fit(X, Y)
+    lines = told.getvalue().splitlines()
+    assert "n_iterations: 2" in lines
+    assert [line for line in lines if line.startswith("n_candidates")] == [
+        "n_candidates: 3",
+        "n_candidates: 1",
+    ]
+    assert "Fitting 2 folds for each of 3 candidates, totalling 6 fits" in lines
+
+
+@pytest.mark.parametrize("budget", [1e-3, timedelta(milliseconds=1)])
+def test_a_budget_is_of_all_rounds(budget: Any) -> None:
+    search = TuneHalvingGridSearchCV(SVC(), GRID, cv=2, random_state=0, time_budget_s=budget)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of candidates that were not complete
+        try:
+            search.fit(X, Y)
+        except ConfigError as error:
+            assert "no candidate was evaluated on all folds" in str(error)
+        else:
+            assert search.n_iterations_ == 1
+
+
+class SecondScore(tune.Stopper):
+    """Ends the experiment that a second candidate is complete in."""
+
+    seen = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen += 1
+        return False
+
+    def stop_all(self) -> bool:
+        return self.seen > 1
+
+
+def test_a_search_that_ends_early_says_only_what_it_knows() -> None:
+    last = ("n_remaining_candidates_", "n_required_iterations_", "n_possible_iterations_")
+    search = TuneHalvingGridSearchCV(SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, n_jobs=1).fit(X, Y)
+    assert search.n_iterations_ == 2 and all(hasattr(search, name) for name in last)
+    search.stopper = SecondScore()
+    with pytest.warns(UserWarning, match="a second fit evaluates the rounds before this one again"):
+        search.fit(X, Y)
+    assert search.n_iterations_ == len(search.n_resources_) == 1
+    assert not any(hasattr(search, name) for name in last), "an earlier fit's"
+
+
+def test_it_is_an_estimator_with_parameters() -> None:
+    search = TuneHalvingRandomSearchCV(SVC(), SPACE, n_candidates=3, factor=2, name=None, sk_n_jobs=1)
+    assert clone(search).get_params(deep=False).keys() == search.get_params(deep=False).keys()
+    for ours, theirs in (
+        (TuneHalvingGridSearchCV, HalvingGridSearchCV),
+        (TuneHalvingRandomSearchCV, HalvingRandomSearchCV),
+    ):
+        taken, there = (inspect.signature(cls).parameters for cls in (ours, theirs))
+        assert {name: str(taken[name].default) for name in there} == {
+            name: str(each.default) for name, each in there.items()
+        }
+
+
+def test_a_halving_search_is_kept_under_its_name(tmp_path: Any) -> None:
+    TuneHalvingGridSearchCV(
+        SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, local_dir=str(tmp_path), name="halves"
+    ).fit(X, Y)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["halves", "halves_2"]
+
+
+# --- classes with a `_run_search` of their own ----------------------------------------------------
+
+
+def going_by_results(base: type) -> Callable[..., Any]:
+    """Return a class that evaluates C=0.1 only if C=1 is better than C=10."""
+
+    class Sequential(base):  # type: ignore[misc]
+        def __init__(self, estimator: Any, **settings: Any) -> None:
+            super().__init__(estimator, **settings)
+
+        def _run_search(self, evaluate_candidates: Any) -> None:
+            results = evaluate_candidates([{"C": 1}, {"C": 10}], more_results={"round": [0, 0]})
+            better = results["mean_test_score"][0] > results["mean_test_score"][1]
+            evaluate_candidates([{"C": 0.1 if better else 100}], more_results={"round": [1]})
+
+    return Sequential
+
+
+@pytest.mark.parametrize("settings", [{}, {"return_train_score": True}, {"scoring": "neg_log_loss"}])
+def test_a_class_with_rounds_of_its_own(settings: dict[str, Any]) -> None:
+    theirs = going_by_results(BaseSearchCV)(LogisticRegression(), cv=3, **settings).fit(X, Y)
+    ours = going_by_results(TuneBaseSearchCV)(LogisticRegression(), cv=3, **settings).fit(X, Y)
+    assert_same(ours, theirs)
+    assert list(ours.cv_results_["round"]) == [0, 0, 1]
+
+
+def test_a_class_that_extends_a_search_decides_itself() -> None:
+    class Twice(TuneGridSearchCV):
+        def _run_search(self, evaluate_candidates: Any) -> None:
+            evaluate_candidates([{"C": 1}])
+            evaluate_candidates([{"C": 2}, {"C": 3}])
+
+    found = Twice(LogisticRegression(), {"C": [7]}, cv=2).fit(X, Y)
+    assert found.cv_results_["params"] == [{"C": 1}, {"C": 2}, {"C": 3}]
+    with pytest.raises(ConfigError, match="Twice says by its _run_search which candidates"):
+        Twice(LogisticRegression(), {"C": [7]}, early_stopping=True, max_iters=3).fit(X, Y)
+
+
+def test_rounds_without_a_candidate() -> None:
+    class Unfinished(TuneBaseSearchCV):
+        def __init__(self, estimator: Any) -> None:
+            super().__init__(estimator)
+
+    class Nothing(Unfinished):
+        def _run_search(self, evaluate_candidates: Any) -> None:
+            pass
+
+    with pytest.raises(ValueError, match=r"No fits were performed.*_run_search"):
+        Nothing(SVC()).fit(X, Y)
+    with pytest.raises(NotImplementedError, match="_run_search not implemented"):
+        Unfinished(SVC()).fit(X, Y)
+
+
+class FailsFor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classifier that can't be fitted where C is above 1."""
+
+    def __init__(self, C: float = 1.0) -> None:
+        self.C = C
+
+    def fit(self, X: Any, y: Any) -> FailsFor:
+        if self.C > 1:
+            raise RuntimeError("too large")
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.full(len(X), self.classes_[0])
+
+
+def test_failed_fits_are_told_once_a_round() -> None:
+    with pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 4") as told:
+        search = going_by_results(TuneBaseSearchCV)(FailsFor(), cv=2, error_score=-1.0).fit(X, Y)
+    assert len([each for each in told if "fits failed" in str(each.message)]) == 1
+    assert list(search.cv_results_["params"]) == [{"C": 1}, {"C": 10}, {"C": 0.1}]
+
+
+# --- words of scikit-learn ------------------------------------------------------------------------
+
+
+class Broken(KFold):  # type: ignore[misc]
+    """Splitter that gives more folds than it says."""
+
+    def get_n_splits(self, *args: Any, **kwargs: Any) -> int:
+        return 1
+
+
+def bad_scorer(estimator: Any, X: Any, y: Any) -> dict[str, float]:
+    return {"bad_name": 1.0}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"cv": []}, {"cv": Broken(3)}, {"scoring": bad_scorer, "refit": "good_name"}]
+)
+@pytest.mark.parametrize("cls", [TuneGridSearchCV, TuneSearchCV])
+def test_errors_begin_as_scikit_learns(cls: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as theirs:
+        GridSearchCV(LogisticRegression(), {"C": [1]}, **settings).fit(X, Y)
+    arguments = {"n_trials": 1} if cls is TuneSearchCV else {}
+    with pytest.raises(ValueError) as ours:
+        cls(LogisticRegression(), {"C": [1]}, **arguments, **settings).fit(X, Y)
+    assert str(ours.value).startswith(str(theirs.value))

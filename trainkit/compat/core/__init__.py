@@ -1,0 +1,1 @@
+"""Names of Ray core beyond the runtime's own."""

@@ -1,0 +1,356 @@
+"""Collectives among actors, by the names of `ray.util.collective`, on gloo of torch.distributed.
+
+Tensors are torch's, on the CPU, or NumPy's arrays; they are changed in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+from trainkit.errors import ConfigError
+from trainkit.runtime import api
+from trainkit.train.distributed import rendezvous
+
+__all__ = [
+    "Backend",
+    "ReduceOp",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "create_collective_group",
+    "destroy_collective_group",
+    "get_collective_group_size",
+    "get_rank",
+    "gloo_available",
+    "init_collective_group",
+    "is_group_initialized",
+    "nccl_available",
+    "recv",
+    "reduce",
+    "reducescatter",
+    "send",
+]
+
+DEFAULT = "default"
+
+
+class ReduceOp(enum.Enum):
+    """How values of several ranks become one."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+
+
+class Backend(enum.StrEnum):
+    """Libraries that Ray's groups may run on."""
+
+    NCCL = "NCCL"
+    GLOO = "GLOO"
+
+
+class _Group(NamedTuple):
+    rank: int
+    size: int
+    process_group: Any
+    held: list[Any]
+
+
+_groups: dict[str, _Group] = {}
+_lock = threading.Lock()
+
+
+class MeetingPoint:
+    """Actor where the ranks of a group learn where they meet; it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._token = uuid.uuid4().hex
+        self._is_told = asyncio.Event()
+        self._place = ""
+
+    async def token(self) -> str:
+        """Return a name that no other group has."""
+        return self._token
+
+    async def tell(self, place: str) -> None:
+        """Take the place from rank 0."""
+        self._place = place
+        self._is_told.set()
+
+    async def place(self) -> str:
+        """Return the place, once rank 0 has told it."""
+        await self._is_told.wait()
+        return self._place
+
+
+def init_collective_group(
+    world_size: int,
+    rank: int,
+    backend: str = Backend.GLOO,
+    group_name: str = DEFAULT,
+    gloo_timeout: int = 30_000,
+) -> None:
+    """Join a group; each of its members calls this, in its actor or task, and waits for the others.
+
+    Args:
+        world_size: how many members it has.
+        rank: of this one, from 0.
+        backend: "gloo"; for GPUs `trainkit.train` has NCCL.
+        group_name: the same for all members.
+        gloo_timeout: milliseconds that one operation may take.
+
+    Raises:
+        ConfigError: an argument is wrong, or this process is in the group already.
+    """
+    _require_gloo(backend)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: give a rank from 0 to world_size - 1")
+    if "isolation" not in api.promises() and world_size > 1:
+        raise ConfigError(
+            "this engine runs all actors in one process, where they can't wait for each other: "
+            "use the local engine for collective groups"
+        )
+    with _lock:
+        if group_name in _groups:
+            raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
+        _groups[group_name] = _joined(world_size, rank, group_name, timedelta(milliseconds=gloo_timeout))
+
+
+def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
+    from torch import distributed as dist
+
+    meeting: Any = api.remote(MeetingPoint)
+    point = meeting.options(name=f"collective-{name}", get_if_exists=True, num_cpus=0).remote()
+    held: list[Any] = [point]
+    address = "127.0.0.1"
+    if rendezvous.on_one_machine():
+        place = f"file://{api.scratch_dir() / f'collective-{api.get(point.token.remote())}'}"
+    else:
+        address = rendezvous.own_address()
+        if rank == 0:
+            listening = rendezvous.RendezvousStore(address)
+            held.append(listening)
+            api.get(point.tell.remote(listening.place))
+        place = api.get(point.place.remote(), timeout=timeout.total_seconds())
+    store = rendezvous.rendezvous_store(place, size, timeout)
+    gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined, unused-ignore]
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=address)]
+    group = gloo(store, rank, size, options)
+    group.barrier().wait()  # all hold the meeting point now
+    return _Group(rank, size, group, [*held, store])
+
+
+def create_collective_group(
+    actors: Sequence[Any],
+    world_size: int,
+    ranks: Sequence[int],
+    backend: str = Backend.GLOO,
+    group_name: str = DEFAULT,
+    gloo_timeout: int = 30_000,
+) -> None:
+    """Have actors join a group, from the program that has their handles; returns when all are in it.
+
+    Args:
+        actors: its members.
+        world_size: how many there are.
+        ranks: of each of them.
+        backend: see `init_collective_group`, for this and the next two.
+        group_name: as above.
+        gloo_timeout: as above.
+
+    Raises:
+        ConfigError: an argument is wrong, or an actor is in the group already.
+    """
+    _require_gloo(backend)
+    if len(actors) != world_size or sorted(ranks) != list(range(world_size)):
+        raise ConfigError(
+            f"{len(actors)} actors with ranks={list(ranks)} and world_size={world_size}: give each actor a "
+            f"rank, from 0 to world_size - 1"
+        )
+    joining = [
+        actor.__ray_call__.remote(_join, world_size, rank, backend, group_name, gloo_timeout)
+        for actor, rank in zip(actors, ranks, strict=True)
+    ]
+    api.get(joining)
+
+
+def _join(_: Any, *arguments: Any) -> None:
+    init_collective_group(*arguments)
+
+
+def destroy_collective_group(group_name: str = DEFAULT) -> None:
+    """Leave a group; nothing if this process is in none of that name."""
+    with _lock:
+        _groups.pop(group_name, None)
+
+
+def is_group_initialized(group_name: str) -> bool:
+    """Return whether this process is in the group."""
+    return group_name in _groups
+
+
+def get_rank(group_name: str = DEFAULT) -> int:
+    """Return the rank of this process in the group; -1 if it is not in it."""
+    group = _groups.get(group_name)
+    return -1 if group is None else group.rank
+
+
+def get_collective_group_size(group_name: str = DEFAULT) -> int:
+    """Return how many members the group has; -1 if this process is not in it."""
+    group = _groups.get(group_name)
+    return -1 if group is None else group.size
+
+
+def gloo_available() -> bool:
+    """Return whether torch has gloo."""
+    from torch import distributed as dist
+
+    return dist.is_gloo_available()
+
+
+def nccl_available() -> bool:
+    """Return False: groups of actors are on gloo here."""
+    return False
+
+
+def allreduce(tensor: Any, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
+    """Make the tensor of each member that of all of them, reduced by `op`."""
+    _done(_group(group_name).process_group.allreduce([_tensor(tensor)], _reducing(op, "Allreduce")))
+
+
+def reduce(tensor: Any, dst_rank: int = 0, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
+    """Make the tensor of rank `dst_rank` that of all members, reduced by `op`; the others keep theirs."""
+    group = _group(group_name)
+    options = _reducing(op, "Reduce")
+    options.rootRank = _checked(dst_rank, group, "dst_rank")
+    own = _tensor(tensor)
+    _done(group.process_group.reduce([own if group.rank == dst_rank else own.clone()], options))
+
+
+def broadcast(tensor: Any, src_rank: int = 0, group_name: str = DEFAULT) -> None:
+    """Make the tensor of each member that of rank `src_rank`."""
+    from torch import distributed as dist
+
+    group = _group(group_name)
+    options = dist.BroadcastOptions()
+    options.rootRank = _checked(src_rank, group, "src_rank")
+    _done(group.process_group.broadcast([_tensor(tensor)], options))
+
+
+def allgather(tensor_list: Sequence[Any], tensor: Any, group_name: str = DEFAULT) -> None:
+    """Fill `tensor_list` with the tensors of all members, in the order of their ranks."""
+    group = _group(group_name)
+    _require_length(tensor_list, group)
+    _done(group.process_group.allgather([[*map(_tensor, tensor_list)]], [_tensor(tensor)]))
+
+
+def reducescatter(
+    tensor: Any, tensor_list: Sequence[Any], group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM
+) -> None:
+    """Make the tensor of each rank the reduction of what all members have at its place in `tensor_list`."""
+    group = _group(group_name)
+    _require_length(tensor_list, group)
+    parts = [_tensor(each).clone() for each in tensor_list]
+    for rank, part in enumerate(parts):  # gloo has no operation of its own for it
+        options = _reducing(op, "Reduce")
+        options.rootRank = rank
+        _done(group.process_group.reduce([part], options))
+    _tensor(tensor).copy_(parts[group.rank])
+
+
+def barrier(group_name: str = DEFAULT) -> None:
+    """Wait until all members are here."""
+    _done(_group(group_name).process_group.barrier())
+
+
+def send(tensor: Any, dst_rank: int, group_name: str = DEFAULT) -> None:
+    """Send a tensor to another member, which receives it by `recv`."""
+    group = _group(group_name)
+    _done(group.process_group.send([_tensor(tensor)], _other(dst_rank, group, "dst_rank"), 0))
+
+
+def recv(tensor: Any, src_rank: int, group_name: str = DEFAULT) -> None:
+    """Receive the tensor that another member sends, into one of its shape and type."""
+    group = _group(group_name)
+    _done(group.process_group.recv([_tensor(tensor)], _other(src_rank, group, "src_rank"), 0))
+
+
+def _done(work: Any) -> None:
+    work.wait()
+
+
+def _group(name: str) -> _Group:
+    group = _groups.get(name)
+    if group is None:
+        raise ConfigError(
+            f"this process is not in the group {name!r}: call init_collective_group() in each member, or "
+            f"create_collective_group() with the actors"
+        )
+    return group
+
+
+def _tensor(given: Any) -> Any:
+    """Return a tensor on the memory of what is given."""
+    import numpy
+    import torch
+
+    if isinstance(given, torch.Tensor) and given.device.type == "cpu":
+        return given.detach()
+    if isinstance(given, numpy.ndarray) and given.flags.writeable:
+        return torch.from_numpy(given)
+    raise ConfigError(
+        f"{type(given).__name__} can't be changed in place here: give a tensor of torch on the CPU, or a "
+        f"writable array of NumPy (one that came with a call is shared and read-only: copy it)"
+    )
+
+
+def _reducing(op: ReduceOp, operation: str) -> Any:
+    from torch import distributed as dist
+
+    options = getattr(dist, f"{operation}Options")()
+    options.reduceOp = getattr(dist.ReduceOp, ReduceOp(op).name)
+    return options
+
+
+def _checked(rank: int, group: _Group, what: str) -> int:
+    if not 0 <= rank < group.size:
+        raise ConfigError(f"{what}={rank}: give a rank from 0 to {group.size - 1}")
+    return rank
+
+
+def _other(rank: int, group: _Group, what: str) -> int:
+    if _checked(rank, group, what) == group.rank:
+        raise ConfigError(f"{what}={rank} is this member itself: give another one's rank")
+    return rank
+
+
+def _require_length(tensors: Sequence[Any], group: _Group) -> None:
+    if len(tensors) != group.size:
+        raise ConfigError(f"tensor_list has {len(tensors)} tensors: give one for each of {group.size} ranks")
+
+
+def _require_gloo(backend: str) -> None:
+    name = str(getattr(backend, "value", backend)).upper()
+    if name not in ("GLOO", "TORCH_GLOO"):
+        raise ConfigError(
+            f"backend={name!r}: groups of actors run on gloo (backend='gloo'), on the CPU; for GPUs take "
+            f"trainkit.train, whose workers use NCCL"
+        )
+
+
+def _no_gpus(*_: Any, **__: Any) -> NoReturn:
+    raise ConfigError("operations on several GPUs of one process are NCCL's: take trainkit.train for GPUs")
+
+
+allreduce_multigpu = reduce_multigpu = broadcast_multigpu = allgather_multigpu = _no_gpus
+reducescatter_multigpu = send_multigpu = recv_multigpu = _no_gpus

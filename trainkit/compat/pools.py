@@ -1,0 +1,46 @@
+"""Pools by the names and arguments of Ray: `ray.util.multiprocessing` and `ray.util.joblib`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing import TimeoutError as TimeoutError
+from typing import Any
+
+from trainkit import pools
+from trainkit.errors import ConfigError
+from trainkit.pools.pool import AsyncResult as AsyncResult
+from trainkit.pools.pool import Pool as _Pool
+
+
+class Pool(_Pool):
+    """Pool of workers with the arguments of Ray's.
+
+    Args:
+        processes, initializer, initargs, maxtasksperchild, context: see `trainkit.pools.Pool`.
+        ray_address: the cluster that `trainkit.init(address=...)` joins before a pool is made; None here.
+        ray_remote_args: options of the calls, such as {"num_gpus": 1}.
+
+    Raises:
+        ConfigError: `ray_address` is given.
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        maxtasksperchild: int | None = None,
+        context: object = None,
+        ray_address: str | None = None,
+        ray_remote_args: dict[str, Any] | None = None,
+    ) -> None:
+        if ray_address is not None:
+            raise ConfigError(f"ray_address={ray_address!r}: call trainkit.init(address=...) before")
+        super().__init__(
+            processes, initializer, initargs, maxtasksperchild, context, **(ray_remote_args or {})
+        )
+
+
+def register_ray() -> None:
+    """Register the backend of joblib by Ray's name: `with joblib.parallel_backend("ray"): ...`."""
+    pools.register_trainkit("ray")

@@ -1,0 +1,526 @@
+"""Experiments of a folder as the dashboard sees them, with tables in memory of their trials.
+
+What was read of an experiment stays here, and pages are cut, sorted and searched by SQL. Only what is asked
+for is read, and then what has changed of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.dashboard.endpoints import NotFoundError
+from trainkit.dashboard.reading import FileState, RowReader, SoFar, experiments, flat_config, flat_metrics
+from trainkit.errors import StoreError
+from trainkit.tune.core.metrics import encode
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.results.overview import CUT_OFF, Overview
+from trainkit.tune.results.reading import metric_and_mode
+
+MAX_TABLES = 8
+"""Experiments whose trials are kept in memory; the one looked at longest ago goes first."""
+MAX_BYTES = 96 * 1024 * 1024
+"""Bytes that the rows of all these take together, before the one looked at longest ago goes."""
+MAX_TEXT = 1000
+"""Characters of a text in a row; one trial alone is shown with all of them."""
+MAX_ROW = 100_000
+"""Characters of the configuration, and of the last report, in a row."""
+FEW = 500
+"""Trials that are read one by one; of more, all are read in one pass."""
+
+COLUMNS = {
+    "trial_id": "TEXT PRIMARY KEY",
+    "trial_index": "INTEGER NOT NULL UNIQUE",
+    "name": "TEXT",
+    "status": "TEXT",
+    "reason": "TEXT",
+    "config": "TEXT",  # JSON, flat
+    "metrics": "TEXT",  # of the last report; JSON, flat
+    "reports": "INTEGER",
+    "last": "REAL",
+    "best": "REAL",
+    "attempt": "INTEGER",
+    "failures": "INTEGER",
+    "started": "REAL",
+    "ended": "REAL",
+    "error": "TEXT",
+    "changed": "INTEGER",
+}
+SORTABLE = [*(name for name in COLUMNS if name not in ("trial_index", "config", "metrics")), "index"]
+_MARKS = ", ".join("?" for _ in COLUMNS)
+_BEFORE = f"SELECT {', '.join(list(COLUMNS)[:-1])} FROM rows WHERE trial_id = ?"
+_KEEP = f"INSERT OR REPLACE INTO rows VALUES ({_MARKS})"
+_KEEP_NEW = f"INSERT OR IGNORE INTO rows VALUES ({_MARKS})"
+
+Row = dict[str, Any]
+
+
+class TrialTable:
+    """Table in memory of the trials of one experiment, from which pages are cut.
+
+    A trial is read when it is first asked for, and from then on when it has changed. All are read once they
+    are searched, or sorted otherwise than as they were suggested or by their last value.
+
+    Args:
+        folder: of the experiment.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.generation = 0
+        self._lock = threading.RLock()
+        self._memory = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, self._memory.close)
+        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        self._memory.execute(f"CREATE TABLE rows ({columns}) WITHOUT ROWID")
+        self._memory.execute("CREATE INDEX rows_changed ON rows (changed)")
+        self._state: FileState | None = None
+        self._judged: tuple[str | None, str | None] = (None, None)
+        self._looked = 0.0
+        self._renewed = 0
+        self._size_bytes = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._memory.execute("DELETE FROM rows")
+        self._is_whole = False
+        self._seq = self._last_index = -1
+        self._ran: dict[str, SoFar | None] = {}
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    def refresh(self, old_s: float = 0.0) -> int:
+        """Read what has changed; return the number of the last change.
+
+        Args:
+            old_s: what was read so many seconds ago will do.
+
+        Raises:
+            StoreError: the experiment is gone, or its file is damaged.
+        """
+        with self._lock:
+            if self._state is not None and SYSTEM.monotonic() - self._looked < old_s:
+                return self.generation
+            now = SYSTEM.now()
+            state = FileState.of(self.folder)
+            if state == self._state and state.stays(now):
+                return self.generation
+            with self._reader():
+                return self.generation
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[RowReader]:
+        """Open the file as it is now; what has changed since it was last open is read first."""
+        state = FileState.of(self.folder)
+        with RowReader(self.folder) as reader:
+            reader.stand_still()
+            judged = metric_and_mode(reader.facts())
+            if self._state is not None and (not state.same_file(self._state) or judged != self._judged):
+                self._forget()
+                self.generation += 1
+                self._renewed = self.generation
+            self._judged = judged
+            is_owned = state.owner is not None
+            newest, last_index = reader.newest(), reader.last_index()
+            if self._seq >= 0:
+                ids = reader.ids_after(self._last_index, self._seq) | self._ran.keys()
+                if ids:
+                    self._read_again(reader, ids, is_owned=is_owned)
+            self._seq, self._last_index = newest, last_index
+            # One that has changed a moment ago may change again with the same date: it is read once more.
+            self._state, self._looked = state, SYSTEM.monotonic()
+            yield reader
+
+    def _read_again(self, reader: RowReader, ids: set[str], *, is_owned: bool) -> None:
+        """Read trials that may have changed, and those that are new."""
+        known = self._known(ids)
+        wanted: set[str] | None = ids
+        if len(ids) > FEW:
+            # Of the others it is enough to know that there are more than are told.
+            all_of_them = self._is_whole or len(known) > FEW
+            wanted = None if all_of_them else known | set(islice(ids - known, FEW))
+        if wanted is None:
+            ends = reader.ends()
+        else:
+            ends = reader.ends(self._seq)
+            if not self._is_whole and (unknown := wanted - known):
+                ends = reader.ends(ids=unknown) | ends
+        generation, any_changed, so_far = self.generation + 1, False, self._ran
+        self._ran = {}
+        with self._transaction():
+            for row in reader.rows(*self._judged, wanted, so_far):
+                self._follow(row)
+                before = self._memory.execute(_BEFORE, (row[0],)).fetchone()
+                values = _values(row, ends.get(row[0], before and before[-2]), is_owned=is_owned)
+                if before != values:
+                    self._memory.execute(_KEEP, (*values, generation))
+                    any_changed = True
+        self._measure()
+        self._is_whole |= wanted is None
+        if any_changed:
+            self.generation = generation
+
+    def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
+        """Read those of these trials that are not known yet; None: of all trials."""
+        lacking = None if ids is None else set(ids) - self._known(ids)
+        if lacking is not None and not lacking:
+            return
+        ends = reader.ends(ids=lacking)
+        is_owned = self._state is not None and self._state.owner is not None
+
+        def kept() -> Iterator[tuple[Any, ...]]:
+            for row in reader.rows(*self._judged, lacking):
+                self._follow(row)
+                yield (*_values(row, ends.get(row[0]), is_owned=is_owned), 0)
+
+        with self._transaction():
+            self._memory.executemany(_KEEP_NEW, kept())
+        self._measure()
+        self._is_whole |= ids is None
+
+    def _measure(self) -> None:
+        ((pages,),) = self._memory.execute("PRAGMA page_count")
+        ((size,),) = self._memory.execute("PRAGMA page_size")
+        self._size_bytes = pages * size
+
+    def _follow(self, row: tuple[Any, ...]) -> None:
+        """Keep in mind that a trial runs, and what was read of its attempt if that has reported."""
+        trial_id, status, iteration, best, attempt, reported = (
+            row[0],
+            row[3],
+            row[7],
+            row[9],
+            row[10],
+            row[15],
+        )
+        if status == TrialStatus.RUNNING:
+            self._ran[trial_id] = SoFar(attempt, iteration, best) if reported == attempt else None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._memory.execute("BEGIN")
+        with self._memory:
+            yield
+
+    def _known(self, ids: Iterable[str]) -> set[str]:
+        found = self._memory.execute(
+            "SELECT trial_id FROM rows WHERE trial_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(ids)),),
+        )
+        return {trial_id for (trial_id,) in found}
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    def page(
+        self,
+        *,
+        offset: int = 0,
+        limit: int = 100,
+        sort: str = "index",
+        descending: bool = False,
+        statuses: Sequence[str] = (),
+        search: str = "",
+    ) -> tuple[int, list[Row]]:
+        """Return how many trials there are of those asked for, and a page of them.
+
+        Args:
+            offset: trials before the page.
+            limit: trials of the page.
+            sort: a column of SORTABLE, or config/NAME, or metrics/NAME.
+            descending: the largest first; trials without a value come last in either case.
+            statuses: only trials with one of these.
+            search: only trials with this text in their name, status, reason, configuration, report or error.
+
+        Raises:
+            NotFoundError: there is no column `sort`.
+        """
+        by, names = _order(sort, descending=descending)
+        where, values = ["1"], list[Any]()
+        if statuses:
+            where.append(f"status IN ({', '.join('?' for _ in statuses)})")
+            values += statuses
+        if search:
+            where.append(
+                "(instr(lower(trial_id || ' ' || name || ' ' || status || ' ' || reason || ' ' || "
+                "coalesce(error, '')), ?) OR instr(lower(config || ' ' || metrics), ?))"
+            )
+            values += [search.lower(), json.dumps(search)[1:-1].lower()]
+        condition = " AND ".join(where)
+        with self._lock:
+            if not self._is_whole:
+                with self._reader() as reader:
+                    metric = self._judged[0]
+                    if not values and (sort == "index" or (sort == "last" and metric is not None)):
+                        by_last = metric if sort == "last" else None
+                        ids = reader.page(limit, offset, descending=descending, by_last=by_last)
+                        self._read_new(reader, ids)
+                        return reader.number_of_trials(), self._rows_of(ids)
+                    self._read_new(reader, None)
+            ((total,),) = self._memory.execute(f"SELECT count(*) FROM rows WHERE {condition}", values)
+            rows = self._memory.execute(
+                f"SELECT * FROM rows WHERE {condition} ORDER BY {by} LIMIT ? OFFSET ?",
+                [*values, *names, limit, offset],
+            ).fetchall()
+        return total, list(map(_row, rows))
+
+    def _rows_of(self, ids: Collection[str]) -> list[Row]:
+        rows = self._memory.execute(
+            "SELECT rows.* FROM json_each(?) AS wanted CROSS JOIN rows ON rows.trial_id = wanted.value "
+            "ORDER BY wanted.key",
+            (json.dumps(list(ids)),),
+        ).fetchall()
+        return list(map(_row, rows))
+
+    def row(self, trial_id: str) -> Row:
+        """Return the row of a trial.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        wanted = "SELECT * FROM rows WHERE trial_id = ?", (trial_id,)
+        with self._lock:
+            found = self._memory.execute(*wanted).fetchone()
+            if found is None and not self._is_whole:
+                with self._reader() as reader:
+                    self._read_new(reader, [trial_id])
+                found = self._memory.execute(*wanted).fetchone()
+        if found is None:
+            raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
+        return _row(found)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the rows take, when it was last read."""
+        return self._size_bytes
+
+    @property
+    def newest(self) -> int:
+        """Place of the last entry of the log, or decision, that was there when it was read."""
+        return self._seq
+
+    def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
+        """Return the trials that have changed since then, the latest first, and whether there are more."""
+        with self._lock:
+            rows = self._memory.execute(
+                "SELECT * FROM rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?",
+                (generation, limit + 1),
+            ).fetchall()
+            is_new = generation < self._renewed
+        return list(map(_row, rows[:limit])), len(rows) > limit or is_new
+
+
+def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
+    """Return a row of the reader's as the table keeps it, without the last column."""
+    trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
+    if status == TrialStatus.RUNNING and not is_owned:  # it was killed before it could say so
+        status, reason = str(TrialStatus.PENDING), CUT_OFF
+    error = None if kind is None or status != TrialStatus.ERROR else _short(f"{kind}: {message or ''}")
+    return (
+        trial_id,
+        index,
+        _short(name),
+        status,
+        _short(reason),
+        _cut(flat_config(config)),
+        _cut(flat_metrics(metrics)),
+        *numbers,
+        started,
+        ended,
+        error,
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def _cut(values: str) -> str:
+    """Return flat JSON with no name or value longer than MAX_TEXT, and no more than MAX_ROW in all.
+
+    Of a text that is longer, the beginning is there, and of more values the first.
+    """
+    if len(values) <= MAX_TEXT:
+        return values
+    kept, size = dict[str, Any](), 0
+    for name, value in json.loads(values).items():
+        kept[_short(name)] = cut = _cut_value(value)
+        size += min(len(name), MAX_TEXT) + len(encode(cut))
+        if size > MAX_ROW:
+            kept["..."] = "there is more"
+            break
+    return encode(kept)
+
+
+def _cut_value(value: Any) -> Any:
+    text = value if isinstance(value, str) else encode(value)
+    return value if len(text) <= MAX_TEXT else _short(text)
+
+
+def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
+    """Return the text of an ORDER BY and its values."""
+    kind, slash, name = sort.partition("/")
+    if slash and kind in ("config", "metrics"):
+        # SQLite ends a name at a zero character.
+        value, values = f"(SELECT value FROM json_each({kind}) WHERE key = ?)", [name.partition("\0")[0]]
+    elif sort in SORTABLE:
+        value, values = ("trial_index" if sort == "index" else sort), []
+    else:
+        raise NotFoundError(
+            f"there is no column {sort[:100]!r}: give {', '.join(SORTABLE)}, config/NAME or metrics/NAME"
+        )
+    number = (
+        f"CASE {value} WHEN 'NaN' THEN NULL WHEN 'Infinity' THEN 9e999 "
+        f"WHEN '-Infinity' THEN -9e999 ELSE {value} END"
+    )
+    way = "DESC" if descending else "ASC"
+    return f"coalesce({value}, 'NaN') = 'NaN', {number} {way}, trial_index {way}", values * 3
+
+
+def _row(values: Sequence[Any]) -> Row:
+    row = dict(zip(COLUMNS, values, strict=True))
+    row["index"] = row.pop("trial_index")
+    row["config"], row["metrics"] = json.loads(row["config"]), json.loads(row["metrics"])
+    return row
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Summary of an experiment with the state of its file, and how long the look took."""
+
+    summary: dict[str, Any]
+    state: FileState
+    at: float
+    cost_s: float
+
+
+class Board:
+    """Experiments of one folder, as the dashboard sees them.
+
+    Args:
+        root: folder of experiments, or one experiment.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[Path, TrialTable] = OrderedDict()
+        self._seen: dict[Path, Seen] = {}
+
+    def folder_of(self, name: str) -> Path:
+        """Return the folder of the experiment with this name; only folders that were found are opened.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        for folder in experiments(self.root):
+            if folder.name == name:
+                return folder
+        raise NotFoundError(f"there is no experiment {name!r} in {self.root}")
+
+    def table(self, folder: Path) -> TrialTable:
+        """Return the trials of an experiment, as they are now.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        with self._lock:
+            if folder not in self._tables:
+                self._tables[folder] = TrialTable(folder)
+            self._tables.move_to_end(folder)
+            while len(self._tables) > 1 and (
+                len(self._tables) > MAX_TABLES
+                or sum(each.size_bytes for each in self._tables.values()) > MAX_BYTES
+            ):
+                self._tables.popitem(last=False)
+            table = self._tables[folder]
+        table.refresh()
+        return table
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return the summaries of all experiments, of a damaged one what is wrong with it."""
+        found = []
+        for folder in experiments(self.root):
+            try:
+                found.append(self.summary(folder))
+            except StoreError as error:
+                found.append(damaged(folder, str(error)))
+        return found
+
+    def summary(self, folder: Path, *, at_leisure: bool = False) -> dict[str, Any]:
+        """Return the summary of one experiment.
+
+        Args:
+            folder: of the experiment.
+            at_leisure: a summary of before will do, where to read one takes long.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        now = SYSTEM.now()
+        state, known = FileState.of(folder), self._seen.get(folder)
+        if known is not None:
+            if known.state == state and state.stays(now):
+                return known.summary
+            if at_leisure and state.owner == known.state.owner and now - known.at < 10 * known.cost_s:
+                return known.summary
+        begun = SYSTEM.monotonic()
+        summary = _summary(folder, Overview.of(folder, now, with_trials=False, reader=RowReader))
+        self._seen[folder] = Seen(summary, state, now, SYSTEM.monotonic() - begun)
+        return summary
+
+
+def _summary(folder: Path, seen: Overview) -> dict[str, Any]:
+    best = None
+    with RowReader(folder) as reader:
+        objectives = reader.facts().get("objectives") or (
+            [] if seen.metric is None else [(seen.metric, seen.mode)]
+        )
+        if seen.best is not None:
+            trial_id, value = seen.best
+            index, config = reader.config(trial_id)
+            best = {"trial_id": trial_id, "index": index, "value": value, "config": json.loads(_cut(config))}
+    return {
+        "name": folder.name,
+        "path": str(folder),
+        "metric": seen.metric,
+        "mode": seen.mode,
+        "objectives": [{"metric": metric, "mode": mode} for metric, mode in objectives],
+        "created": seen.created,
+        "owner": seen.owner,
+        "running": seen.owner is not None,
+        "state": seen.state,
+        "ending": seen.ending,
+        "remaining_s": seen.remaining_s,
+        "total": seen.total,
+        "trials": sum(seen.counted.values()),
+        "counts": {str(status): number for status, number in seen.counted.items()},
+        "best": best,
+        "problem": "",
+    }
+
+
+def damaged(folder: Path, problem: str) -> dict[str, Any]:
+    """Return the summary of an experiment that can't be read."""
+    nothing = dict.fromkeys(("metric", "mode", "created", "owner", "remaining_s", "total", "best"))
+    return {
+        "name": folder.name,
+        "path": str(folder),
+        **nothing,
+        "objectives": [],
+        "running": False,
+        "state": "damaged",
+        "ending": "",
+        "trials": 0,
+        "counts": {},
+        "problem": problem,
+    }

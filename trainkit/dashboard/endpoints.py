@@ -1,0 +1,290 @@
+"""Endpoints of the dashboard as values, from which its routes and its OpenAPI description come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trainkit.dashboard.security import answer, refusal
+from trainkit.errors import ConfigError, TrainkitError
+
+logger = logging.getLogger("trainkit.dashboard")
+
+Schema = dict[str, Any]
+"""A JSON schema, as OpenAPI takes it."""
+
+STREAM, DOWNLOAD = "text/event-stream", "application/octet-stream"
+_LONGEST = 10_000
+"""Characters of a parameter."""
+
+
+class Waiting:
+    """Threads for the endpoints that wait for another process, which no other endpoint needs.
+
+    Of what is asked one question at a time, such as a session, the next question waits for the answer to the
+    one before, and takes no thread by then.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(8, "trainkit-dashboard-waits")
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+
+    async def run(self, function: Callable[[Call], Response], call: Call, asked: str) -> Response:
+        """Run a function in a thread; for `asked`, which '' does not name, after those before."""
+        turn = asyncio.Lock()
+        if asked:
+            turn = self._turns.setdefault(asked, turn)
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, call)
+
+    def close(self) -> None:
+        """Wait for those that run; nothing else begins."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class NotFoundError(Exception):
+    """Path, experiment, trial, file or session that does not exist."""
+
+
+class ForbiddenError(Exception):
+    """Request that this server does not carry out, whoever asks."""
+
+
+@dataclass(frozen=True)
+class QueryParameter:
+    """Parameter of a query.
+
+    Attributes:
+        name: in the address.
+        meaning: for the reference.
+        kind: "string", "integer" or "boolean".
+        default: where it is left out.
+        at_most: largest integer.
+        at_least: smallest integer.
+    """
+
+    name: str
+    meaning: str
+    kind: str = "string"
+    default: Any = None
+    at_most: int | None = None
+    at_least: int = 0
+
+    def read(self, texts: Sequence[str]) -> Any:
+        """Return the value that an address has.
+
+        Raises:
+            ConfigError: it is none, or there are several.
+        """
+        if not texts:
+            return self.default
+        if len(texts) > 1:
+            raise ConfigError(f"{self.name} is there {len(texts)} times: give it once")
+        (text,) = texts
+        if len(text) > _LONGEST:
+            raise ConfigError(f"{self.name} has {len(text)} characters: give {_LONGEST} at most")
+        if self.kind == "boolean":
+            if text not in ("true", "false"):
+                raise ConfigError(f"{self.name}={text[:100]!r}: give true or false")
+            return text == "true"
+        if self.kind == "integer":
+            if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+                raise ConfigError(f"{self.name}={text[:100]!r}: give a whole number, 0 or more")
+            if self.at_most is not None and int(text) > self.at_most:
+                raise ConfigError(f"{self.name}={text}: give {self.at_most} at most")
+            if int(text) < self.at_least:
+                raise ConfigError(f"{self.name}={text}: give {self.at_least} at least")
+            return int(text)
+        return text
+
+    @property
+    def schema(self) -> Schema:
+        """Schema of the value."""
+        found: Schema = {"type": self.kind}
+        if self.kind == "integer":
+            found["minimum"] = self.at_least
+        if self.at_most is not None:
+            found["maximum"] = self.at_most
+        if self.default is not None:
+            found["default"] = self.default
+        return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, as the function of an endpoint gets it.
+
+    Attributes:
+        server: that was asked; what it is, its endpoints know.
+        path: what stands for the names in the path.
+        query: values of the parameters that the endpoint declares.
+        others: further parameters as texts, of an endpoint that takes any.
+        body: of a request that has one.
+    """
+
+    server: Any
+    path: Mapping[str, str]
+    query: Mapping[str, Any]
+    others: Mapping[str, str]
+    body: Mapping[str, Any]
+    request: Request
+
+
+def require_writable(call: Call) -> None:
+    """Raise ForbiddenError if the server only reads."""
+    if call.server.read_only:
+        raise ForbiddenError(
+            "this dashboard only reads: start it without --read-only to steer, to write notes and to trace"
+        )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path with one method.
+
+    Attributes:
+        method: "GET", "POST" or "PUT".
+        path: as "/api/experiments/{name}".
+        summary: a line for the reference.
+        run: takes the call; what it returns is the answer, or the response itself.
+        answers: schema of the answer, or the media type of one that is no JSON.
+        query: parameters.
+        body: fields of the body, by name: their schemas.
+        required: fields that the body has to have.
+        takes_any: further parameters are handed on.
+        is_async: `run` is a coroutine function; else it runs in a thread.
+        waits: for another process, and so in threads that no other endpoint needs.
+        in_turn: of those that wait: after what else the session in the path is asked; else beside it.
+    """
+
+    method: str
+    path: str
+    summary: str
+    run: Callable[[Call], Any]
+    answers: Schema | str
+    query: Sequence[QueryParameter] = ()
+    body: Mapping[str, Schema] | None = None
+    required: Sequence[str] = ()
+    takes_any: bool = False
+    is_async: bool = False
+    waits: bool = False
+    in_turn: bool = True
+
+    def route(self, server: Any) -> Route:
+        """Return the route of the endpoint on `server`."""
+
+        async def handle(request: Request) -> Response:
+            return await self._handle(server, request)
+
+        return Route(self.path, handle, methods=[self.method])
+
+    async def _handle(self, server: Any, request: Request) -> Response:
+        try:
+            call = await self._call(server, request)
+            if self.is_async:
+                response: Response = await self.run(call)
+                return response
+            if self.waits:
+                asked = call.path.get("session", "") if self.in_turn else ""
+                waiting: Waiting = server.waiting
+                return await waiting.run(self._answered, call, asked)
+            return await run_in_threadpool(self._answered, call)
+        except NotFoundError as error:
+            return refusal(404, str(error))
+        except ForbiddenError as error:
+            return refusal(403, str(error))
+        except BadRequestError as error:
+            return refusal(400, str(error))
+        except TrainkitError as error:
+            return refusal(409, str(error))
+
+    def _answered(self, call: Call) -> Response:
+        found = self.run(call)
+        return found if isinstance(found, Response) else answer(found)
+
+    async def _call(self, server: Any, request: Request) -> Call:
+        given = {name: request.query_params.getlist(name) for name in request.query_params}
+        known = {each.name: each for each in self.query}
+        try:
+            query = {name: each.read(given.get(name, [])) for name, each in known.items()}
+            other = sorted(given.keys() - known)
+            if other and not self.takes_any:
+                there = f"give {', '.join(known)}" if known else "there are none here"
+                raise ConfigError(f"there is no parameter {other[0][:100]!r}: {there}")
+            others = {name: QueryParameter(name, "").read(given[name]) for name in other}
+            body = {} if self.body is None else self._body(await request.body())
+        except ConfigError as error:
+            raise BadRequestError(str(error)) from error
+        return Call(server, request.path_params, query, others, body, request)
+
+    def _body(self, data: bytes) -> dict[str, Any]:
+        """Return the body as its fields; one that is left out is not there."""
+        try:
+            body = json.loads(data, parse_constant=_no_number) if data else {}
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the body is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ConfigError("the body is no JSON object, as {...}")
+        fields = self.body or {}
+        for name, value in body.items():
+            if name not in fields:
+                raise ConfigError(
+                    f"the body has a field {name[:100]!r}: give {', '.join(fields)}"
+                    if fields
+                    else f"the body has a field {name[:100]!r}, and takes none"
+                )
+            kinds = fields[name]["type"]
+            if not any(_IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+                raise ConfigError(f"{name} in the body has to be {_words(kinds)}")
+        if lacking := [name for name in self.required if name not in body]:
+            raise ConfigError(f"the body lacks {', '.join(lacking)}")
+        return body
+
+
+class BadRequestError(Exception):
+    """Request with a parameter or a body that can't be read."""
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _words(kinds: str | Sequence[str]) -> str:
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+_IS: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+
+
+async def refuse_http(request: Request, error: Exception) -> Response:
+    """Answer a path that is no endpoint, or a method that it does not take."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
+    refused = refusal(status, words.get(status, str(error)))
+    refused.headers.update(getattr(error, "headers", None) or {})
+    return refused
+
+
+async def refuse_fault(request: Request, error: Exception) -> Response:
+    """Answer a request that met a fault of the server, which is logged."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return refusal(500, f"the dashboard has failed at this: {type(error).__name__}; its terminal says where")

@@ -1,0 +1,100 @@
+"""Files of a trial for the dashboard: what it wrote, and notes about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+from trainkit.dashboard.endpoints import NotFoundError, QueryParameter
+from trainkit.errors import StoreError
+from trainkit.tune.results import printed
+
+SEARCH = QueryParameter("search", "text that a line has; case does not matter", default="")
+LINES = QueryParameter("lines", "how many of the last lines of each file", "integer", 500, 5000, 1)
+
+NOTES = "notes.json"
+"""File of notes in an experiment's folder: {"": of the experiment, trial id: of a trial}."""
+MAX_NOTE = 20_000
+"""Characters of a note."""
+_MAX_ENTRIES = 10_000
+_WRITING = threading.Lock()
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """Return a path below `folder`, after all links are followed.
+
+    Raises:
+        NotFoundError: there is none, or it leads out of the folder.
+    """
+    found = printed.inside(folder, *names)
+    if found is None:
+        raise NotFoundError(f"there is no file {'/'.join(names)!r}")
+    return found
+
+
+def listed(folder: Path, below: str) -> dict[str, Any]:
+    """Return what is in a folder of a trial: its files and folders, links that lead out left out."""
+    there = inside(folder, below) if below else inside(folder)
+    entries = []
+    for name in sorted(os.listdir(there))[:_MAX_ENTRIES]:
+        with contextlib.suppress(NotFoundError, OSError):
+            path = inside(there, name)
+            inside(folder, os.path.relpath(path, folder.resolve()))
+            found = path.stat()
+            entries.append(
+                {
+                    "name": name,
+                    "path": f"{below}/{name}" if below else name,
+                    "kind": "folder" if path.is_dir() else "file",
+                    "size": 0 if path.is_dir() else found.st_size,
+                    "modified": found.st_mtime,
+                }
+            )
+    return {"path": below, "entries": entries}
+
+
+# --- notes ----------------------------------------------------------------------------------------
+
+
+def note_of(folder: Path, trial_id: str) -> str:
+    """Return the note about a trial, or with '' about the experiment; '' if there is none."""
+    return str(_notes(folder).get(trial_id, ""))
+
+
+def write_note(folder: Path, trial_id: str, text: str) -> None:
+    """Keep a note beside the experiment's file, which is its owner's.
+
+    Raises:
+        StoreError: the note is too long, or the folder can't be written.
+    """
+    if len(text) > MAX_NOTE:
+        raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
+    aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
+    with _WRITING:  # of two at once, both are kept
+        notes = _notes(folder)
+        notes[trial_id] = text
+        try:
+            aside.write_text(json.dumps({name: note for name, note in notes.items() if note}, indent=1))
+            aside.rename(folder / NOTES)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise StoreError(f"{folder / NOTES} cannot be written: {error}") from error
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    path = folder / NOTES
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; mend or remove it") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{path} holds no notes: remove it")
+    return found

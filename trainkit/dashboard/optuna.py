@@ -1,0 +1,146 @@
+"""Optuna's own dashboard over experiments: `trainkit dashboard --optuna`."""
+
+from __future__ import annotations
+
+import hmac
+import importlib
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from trainkit.errors import DashboardError
+from trainkit.tune.core.checks import load
+
+if TYPE_CHECKING:
+    from trainkit.tune.integrations.optuna_storage import ExperimentStorage
+
+_LOOPBACK = "127.0.0.1"
+_HOSTS = frozenset({_LOOPBACK, "localhost"})
+_SCRIPT = Path(__file__).parent / "static" / "optuna.js"
+_BUNDLE = b'<script defer src="/static/bundle.js"></script>'
+_OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
+# As Optuna's own: its parallel coordinates are made by `eval`.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
+Environment = dict[str, Any]
+Start = Callable[[str, list[tuple[str, str]]], Any]
+Application = Callable[[Environment, Start], Iterable[bytes]]
+
+
+class OptunaDashboard(ThreadingMixIn, WSGIServer):
+    """Server of Optuna's dashboard, for this machine and for whoever was shown the address.
+
+    Its page, which holds nothing, has a script of ours that keeps the token of the address in the tab, and
+    sends it as a header. No cookie is used, as one goes to every port of the machine. Requests that would
+    write are refused: an experiment belongs to the program that runs it.
+
+    Args:
+        root: an experiment, or a folder of experiments.
+        port: to listen at; 0: one that is free.
+
+    Raises:
+        MissingDependencyError: optuna-dashboard is not installed.
+        DashboardError: the port can't be used.
+        StoreError, ConfigError: see `ExperimentStorage`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, port: int = 0) -> None:
+        app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
+        # With Optuna, which the line before has found to be there.
+        storages = importlib.import_module("trainkit.tune.integrations.optuna_storage")
+        self.storage: ExperimentStorage = storages.ExperimentStorage(root)
+        self.token = secrets.token_urlsafe(24)
+        page = _page(app)
+        try:
+            super().__init__((_LOOPBACK, port), _QuietHandler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise DashboardError(f"port {port} cannot be used: {why}; name another --port") from error
+        self.set_app(_guarded(app.wsgi(self.storage), page, self.token))
+
+    @property
+    def address(self) -> str:
+        """Address to open, with the token."""
+        return f"http://{_LOOPBACK}:{self.server_port}/dashboard?token={self.token}"
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 30  # seconds that a client has to send its request, or to read on
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def _page(app: Any) -> bytes:
+    """Return the page of Optuna's with a script before its own, which sends the token.
+
+    Raises:
+        DashboardError: it is another page than is known.
+    """
+    path = Path(app.__file__).with_name("index.html")
+    page = path.read_bytes() if path.exists() else b""
+    if page.count(_BUNDLE) != 1:
+        raise DashboardError(
+            f"the page of optuna-dashboard {app.__version__} is none that trainkit knows: "
+            "install optuna-dashboard 0.21"
+        )
+    return page.replace(_BUNDLE, _OURS + _BUNDLE)
+
+
+def _guarded(app: Application, page: bytes, token: str) -> Application:
+    """Return the application for those alone who know the token, and for reading alone."""
+
+    def is_token(shown: str) -> bool:
+        return hmac.compare_digest(shown.encode(), token.encode())
+
+    def answer(environment: Environment, start: Start) -> Iterable[bytes]:
+        # Another site may have a name that points at this machine.
+        if environment.get("HTTP_HOST", "").rsplit(":", 1)[0] not in _HOSTS:
+            return _refusal(
+                start, HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost only"
+            )
+        method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "")
+        is_read = method in ("GET", "HEAD")
+        if method == "GET" and path == f"/static/{_SCRIPT.name}":
+            return _sent(start, _SCRIPT.read_bytes(), "text/javascript")
+        if method == "GET" and (path == "/dashboard" or path.startswith("/dashboard/")):
+            return _sent(start, page, "text/html; charset=utf-8", ("Content-Security-Policy", _POLICY))
+        if is_read and (path == "/favicon.ico" or path.startswith("/static/")):
+            return app(environment, start)
+        scheme, _, shown = environment.get("HTTP_AUTHORIZATION", "").partition(" ")
+        query = dict(parse_qsl(environment.get("QUERY_STRING", "")))
+        if not (scheme == "Bearer" and is_token(shown)) and not is_token(query.get("token", "")):
+            return _refusal(start, HTTPStatus.FORBIDDEN, "open the address that `trainkit dashboard` printed")
+        if not is_read:
+            words = "experiments are only read here; the commands of trainkit steer them"
+            return _refusal(start, HTTPStatus.METHOD_NOT_ALLOWED, words)
+        return app(environment, start)
+
+    return answer
+
+
+def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> Iterable[bytes]:
+    about = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Referrer-Policy", "no-referrer")]
+    start("200 OK", [*about, *headers])
+    return [body]
+
+
+def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
+    body = json.dumps({"reason": words}).encode()  # as the pages expect it
+    start(
+        f"{status.value} {status.phrase}",
+        [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],
+    )
+    return [body]

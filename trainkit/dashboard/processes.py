@@ -1,0 +1,284 @@
+"""Sessions of this user for the dashboard: what runs in them, what waits, and what was printed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from starlette.responses import Response, StreamingResponse
+
+from trainkit.clock import SYSTEM
+from trainkit.dashboard import files
+from trainkit.dashboard.endpoints import (
+    DOWNLOAD,
+    Call,
+    Endpoint,
+    NotFoundError,
+    QueryParameter,
+    require_writable,
+)
+from trainkit.dashboard.openapi import NUMBER, WHOLE, many, ref
+from trainkit.errors import ConfigError, NodeDiedError
+from trainkit.runtime.local.system import boot, process
+from trainkit.runtime.local.wire import sessions as local_sessions
+from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
+from trainkit.train.data import ranks
+from trainkit.tune.results.printed import last_lines
+
+MAX_TRACE_S = 300.0
+"""Seconds that a trace may take."""
+MAX_LOGS = 20
+"""Log files that are read at once; of more, the latest."""
+_PIECE_BYTES = 1 << 20
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Row = dict[str, Any]
+
+
+class ProcessorMeter:
+    """Meter of the processor time of processes between two looks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[int, tuple[int, float, float]] = {}  # by pid: its start, seconds used, when
+
+    def percent(self, pid: int) -> float | None:
+        """Return the share of one processor since the last look, in percent; None at the first look."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            return None
+        start, used, now = int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS, SYSTEM.monotonic()
+        with self._lock:
+            before = self._last.get(pid)
+            if before is None or before[0] != start:
+                self._last[pid] = (start, used, now)
+                return None
+            if now - before[2] >= 0.2:  # the kernel counts in hundredths of a second
+                self._last[pid] = (start, used, now)
+            return round(100 * (used - before[1]) / max(now - before[2], 1e-3), 1)
+
+
+_METER = ProcessorMeter()
+
+
+def sessions() -> list[Row]:
+    """Return the user's sessions, newest first."""
+    return [_head(session) for session in _living()]
+
+
+def _living() -> list[Session]:
+    return local_sessions.sessions(boot.home())
+
+
+def _head(session: Session) -> Row:
+    gone = session.driver_gone or not process.exists(session.driver)
+    return {
+        "session_id": session.id,
+        "node_pid": session.node,
+        "driver_pid": None if gone else session.driver,
+        "age_s": round(max(0.0, SYSTEM.now() - session.started), 3),
+        "problem": "",
+    }
+
+
+def _session_of(call: Call) -> Session:
+    for session in _living():
+        if session.id == call.path["session"]:
+            return session
+    raise NotFoundError(f"there is no session {call.path['session']!r} of yours that runs")
+
+
+def _listed(call: Call) -> list[Row]:
+    return sessions()
+
+
+def _session(call: Call) -> Row:
+    """Return all that is known of one session."""
+    session = _session_of(call)
+    state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
+    calls = {each["actor_id"]: each["calls"] for each in state.lists.pop("calls")}
+    for actor in state.lists["actors"]:
+        actor["calls"] = calls.get(actor["actor_id"])
+    devices, memory_of = _gpus()
+    workers, logs = state.lists.pop("workers"), state.lists.pop("logs")
+    node = {"pid": session.node, "name": "node", "worker_type": "NODE"}
+    return {
+        **state.plain(),
+        "workers": [_worker(each, memory_of) for each in (node, *workers)],
+        "ranks": ranks.rows(each["pid"] for each in workers),
+        "gpus": devices,
+        "logs": [Path(each["path"]).name for each in logs],
+    }
+
+
+def _worker(worker: Row, memory_of: dict[int, int]) -> Row:
+    pid = worker["pid"]
+    return {
+        "pid": pid,
+        "name": worker["name"],
+        "kind": worker["worker_type"],
+        "cpu_percent": _METER.percent(pid),
+        "rss_bytes": process.status_bytes(pid, b"VmRSS:"),
+        "own_bytes": process.own_pages_bytes(pid),
+        "shared_bytes": process.status_bytes(pid, b"RssShmem:"),
+        "gpu_bytes": memory_of.get(pid),
+        "threads": process.status_number(pid, b"Threads:"),
+    }
+
+
+def _gpus() -> tuple[list[Row], dict[int, int]]:
+    """Return the GPUs of the machine, and by pid the bytes that a process has on them; none without NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # there is no driver of NVIDIA's
+        return [], {}
+    try:
+        devices, memory_of = [], dict[int, int]()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = _reading(pynvml.nvmlDeviceGetMemoryInfo, device)
+            use = _reading(pynvml.nvmlDeviceGetUtilizationRates, device)
+            devices.append(
+                {
+                    "index": index,
+                    "name": str(pynvml.nvmlDeviceGetName(device)),
+                    "used_bytes": memory and int(memory.used),
+                    "total_bytes": memory and int(memory.total),
+                    "percent": use and float(use.gpu),
+                }
+            )
+            for each in _reading(pynvml.nvmlDeviceGetComputeRunningProcesses, device) or ():
+                memory_of[each.pid] = memory_of.get(each.pid, 0) + int(each.usedGpuMemory or 0)
+        return devices, memory_of
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _reading(read: Callable[[Any], Any], device: Any) -> Any:
+    """Return what a device tells; None where it does not, as one that is divided (MIG) tells no use."""
+    import pynvml
+
+    try:
+        return read(device)
+    except pynvml.NVMLError:
+        return None
+
+
+def _logs(call: Call) -> Row:
+    """Return what the workers of a session printed, where that is kept in files."""
+    state = _answered(state_of(_session_of(call), ["logs"]))
+    paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
+    wanted = call.query["worker"]
+    if wanted and wanted not in paths:
+        raise NotFoundError(f"there is no log {wanted[:100]!r} of this session")
+    chosen = (
+        [paths[wanted]] if wanted else sorted(filter(Path.is_file, paths.values()), key=_changed)[-MAX_LOGS:]
+    )
+    return {"files": last_lines(chosen, call.query["search"], call.query["lines"])}
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _answered(state: SessionState) -> SessionState:
+    if state.problem:
+        raise NodeDiedError(state.problem)
+    return state
+
+
+def _worker_of(call: Call, session: Session) -> int:
+    """Return the pid of the worker that the path names."""
+    state = _answered(state_of(session, ["workers"]))
+    text = call.path["pid"]
+    pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if pid not in [each["pid"] for each in state.lists["workers"]]:
+        raise NotFoundError(f"there is no worker {text[:100]!r} in this session")
+    return pid
+
+
+def _stacks(call: Call) -> Row:
+    """Return the stacks of a worker's threads."""
+    pid = _worker_of(call, _session_of(call))
+    found = process.stacks(pid)
+    if not found:
+        raise NotFoundError(f"process {pid} offers no stacks: only workers do, and it has not ended just now")
+    return {"pid": pid, "text": found}
+
+
+def _trace(call: Call) -> Response:
+    """Return a trace of a rank's next steps, which is kept nowhere."""
+    require_writable(call)
+    session = _session_of(call)
+    pid = _worker_of(call, session)
+    timeout_s = call.body.get("timeout_s", ranks.TRACE_S)
+    if timeout_s > MAX_TRACE_S:
+        raise ConfigError(f"timeout_s={timeout_s}: give {MAX_TRACE_S:g} seconds at most")
+    file = ranks.trace(
+        pid, session.folder, call.body["steps"], timeout_s, ended=lambda: call.server.is_ending
+    )
+    head = {"Content-Disposition": f'attachment; filename="trace-{pid}.json"'}
+    return StreamingResponse(_pieces(file), media_type=DOWNLOAD, headers=head)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, _PIECE_BYTES), b"")
+
+
+_SESSION = "/api/sessions/{session}"
+SESSIONS = (
+    Endpoint("GET", "/api/sessions", "Your sessions on this machine.", _listed, many(ref("SessionHead"))),
+    Endpoint(
+        "GET",
+        _SESSION,
+        "One session: processes, actors, tasks, groups, what waits and why.",
+        _session,
+        ref("Session"),
+        waits=True,
+    ),
+    Endpoint(
+        "GET",
+        f"{_SESSION}/logs",
+        "What the workers of a session printed.",
+        _logs,
+        ref("Logs"),
+        (
+            QueryParameter("worker", "one of the session's `logs`; without it, the latest", default=""),
+            files.SEARCH,
+            files.LINES,
+        ),
+        waits=True,
+    ),
+    Endpoint(
+        "POST",
+        f"{_SESSION}/workers/{{pid}}/stacks",
+        "The Python stacks of a worker's threads.",
+        _stacks,
+        ref("Stacks"),
+        body={},
+        waits=True,
+    ),
+    Endpoint(
+        "POST",
+        f"{_SESSION}/workers/{{pid}}/trace",
+        "A trace of the next steps of a trainer's rank, by torch.profiler.",
+        _trace,
+        DOWNLOAD,
+        body={
+            "steps": {**WHOLE, "minimum": 1, "maximum": ranks.MAX_STEPS},
+            "timeout_s": {**NUMBER, "exclusiveMinimum": 0, "maximum": MAX_TRACE_S},
+        },
+        required=("steps",),
+        waits=True,
+        in_turn=False,
+    ),
+)
+"""Endpoints on sessions."""

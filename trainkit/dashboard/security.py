@@ -1,0 +1,282 @@
+"""Guard of the dashboard: who may ask, how much a request may bring, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trainkit.tune.core.metrics import encode
+
+MAX_BODY = 64 * 1024
+"""Bytes of the body of a request."""
+MAX_HEAD = 32 * 1024
+"""Bytes of the line and the headers of a request."""
+REQUEST_S = 10.0
+"""Seconds that a client has to send the head of a request, and as many for its body."""
+READ_S = 30.0
+"""Seconds that a client has to read on, once as much of an answer waits for it as is kept."""
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+# Plotly sets the style of what it draws; no script but the server's own files runs.
+_CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", _CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """Return `value` as JSON that every reader accepts: NaN and infinities are texts."""
+    text = encode(value)  # ASCII, so that no name of a file or a metric is one that can't be sent
+    return Response(text, status, media_type="application/json")
+
+
+def refusal(status: int, words: str, *, closes: bool = False) -> Response:
+    """Return the answer to a request that is refused.
+
+    Args:
+        status: of HTTP, 400 or more.
+        words: why, for the user.
+        closes: the connection ends with the answer, as what is left of the request is not read.
+    """
+    refused = answer({"error": words}, status)
+    if closes:
+        refused.headers["Connection"] = "close"
+    return refused
+
+
+@dataclass(frozen=True)
+class Access:
+    """Rule of who may ask.
+
+    Args:
+        token: that was shown to the user.
+        host: address that the server listens at.
+    """
+
+    token: str
+    host: str
+
+    def __post_init__(self) -> None:
+        if not self._is_loopback:
+            _ = self._names  # to look them up may take long: not while others wait for an answer
+
+    def knows_host(self, header: str) -> bool:
+        """Return True if a `Host` header names this server.
+
+        A name of another site may be made to lead to this machine, so none is taken but the machine's own.
+        An address can't be made to lead elsewhere.
+        """
+        match = _HOST.fullmatch(header)
+        if match is None:
+            return False
+        name = match["name"].lower()
+        if self._is_loopback:
+            return name in _LOOPBACK or name.strip("[]") == self.host
+        return name in self._names or _is_address(name)
+
+    def knows_token(self, headers: Iterable[str]) -> bool:
+        """Return True if the only `Authorization` header brings the token."""
+        shown = list(headers)
+        scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
+        is_right = hmac.compare_digest(token.strip().encode(), self.token.encode())
+        return is_right and scheme.lower() == "bearer"
+
+    @property
+    def _is_loopback(self) -> bool:
+        return self.host == "localhost" or (
+            _is_address(self.host) and ipaddress.ip_address(self.host).is_loopback
+        )
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return _LOOPBACK | {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Middleware that passes on the user's own requests alone, whole, with their bodies.
+
+    Args:
+        app: the application behind it.
+        access: who may ask.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        is_api = scope["path"].startswith("/api")
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = b"no-store" if is_api else b"no-cache"
+                headers = [*message.get("headers", ()), *_HEADERS, (b"cache-control", kept)]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        refused = self._refused(scope, is_api=is_api)
+        body = b""
+        if refused is None:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    found = await _body(receive)
+            except TimeoutError:
+                found = refusal(408, f"the request was not whole after {REQUEST_S:g} s", closes=True)
+            if found is None:  # the client has gone away
+                return
+            if isinstance(found, Response):
+                refused = found
+            else:
+                body = found
+        if refused is not None:
+            await refused(scope, receive, send_guarded)
+            return
+        is_read = False
+
+        async def receive_read() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, receive_read, send_guarded)
+
+    def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
+        """Return the answer to a request of which the head alone says that it is refused; else None."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
+            return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
+        values: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts, origins = values.get("host", []), values.get("origin", [])
+        if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
+            return refusal(403, f"no server of this name is here: {', '.join(hosts)}", closes=True)
+        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
+            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+        if is_api and values.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
+            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+        if is_api and not self._access.knows_token(values.get("authorization", [])):
+            return refusal(
+                403,
+                "the token is missing or wrong: open the address that `trainkit dashboard` printed, or send "
+                "the token of that address as `Authorization: Bearer TOKEN`",
+                closes=True,
+            )
+        lengths = values.get("content-length", ["0"])
+        if not lengths[0].isascii() or not lengths[0].isdecimal():
+            return refusal(400, "the length of the body is no number", closes=True)
+        if len(lengths[0]) > 18 or int(lengths[0]) > MAX_BODY:
+            return _too_long()
+        return None
+
+
+async def _body(receive: Receive) -> bytes | Response | None:
+    """Return the body of a request, or its refusal; None if the client has gone away."""
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY:
+            return _too_long()
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _too_long() -> Response:
+    return refusal(413, f"the body has more than {MAX_BODY} bytes", closes=True)
+
+
+class _Deadline:
+    """Deadline of a connection, which ends the connection unless it is called off."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float, connection: H11Protocol) -> None:
+        """End the connection after `seconds`; a deadline that is set already stays."""
+        if self._timer is None:
+            self._timer = connection.loop.call_later(seconds, connection.transport.abort)
+
+    def call_off(self) -> None:
+        """Let the connection live on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class BoundedConnection(H11Protocol):
+    """HTTP connection that ends when its client sends too slowly, or does not read what it asked for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head, self._reader = _Deadline(), _Deadline()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head.set(REQUEST_S, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head.call_off()
+        self._reader.call_off()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:  # the head is whole
+            self._head.call_off()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._head.set(REQUEST_S, self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.set(READ_S, self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader.call_off()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, unless an answer to what came before is under way."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)

@@ -1,0 +1,72 @@
+// The list of experiments.
+
+import { get } from "./api.js";
+import { badge, h, meter, number, path, renew, when, words } from "./dom.js";
+
+const COLUMNS = [
+  ["experiment", (each) => each.name], ["state", (each) => each.state], ["trials", (each) => each.trials],
+  ["best", (each) => each.best?.value ?? null], ["started", (each) => each.created],
+];
+
+export const stateBadge = (each) => badge(each.running ? "running" : each.problem ? "damaged" : each.ending ? "ended" : "killed",
+  each.running ? "info" : each.problem ? "bad" : each.ending ? "good" : "warn");
+
+export async function experimentsView(context) {
+  context.title("Experiments");
+  let [status, experiments] = await Promise.all([get("/api/status", {}, context.signal), get("/api/experiments", {}, context.signal)]);
+  let sort = Number(context.query.sort ?? 4) in COLUMNS ? Number(context.query.sort ?? 4) : 4;
+  let down = (context.query.down ?? "1") === "1";
+  const heads = h("tr");
+  const body = h("tbody");
+  const search = h("input", { type: "search", placeholder: "Search experiments", "aria-label": "Search experiments", value: context.query.search ?? "",
+    oninput: () => { context.keep({ search: search.value }); draw(); } });
+  const count = h("span", { class: "soft", role: "status" });
+  const chosen = new Set();
+  const compare = h("a", { class: "badge info", hidden: true });
+  function tick(name, on) {
+    if (on) chosen.add(name); else chosen.delete(name);
+    compare.hidden = chosen.size < 2;
+    compare.textContent = `Compare ${chosen.size}`;
+    compare.href = path("compare", ...chosen);
+  }
+
+  function draw() {
+    renew(heads, h("th", { scope: "col" }, h("span", { class: "hidden" }, "compare")), ...COLUMNS.map(([label], place) => h("th", { scope: "col", "aria-sort": sort === place ? (down ? "descending" : "ascending") : "none" },
+      h("button", { type: "button", "data-place": place, onclick: () => {
+        down = sort === place ? !down : false;
+        sort = place;
+        context.keep({ sort, down: down ? "1" : "0" });
+        draw();
+        heads.querySelector(`[data-place="${place}"]`).focus();
+      } }, label, h("span", { "aria-hidden": "true" }, sort === place ? (down ? " ↓" : " ↑") : "")))));
+    const text = search.value.toLowerCase();
+    const rows = experiments.filter((each) => `${each.name} ${each.state} ${each.metric}`.toLowerCase().includes(text));
+    const value = COLUMNS[sort][1];
+    rows.sort((one, other) => {
+      const [first, second] = [value(one), value(other)];
+      if (first === null || second === null) return (first === null) - (second === null);
+      return (first < second ? -1 : first > second ? 1 : 0) * (down ? -1 : 1);
+    });
+    count.textContent = `${rows.length} of ${experiments.length}`;
+    renew(body, ...rows.map((each) => h("tr", null,
+      h("td", null, each.problem ? null : h("input", { type: "checkbox", "aria-label": `Compare ${each.name}`, checked: chosen.has(each.name),
+        onchange: (event) => tick(each.name, event.target.checked) })),
+      h("td", null, h("a", { href: path("experiments", each.name) }, h("strong", null, each.name)),
+        each.problem ? h("div", { class: "soft" }, each.problem) : null),
+      h("td", null, stateBadge(each), h("div", { class: "soft" }, each.running ? `in process ${each.owner}` : each.ending)),
+      h("td", null, h("div", { class: "row" }, meter(each.counts, each.total),
+        h("span", { class: "num" }, `${each.trials}${each.total ? ` / ${each.total}` : ""}`)),
+        h("div", { class: "soft" }, Object.entries(each.counts).map(([name, some]) => `${some} ${name.toLowerCase()}`).join(", "))),
+      h("td", null, each.best ? [h("strong", null, `${each.metric} ${number(each.best.value)}`),
+        h("div", { class: "soft" }, Object.entries(each.best.config).slice(0, 4).map(([name, some]) => `${name} ${words(some)}`).join(", "))]
+        : h("span", { class: "soft" }, each.objectives.map((some) => `${some.mode} ${some.metric}`).join(", "))),
+      h("td", null, when(each.created)))));
+    if (!rows.length) renew(body, h("tr", null, h("td", { colspan: COLUMNS.length + 1, class: "empty" },
+      experiments.length ? "No experiment has this text." : `There is no experiment in ${status.root} yet.`)));
+  }
+  draw();
+  context.show(
+    h("div", { class: "head" }, h("h1", null, "Experiments"), h("span", { class: "soft" }, status.root), h("span", { class: "grow" }), compare, count, search),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Experiments" }, h("table", null, h("thead", null, heads), body)));
+  context.live({}, (change) => { if (change.experiments) { ({ experiments } = change); draw(); } });
+}

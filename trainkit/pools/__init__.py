@@ -1,0 +1,7 @@
+"""Pools on the runtime: `concurrent.futures.Executor`, `multiprocessing.Pool`, and a backend of joblib."""
+
+from __future__ import annotations
+
+from trainkit.lazy import from_stub
+
+__getattr__, __dir__, __all__ = from_stub(__name__)

@@ -1,0 +1,549 @@
+"""`concurrent.futures.Executor` on the runtime's tasks.
+
+    submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
+
+Workers have some milliseconds of work ahead of them: nothing where a call takes long, hundreds of calls
+where one takes microseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import math
+import sys
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    NotInitializedError,
+    SerializationError,
+    TaskError,
+    WorkerDiedError,
+)
+from trainkit.resources import QUANTUM
+from trainkit.runtime.api import cancel, cluster_resources, get, put, wait
+from trainkit.runtime.options import ACTORS_ONLY, Options
+from trainkit.runtime.remote import RemoteFunction
+from trainkit.runtime.session import engine, running
+from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.streams import Callbacks
+
+T = TypeVar("T")
+
+AHEAD_S = 0.02
+"""Seconds of work that the workers have ahead of them."""
+MOST_AHEAD = 2_000
+"""Calls ahead of them at most."""
+LOOK_EVERY = 32
+"""Calls after which it is worked out anew how many that are."""
+SHARED_BYTES = 1_000_000
+"""An array of at least this size is put once for all calls that take it."""
+MOST_FUNCTIONS = 100
+"""Functions that are known by themselves, so that only their arguments travel."""
+LOOK_S = 0.5
+"""Seconds between looks at whether the session is still there."""
+SESSION_ENDED = "the session in which this executor was made has ended: make a new executor"
+
+
+class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
+    """The worker that ran the call has died; other calls go on, and further ones may be submitted.
+
+    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
+    """
+
+
+class EndedError(Exception):
+    """`SystemExit` or `KeyboardInterrupt` that a function has raised, on its way to the future.
+
+    Args:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def share(cpus: float, workers: int) -> float:
+    """Return the CPUs of a call, so that as many as `workers` fit into `cpus`: one, or a part of one.
+
+    Raises:
+        ConfigError: there are too many for that.
+    """
+    part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
+    if not part:
+        raise ConfigError(f"max_workers={workers}: {cpus:g} CPU can't be shared by so many; give fewer")
+    return part
+
+
+def ahead(ended: int, seconds: float) -> int:
+    """Return how many calls the workers should have ahead of them.
+
+    Args:
+        ended: calls that have ended lately.
+        seconds: in which they did, all workers together.
+    """
+    return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
+
+
+class PoolFuture(futures.Future[T]):
+    """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others."""
+
+    def __init__(self, pool: Executor) -> None:
+        super().__init__()
+        self._pool = pool
+        self.ref: ObjectRef[T] | None = None
+
+    def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
+        if self.done():
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(self._pool.callback(fn))
+
+    def result(self, timeout: float | None = None) -> T:
+        return super().result(self.lend_cpus(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(self.lend_cpus(timeout))
+
+    def lend_cpus(self, timeout: float | None) -> float | None:
+        """Wait, and let the call run on the CPUs of this process if it is a worker; return the time left."""
+        if self.ref is None or self.done() or not self._pool.is_nested:
+            return timeout
+        end = None if timeout is None else SYSTEM.monotonic() + timeout
+        wait([self.ref], timeout=timeout)
+        return None if end is None else max(0.0, end - SYSTEM.monotonic())
+
+    def is_in_callback(self) -> bool:
+        """Return whether this thread runs a callback of the executor's."""
+        return self._pool.is_in_callback()
+
+    def set_result(self, result: T) -> None:
+        super().set_result(result)
+        self._pool.on_end(self)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        super().set_exception(_as_raised(exception))
+        self._pool.on_end(self)
+
+
+def _as_raised(error: BaseException | None) -> BaseException | None:
+    """Return the error that the function raised, with the remote traceback as its cause."""
+    if isinstance(error, TaskError) and error.cause is not None:
+        from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+
+        raised = error.cause.error if isinstance(error.cause, EndedError) else error.cause
+        raised.__cause__ = RemoteTraceback(f'\n"""\n{error.remote_traceback}"""')
+        return raised
+    if isinstance(error, WorkerDiedError):
+        broken: BaseException = _broken_class()(str(error))
+        broken.__dict__.update(vars(error))
+        return broken
+    return error
+
+
+@functools.cache
+def _broken_class() -> type[BrokenWorkerError]:
+    from concurrent.futures.process import BrokenProcessPool  # with all of multiprocessing
+
+    return type("BrokenWorkerError", (BrokenWorkerError, BrokenProcessPool), {"__module__": __name__})
+
+
+def _as_pickled(error: BaseException) -> BaseException:
+    """Return what pickling an argument raised, with a note on which part of it did."""
+    cause = error.__cause__ if isinstance(error, SerializationError) else None
+    if cause is None:
+        return error
+    cause.add_note(str(error))
+    return cause
+
+
+class _Call(NamedTuple):
+    future: PoolFuture[Any]
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Before(NamedTuple):
+    """What a worker does before its first call of a pool.
+
+    Attributes:
+        pool: its id.
+        ref: of the initializer and its arguments, which a worker fetches once.
+    """
+
+    pool: str
+    ref: ObjectRef[tuple[Callable[..., object], tuple[Any, ...]]]
+
+
+class Executor(futures.Executor):
+    """Executor whose calls are tasks of the runtime: in processes that are forked warm, on every engine.
+
+    It takes the place of `ProcessPoolExecutor`. A future holds what the function raised, with the remote
+    traceback as its cause. A call whose worker dies runs again, three times unless `max_retries` says
+    otherwise; then it fails alone, by an error that is a `BrokenExecutor` too. A function is sent once, with
+    the global names that it uses as they are then; what a closure or a bound method holds goes with the call.
+
+    Args:
+        max_workers: calls that run at a time; None: as many as there are CPUs. More than that share them.
+        mp_context: taken as by `ProcessPoolExecutor`; workers are the runtime's.
+        initializer: called in each worker before the first call of this executor.
+        initargs: its arguments, which each worker is sent once.
+        max_tasks_per_child: a worker ends after so many calls; None: never.
+        **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: object = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> None:
+        del mp_context
+        if max_workers is not None and max_workers < 1:
+            raise ConfigError(
+                f"max_workers must be greater than 0, not {max_workers!r}; None is one for each CPU"
+            )
+        if max_tasks_per_child is not None and (
+            type(max_tasks_per_child) is not int or max_tasks_per_child < 1
+        ):
+            raise ConfigError(
+                f"max_tasks_per_child={max_tasks_per_child!r}: give 1 or more; None is without end"
+            )
+        if initializer is not None and not callable(initializer):
+            raise ArgumentTypeError(f"initializer={initializer!r} can't be called: give a function")
+        if "num_returns" in options:
+            raise ConfigError("num_returns: a future has one result; return a tuple")
+        total = cluster_resources().get("CPU", 1.0)
+        self.workers = max_workers or max(1, int(total))
+        own = {"num_returns": 1, "max_calls": max_tasks_per_child, "num_cpus": share(total, self.workers)}
+        self._options = Options().updated({**own, **options}, foreign=ACTORS_ONLY)
+        self._engine = engine()
+        self._runs_any = RemoteFunction(_run, self._options)
+        self._functions: dict[FunctionType, RemoteFunction[..., Any]] = {}
+        self._before = None
+        if initializer is not None:
+            self._before = _Before(uuid.uuid4().hex, put((initializer, initargs)))
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._waiting: deque[_Call] = deque()
+        self._sent: set[PoolFuture[Any]] = set()
+        self._callbacks = Callbacks()
+        self._turn = threading.Lock()
+        self._calling: int | None = None
+        self._owed_callbacks = 0
+        self.is_nested = self._engine.is_worker
+        # Calls ahead of the workers run beside theirs, unless the CPUs are what keeps them back.
+        cpus = self._options.num_cpus
+        fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
+        self._most_ahead = MOST_AHEAD if fills else 0
+        # What a worker waits for has to be on its way, so that it can run on the CPUs that the worker lends.
+        self._window = math.inf if self.is_nested else self.workers
+        self._ended = 0
+        self._since = SYSTEM.monotonic()
+        self._is_shut_down = False
+        _open.add(self)
+        # Anew each time, behind the session's own, so that it comes before that.
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PoolFuture[T]:
+        """Start `fn(*args, **kwargs)` in a worker; references among the arguments stand for their values.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+            NotInitializedError: the session in which it was made has ended.
+        """
+        future: PoolFuture[T] = PoolFuture(self)
+        call = _Call(future, fn, args, kwargs)
+        self._require_session()
+        with self._lock:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if len(self._sent) >= self._window:
+                self._waiting.append(call)
+                return future
+            self._sent.add(future)
+        self._send([call])
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        """Yield `fn` of the items in their order; all calls are submitted at once.
+
+        An array of a megabyte and more that several calls take is in memory once.
+
+        Args:
+            fn: called with an item of each of the iterables.
+            iterables: the shortest one counts.
+            timeout: seconds from now after which the iterator raises TimeoutError; None: none.
+            chunksize: items of one call; more than 1 pays for items of microseconds.
+        """
+        if chunksize < 1:
+            raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
+        items = _shared(zip(*iterables, strict=False))
+        if not items:
+            return iter(())
+        if chunksize == 1:
+            return super().map(fn, *zip(*items, strict=True), timeout=timeout)
+        chunks = super().map(_run_chunk, itertools.repeat(fn), _chunked(items, chunksize), timeout=timeout)
+        return itertools.chain.from_iterable(chunks)
+
+    def submit_chunks(
+        self, fn: Callable[..., T], items: Iterable[tuple[Any, ...]], chunksize: int
+    ) -> Iterator[PoolFuture[list[T]]]:
+        """Start `fn(*item)` for each item, `chunksize` items a call; yield futures of their results."""
+        left = iter(items)
+        while chunk := [*itertools.islice(left, chunksize)]:
+            yield self.submit(_run_chunk, fn, chunk)
+
+    def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
+        """Return what has `fn` called in another thread, one callback at a time; `shutdown` waits for it."""
+        self._callbacks.expect()
+        with self._lock:
+            self._owed_callbacks += 1
+
+        def call(future: futures.Future[Any]) -> None:
+            with self._turn:
+                self._calling = threading.get_ident()
+                try:
+                    fn(future)
+                finally:
+                    self._calling = None
+                    with self._lock:
+                        self._owed_callbacks -= 1
+                        self._quiet.notify_all()
+
+        return lambda future: self._callbacks.put(functools.partial(call, future))
+
+    def is_in_callback(self) -> bool:
+        """Return whether this thread runs one of the callbacks."""
+        return self._calling == threading.get_ident()
+
+    def on_end(self, future: PoolFuture[Any]) -> None:
+        """Send what has waited for the end of a call."""
+        has_session = running() is self._engine
+        with self._lock:
+            self._sent.discard(future)
+            self._ended += 1
+            if self._ended >= LOOK_EVERY and self._most_ahead and not self.is_nested:
+                now = SYSTEM.monotonic()
+                self._window = self.workers + min(self._most_ahead, ahead(self._ended, now - self._since))
+                self._ended, self._since = 0, now
+            calls = self._next_calls() if has_session else []
+            lost = [] if has_session else self._drop_waiting()
+        for each in lost:
+            if each.set_running_or_notify_cancel():
+                futures.Future.set_exception(each, NotInitializedError(SESSION_ENDED))
+        if calls:
+            self._send(calls)
+
+    def _require_session(self) -> None:
+        if running() is not self._engine:
+            raise NotInitializedError(SESSION_ENDED)
+
+    def _drop_waiting(self) -> list[PoolFuture[Any]]:
+        """Take all calls that wait; the lock is held."""
+        dropped = [call.future for call in self._waiting]
+        self._waiting.clear()
+        self._quiet.notify_all()
+        return dropped
+
+    def _next_calls(self) -> list[_Call]:
+        """Take the calls that may be sent now; the lock is held."""
+        calls = []
+        while self._waiting and len(self._sent) < self._window:
+            call = self._waiting.popleft()
+            self._sent.add(call.future)
+            calls.append(call)
+        if not self._sent:
+            self._quiet.notify_all()
+        return calls
+
+    def _send(self, calls: list[_Call]) -> None:
+        # In a loop: a call that can't be sent makes room for the next one, and there may be thousands.
+        while calls:
+            left = []
+            for number, call in enumerate(calls):
+                future = call.future
+                if not future.set_running_or_notify_cancel():
+                    left.append(future)
+                    continue
+                try:
+                    future.ref = self._remote(call)
+                    future.ref.future(future)
+                except BaseException as error:  # as `ProcessPoolExecutor`: the future has it
+                    futures.Future.set_exception(future, _as_pickled(error))
+                    left.append(future)
+                    if not isinstance(error, Exception):
+                        self._put_back(left, calls[number + 1 :])
+                        raise
+            with self._lock:
+                self._sent.difference_update(left)
+                calls = self._next_calls() if left else []
+
+    def _put_back(self, left: list[PoolFuture[Any]], calls: list[_Call]) -> None:
+        """Undo the sending of `calls`, which Ctrl-C cut short."""
+        with self._lock:
+            self._sent.difference_update(left, [call.future for call in calls])
+            self._waiting.extendleft(reversed(calls))
+            self._quiet.notify_all()
+
+    def _remote(self, call: _Call) -> ObjectRef[Any]:
+        fn = call.fn
+        # What a closure or a bound method holds may be another thing at each call: it travels with the call.
+        if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
+            remote = self._functions.get(fn)
+            if remote is None:
+                if len(self._functions) >= MOST_FUNCTIONS:
+                    self._functions.clear()
+                remote = self._functions[fn] = RemoteFunction(_guarded(fn), self._options)
+            return remote.remote(*call.args, **call.kwargs)
+        return self._runs_any.remote(self._before, fn, *call.args, **call.kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; with `wait`, return when those submitted and their callbacks have ended.
+
+        Args:
+            wait: for the calls; without it they go on, and the program waits for them at its end.
+            cancel_futures: cancel those that wait for a worker.
+        """
+        with self._lock:
+            self._is_shut_down = True
+            dropped = self._drop_waiting() if cancel_futures else []
+        for future in dropped:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        if not wait:
+            return
+        for future in list(self._sent) if self.is_nested else ():
+            future.lend_cpus(None)
+        with self._quiet:
+            # Engines differ in what they tell of calls when a session ends: so it is looked for.
+            while (self._sent or self._waiting) and running() is self._engine:
+                self._quiet.wait(LOOK_S)
+            # A callback can't wait for itself.
+            while self._owed_callbacks and not self.is_in_callback():
+                self._quiet.wait(LOOK_S)
+        _open.discard(self)
+
+    def terminate_workers(self) -> None:
+        """Take no more calls, cancel those that wait, and kill the workers of those that run."""
+        self.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            refs = [future.ref for future in self._sent if future.ref is not None]
+        if running() is self._engine:
+            for ref in refs:
+                cancel(ref, force=True)
+
+
+class Sharing:
+    """Arrays that several calls take, each put into shared memory once."""
+
+    def __init__(self) -> None:
+        self._put: dict[int, tuple[object, ObjectRef[Any]]] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return a reference to `value` if it is a large array, and else the value."""
+        numpy = sys.modules.get("numpy")
+        if (
+            numpy is None
+            or type(value) is not numpy.ndarray
+            or value.nbytes < SHARED_BYTES
+            or value.dtype.hasobject
+        ):
+            return value
+        # Held along with its number, which another object could have once it is gone.
+        _, ref = self._put.get(id(value)) or (None, None)
+        if ref is None:
+            ref = put(value)
+            self._put[id(value)] = value, ref
+        return ref
+
+
+def _shared(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    sharing = Sharing()
+    return [tuple(map(sharing.of, item)) for item in items]
+
+
+def _chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _finish_all() -> None:
+    for executor in list(_open):
+        executor.shutdown()
+
+
+# --- in the worker ----------------------------------------------------------------------------
+
+_ready: set[str] = set()
+
+
+def _run(before: _Before | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call `fn`, after what this process has to do before its first call of a pool."""
+    if before is not None and before.pool not in _ready:
+        initializer, initargs = get(before.ref)
+        initializer(*initargs)
+        _ready.add(before.pool)
+    return _survive(fn, args, kwargs)
+
+
+def _guarded(fn: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that calls `fn`, and goes on where `fn` would end the process."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> T:
+        return _survive(fn, args, kwargs)
+
+    return call
+
+
+def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    try:
+        return fn(*args, **kwargs)
+    except (SystemExit, KeyboardInterrupt) as error:
+        if type(error) not in (SystemExit, KeyboardInterrupt):  # by which the runtime cancels a call
+            raise
+        if type(error) is KeyboardInterrupt and not engine().is_worker:  # the caller's own Ctrl-C, inline
+            raise
+        raise EndedError(error) from error
+
+
+def _run_chunk(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Return `fn` of each item of `chunk`."""
+    refs = {each for item in chunk for each in item if isinstance(each, ObjectRef)}
+    values = dict(zip(refs, get(list(refs)), strict=True)) if refs else {}
+    if not values:
+        return [fn(*item) for item in chunk]
+    return [
+        fn(*(values.get(each, each) if isinstance(each, ObjectRef) else each for each in item))
+        for item in chunk
+    ]

@@ -1,0 +1,371 @@
+"""`multiprocessing.Pool` on the runtime's tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent import futures
+from multiprocessing import TimeoutError as PoolTimeoutError
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Self, TypeVar
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.pools.executor import Executor, PoolFuture, Sharing
+
+T = TypeVar("T")
+
+_CHUNKS_A_WORKER = 4
+
+
+class AsyncResult(Generic[T]):
+    """Result of a call, or of several in a list, that is there later.
+
+    Args:
+        parts: the calls that owe it.
+        joined: makes the result of theirs.
+        callback: called with the result, in a thread of its own.
+        error_callback: called with the first error in place of it.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[futures.Future[Any]],
+        joined: Callable[[list[Any]], T],
+        callback: Callable[[T], object] | None = None,
+        error_callback: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        self._parts = parts
+        self._joined = joined
+        self._has_told = threading.Event()
+        if callback is None and error_callback is None:
+            self._has_told.set()
+        else:
+            self._when_done(callback, error_callback)
+
+    def _when_done(
+        self, callback: Callable[[T], object] | None, error_callback: Callable[[BaseException], object] | None
+    ) -> None:
+        left = itertools.count(len(self._parts) - 1, -1)
+
+        def tell(_: object) -> None:
+            if next(left) > 0:
+                return
+            error = next((error for part in self._parts if (error := _error(part)) is not None), None)
+            try:
+                if error is None and callback is not None:
+                    callback(self._result())
+                elif error is not None and error_callback is not None:
+                    error_callback(error)
+            finally:
+                self._has_told.set()
+
+        for part in self._parts:
+            part.add_done_callback(tell)
+        if not self._parts:
+            tell(None)
+
+    def get(self, timeout: float | None = None) -> T:
+        """Return the result; raises what the function raised, or `multiprocessing.TimeoutError`."""
+        self.wait(timeout)
+        if not self.ready():
+            raise PoolTimeoutError
+        return self._result()
+
+    def _result(self) -> T:
+        return self._joined([part.result() for part in self._parts])
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the result is there, and its callback has ended, `timeout` seconds at most."""
+        end = None if timeout is None else SYSTEM.monotonic() + timeout
+        with contextlib.suppress(PoolTimeoutError):
+            for part in self._parts:
+                _await(part, _left(end))
+            if not self._is_called_back():
+                self._has_told.wait(_left(end))
+
+    def ready(self) -> bool:
+        """Return True once the result, or an error, is there, and its callback has ended."""
+        is_told = self._has_told.is_set() or self._is_called_back()
+        return is_told and all(part.done() for part in self._parts)
+
+    def _is_called_back(self) -> bool:
+        """Return whether this thread runs a callback: no other one begins before that has ended."""
+        return any(isinstance(part, PoolFuture) and part.is_in_callback() for part in self._parts)
+
+    def successful(self) -> bool:
+        """Return True if no call raised.
+
+        Raises:
+            ConfigError: it is not ready yet.
+        """
+        if not self.ready():
+            raise ConfigError(f"{self!r} is not ready: call wait() or get() first")
+        return all(_error(part) is None for part in self._parts)
+
+
+def _error(part: futures.Future[Any]) -> BaseException | None:
+    return futures.CancelledError() if part.cancelled() else part.exception()
+
+
+class ResultIterator(Iterator[T]):
+    """Iterator over the results of calls that return lists; calls are added while it is read, until `end`.
+
+    Args:
+        ordered: in the order of the calls; else as they arrive.
+    """
+
+    def __init__(self, *, ordered: bool) -> None:
+        self._ordered = ordered
+        self._added = 0
+        self._taken = 0
+        self._total: int | None = None
+        self._there: list[T] = []
+        self._parts: SimpleQueue[futures.Future[list[T]] | None] = SimpleQueue()
+        self._next_part: futures.Future[list[T]] | None = None
+        # In a worker the calls need the CPUs that it lends while it waits for one of them.
+        self._nested: deque[PoolFuture[list[T]]] = deque()
+
+    def add(self, part: futures.Future[list[T]]) -> None:
+        """Take one more call."""
+        self._added += 1
+        if self._ordered:
+            self._parts.put(part)
+            return
+        if isinstance(part, PoolFuture):
+            self._nested.append(part)
+        part.add_done_callback(self._parts.put)
+
+    def end(self) -> None:
+        """Take no more calls."""
+        self._parts.put(None)
+
+    def __next__(self) -> T:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> T:
+        """Return the next result; raises `multiprocessing.TimeoutError` if it takes longer."""
+        end = None if timeout is None else SYSTEM.monotonic() + timeout
+        while not self._there:
+            if self._taken == self._total:
+                raise StopIteration
+            part = self._next_part = self._next_part or self._awaited(_left(end))
+            if part is None:
+                self._total = self._added
+                continue
+            _await(part, _left(end))
+            self._taken += 1
+            self._next_part = None
+            self._there = part.result()[::-1]
+        return self._there.pop()
+
+    def _awaited(self, timeout: float | None) -> futures.Future[list[T]] | None:
+        try:
+            if self._nested:
+                timeout = self._nested.popleft().lend_cpus(timeout)
+            return self._parts.get(timeout=timeout)
+        except Empty:
+            raise PoolTimeoutError from None
+
+
+def _left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - SYSTEM.monotonic())
+
+
+def _await(part: futures.Future[Any], timeout: float | None) -> None:
+    """Wait for the end of a call, which runs on the CPUs of this process if that is a worker."""
+    if isinstance(part, PoolFuture):
+        timeout = part.lend_cpus(timeout)
+    if futures.wait([part], timeout).not_done:
+        raise PoolTimeoutError
+
+
+class Pool:
+    """Pool of workers, by the names of `multiprocessing.Pool`.
+
+    Args:
+        processes: calls that run at a time; None: as many as there are CPUs.
+        initializer: called in each worker before the first call of this pool.
+        initargs: its arguments.
+        maxtasksperchild: a worker ends after so many calls; None: never.
+        context: taken as by `multiprocessing.Pool`; workers are the runtime's.
+        **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        maxtasksperchild: int | None = None,
+        context: object = None,
+        **options: Any,
+    ) -> None:
+        self._executor = Executor(
+            processes, context, initializer, initargs, max_tasks_per_child=maxtasksperchild, **options
+        )
+        self._is_closed = False
+        self._feeders: list[threading.Thread] = []
+
+    def apply(
+        self, func: Callable[..., T], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
+    ) -> T:
+        """Return `func(*args, **kwds)`, called in a worker."""
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., T],
+        args: Iterable[Any] = (),
+        kwds: dict[str, Any] | None = None,
+        callback: Callable[[T], object] | None = None,
+        error_callback: Callable[[BaseException], object] | None = None,
+    ) -> AsyncResult[T]:
+        """Start a call; see `apply` and `AsyncResult`."""
+        self._require_open()
+        future = self._executor.submit(func, *args, **(kwds or {}))
+        return AsyncResult([future], lambda results: results[0], callback, error_callback)
+
+    def map(self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int | None = None) -> list[T]:
+        """Return `func` of each item, in their order."""
+        return self.map_async(func, iterable, chunksize).get()
+
+    def map_async(
+        self,
+        func: Callable[[Any], T],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: Callable[[list[T]], object] | None = None,
+        error_callback: Callable[[BaseException], object] | None = None,
+    ) -> AsyncResult[list[T]]:
+        """Start `func` for each item; see `map` and `AsyncResult`."""
+        return self._start(func, [(item,) for item in iterable], chunksize, callback, error_callback)
+
+    def starmap(
+        self, func: Callable[..., T], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[T]:
+        """Return `func(*item)` of each item, in their order."""
+        return self.starmap_async(func, iterable, chunksize).get()
+
+    def starmap_async(
+        self,
+        func: Callable[..., T],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: Callable[[list[T]], object] | None = None,
+        error_callback: Callable[[BaseException], object] | None = None,
+    ) -> AsyncResult[list[T]]:
+        """Start `func(*item)` for each item; see `starmap` and `AsyncResult`."""
+        return self._start(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
+
+    def imap(
+        self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
+    ) -> ResultIterator[T]:
+        """Iterate over `func` of each item in their order, each once it is there."""
+        return self._fed(func, iterable, chunksize, ResultIterator(ordered=True))
+
+    def imap_unordered(
+        self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
+    ) -> ResultIterator[T]:
+        """Iterate over `func` of each item as they arrive."""
+        return self._fed(func, iterable, chunksize, ResultIterator(ordered=False))
+
+    def _fed(
+        self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int, results: ResultIterator[T]
+    ) -> ResultIterator[T]:
+        """Return `results`, to which calls are added here, or in a thread while a generator yields items."""
+        self._require_open()
+        _require_size(chunksize)
+        if isinstance(iterable, Sized):
+            items: Iterable[Any] = [*map(Sharing().of, iterable)]
+            self._feed(func, items, chunksize, results)
+            return results
+        feeder = threading.Thread(
+            target=self._feed, args=(func, iterable, chunksize, results), daemon=True, name="trainkit-feed"
+        )
+        self._feeders = [*(each for each in self._feeders if each.is_alive()), feeder]
+        feeder.start()
+        return results
+
+    def _feed(
+        self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int, results: ResultIterator[T]
+    ) -> None:
+        try:
+            for part in self._executor.submit_chunks(func, zip(iterable, strict=False), chunksize):
+                results.add(part)
+        except Exception as error:
+            failed: futures.Future[list[T]] = futures.Future()
+            failed.set_exception(error)
+            results.add(failed)
+        finally:
+            results.end()
+
+    def _start(
+        self,
+        func: Callable[..., T],
+        items: Sequence[tuple[Any, ...]],
+        chunksize: int | None,
+        callback: Callable[[list[T]], object] | None,
+        error_callback: Callable[[BaseException], object] | None,
+    ) -> AsyncResult[list[T]]:
+        parts = self._chunks(
+            func, items, chunksize or -(-len(items) // (self._executor.workers * _CHUNKS_A_WORKER)) or 1
+        )
+        return AsyncResult(
+            parts, lambda chunks: [*itertools.chain.from_iterable(chunks)], callback, error_callback
+        )
+
+    def _chunks(
+        self, func: Callable[..., T], items: Sequence[tuple[Any, ...]], chunksize: int
+    ) -> list[PoolFuture[list[T]]]:
+        self._require_open()
+        _require_size(chunksize)
+        sharing = Sharing()
+        shared = [tuple(map(sharing.of, item)) for item in items]
+        return [*self._executor.submit_chunks(func, shared, chunksize)]
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError("Pool not running: it was closed or terminated; make a new one")
+
+    def close(self) -> None:
+        """Take no more calls; those submitted go on."""
+        self._is_closed = True
+        if not any(feeder.is_alive() for feeder in self._feeders):
+            self._executor.shutdown(wait=False)
+
+    def terminate(self) -> None:
+        """Take no more calls, cancel those that wait for a worker, and end the workers of those that run."""
+        self._is_closed = True
+        self._feeders.clear()
+        self._executor.terminate_workers()
+
+    def join(self) -> None:
+        """Wait for the end of all calls.
+
+        Raises:
+            ConfigError: the pool was neither closed nor terminated.
+        """
+        if not self._is_closed:
+            raise ConfigError("the pool still takes calls: call close() or terminate() before join()")
+        for feeder in self._feeders:
+            feeder.join()
+        self._executor.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.terminate()
+
+
+def _require_size(chunksize: int) -> None:
+    if chunksize < 1:
+        raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")

@@ -1,0 +1,3 @@
+from trainkit.runtime.api import placement_group as placement_group
+from trainkit.runtime.failures import formatted as formatted
+from trainkit.runtime.failures import last_user_frame as last_user_frame

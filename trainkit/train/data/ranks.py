@@ -1,0 +1,276 @@
+"""Figures of the ranks on this machine, from the pages that they keep, and traces of their next steps."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import mmap
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.runtime.local.system import process
+from trainkit.train.data.rank_meter import (
+    ERROR_AT,
+    ERROR_BYTES,
+    FOLDER_AT,
+    FOLDER_BYTES,
+    NAME,
+    PAGE_BYTES,
+    TEXT_AT,
+    TEXT_BYTES,
+    TRACE,
+    Cell,
+    Figures,
+    read_text,
+    write_text,
+)
+
+MAX_STEPS = 100
+"""Steps of one trace: each may be megabytes."""
+TRACE_S = 60.0
+STRAGGLES = 1.2
+"""A rank straggles whose own time is that many times the others'."""
+_POLL_S = 0.02
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, as its page has it.
+
+    Attributes:
+        pid: of its process.
+        rank, world_size, trainer, group: see `RankMeter`.
+        now: what it has done so far.
+        recent: what it has done within the last seconds in which it took batches.
+        idle_s: seconds since its last batch; None before the first.
+        samples: of a batch; 0 if that is not known.
+    """
+
+    pid: int
+    rank: int
+    world_size: int
+    trainer: str
+    group: str
+    now: Figures
+    recent: Figures
+    idle_s: float | None
+    samples: int
+
+    @property
+    def own_s(self) -> float | None:
+        """Mean seconds from batch to batch in which this rank waited for no other; None if not known."""
+        took = self.recent.wait_s + self.recent.step_s - self.recent.others_s
+        return max(0.0, took / self.recent.batches) if self.recent.batches and not math.isnan(took) else None
+
+    def row(self, straggles: bool | None) -> Row:
+        """Return the rank as JSON can hold it."""
+        recent = self.recent
+        took = recent.wait_s + recent.step_s
+        batches_per_s = recent.batches / took if recent.batches and took else None
+        return {
+            "pid": self.pid,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "trainer": self.trainer,
+            "group": self.group,
+            "batches": int(self.now.batches),
+            "wait_s": round(self.now.wait_s, 6),
+            "step_s": round(self.now.step_s, 6),
+            "batches_per_s": batches_per_s,
+            "samples_per_s": batches_per_s * self.samples if batches_per_s and self.samples else None,
+            "data_wait_percent": _percent(recent.wait_s, took),
+            "rank_wait_percent": _percent(recent.others_s, took),
+            "own_s": self.own_s,
+            "straggles": straggles,
+            "idle_s": self.idle_s,
+        }
+
+
+def _percent(part: float, whole: float) -> float | None:
+    return round(min(100.0, 100 * part / whole), 1) if whole and not math.isnan(part) else None
+
+
+def rows(pids: Iterable[int]) -> list[Row]:
+    """Return the ranks in these processes, trainer by trainer."""
+    found = sorted((rank for pid in pids for rank in ranks_of(pid)), key=lambda each: (each.group, each.rank))
+    straggling = stragglers(found)
+    return [each.row(straggling.get((each.group, each.rank))) for each in found]
+
+
+def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
+    """Say of each rank if the others of its trainer wait for it; leave out those that nobody can tell.
+
+    It is the one with the most time of its own, if that is clearly more than the others' median.
+    """
+    by_group: dict[str, list[tuple[float, int]]] = {}
+    for each in ranks:
+        if each.world_size > 1 and each.own_s is not None:
+            by_group.setdefault(each.group, []).append((each.own_s, each.rank))
+    found = {}
+    for group, own in by_group.items():
+        slowest, number = max(own)
+        others = [own_s for own_s, rank in own if rank != number]
+        clear = bool(others) and slowest > STRAGGLES * statistics.median(others)
+        found.update({(group, rank): clear and rank == number for _, rank in own})
+    return found
+
+
+def ranks_of(pid: int) -> list[Rank]:
+    """Return the ranks whose pages a process has; none if it is another user's, or gone."""
+    return [rank for page in _pages(pid) if (rank := _read(pid, page)) is not None]
+
+
+class Page(NamedTuple):
+    """Page of a rank, open to read and write."""
+
+    file: IO[bytes]
+    memory: mmap.mmap
+    cells: Any
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Page]:
+    with (
+        open(path, "r+b", buffering=0) as file,
+        mmap.mmap(file.fileno(), PAGE_BYTES) as memory,
+        memoryview(memory) as view,
+        view.cast("d") as cells,
+    ):
+        yield Page(file, memory, cells)
+
+
+def _pages(pid: int) -> list[str]:
+    return process.memory_files(pid, NAME)
+
+
+def _read(pid: int, path: str) -> Rank | None:
+    try:
+        with _opened(path) as page:
+            about = read_text(page.memory, TEXT_AT, TEXT_BYTES)
+            cells = list(page.cells[: len(Cell) + 16])
+    except (OSError, ValueError):  # it has ended meanwhile
+        return None
+    if not about:  # it has left its trainer
+        return None
+    facts = json.loads(about)
+    older = Figures(*cells[Cell.OLDER : Cell.NEWER])
+    newer = Figures(*cells[Cell.NEWER : Cell.ASKED])
+    return Rank(
+        pid=pid,
+        rank=facts["rank"],
+        world_size=facts["world_size"],
+        trainer=facts["trainer"],
+        group=facts["group"] or f"pid {pid}",
+        now=Figures._make([*cells[Cell.BATCHES : Cell.AT], newer.others_s]),
+        recent=Figures(*(new - old for new, old in zip(newer, older, strict=True))),
+        idle_s=max(0.0, SYSTEM.monotonic() - cells[Cell.AT]) if cells[Cell.BATCHES] else None,
+        samples=int(cells[Cell.SAMPLES]),
+    )
+
+
+def trace(
+    pid: int,
+    folder: Path,
+    steps: int,
+    timeout_s: float = TRACE_S,
+    *,
+    ended: Callable[[], bool] = lambda: False,
+) -> BinaryIO:
+    """Record the next steps of a rank by torch's profiler.
+
+    A step goes from one batch to the next. The rank is slower while it is recorded.
+
+    Args:
+        pid: of the rank's process.
+        folder: where the trace is written for as long as it takes to hand it out.
+        steps: 1 to `MAX_STEPS`.
+        timeout_s: for the rank to take as many batches.
+        ended: returns True once nobody waits for the trace any more, and it is given up.
+
+    Returns:
+        The trace, in the format of Chrome's, which Perfetto shows: an open file that has no name any more.
+
+    Raises:
+        ConfigError: `steps` or `timeout_s` is out of range, or the process is no rank of a trainer.
+        TrainkitError: another trace of it is being recorded; it takes too few batches, or none at all; it has
+            ended; the profiler has failed; or `ended` says so.
+    """
+    if not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(f"steps={steps}: give 1 to {MAX_STEPS}")
+    if not 0 < timeout_s <= 3600:
+        raise ConfigError(f"timeout_s={timeout_s}: give more than 0 and up to 3600 seconds")
+    found = [(rank, path) for path in _pages(pid) if (rank := _read(pid, path)) is not None]
+    if not found:
+        raise ConfigError(
+            f"process {pid} is no rank of a trainer of yours on this machine, or has just ended"
+        )
+    rank, path = max(found, key=lambda each: -math.inf if each[0].idle_s is None else -each[0].idle_s)
+    name = f"rank {rank.rank} of {rank.world_size} (process {pid})"
+    if rank.idle_s is None:
+        raise TrainkitError(
+            f"{name} has taken no batch so far, and a trace is of the steps between batches: it has not "
+            "begun, or its loop reads a loader of its own. Give it one by prepare_data_loader(loader), or by "
+            "iter_torch_batches() of get_dataset_shard()"
+        )
+    try:
+        with _opened(path) as page:
+            return _recorded(page, name, pid, folder, steps, timeout_s, ended)
+    except OSError as error:
+        raise TrainkitError(f"the trace of {name} could not be kept: {error}") from error
+
+
+def _recorded(
+    page: Page,
+    name: str,
+    pid: int,
+    folder: Path,
+    steps: int,
+    timeout_s: float,
+    ended: Callable[[], bool],
+) -> BinaryIO:
+    file, memory, cells = page
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go with the file, however this program ends
+    except BlockingIOError:
+        raise TrainkitError(
+            f"another trace of {name} is being recorded: ask again when it is there"
+        ) from None
+    place = Path(tempfile.mkdtemp(prefix="trace-", dir=folder))
+    number = cells[Cell.NUMBER] = cells[Cell.NUMBER] + 1
+    try:
+        write_text(memory, FOLDER_AT, FOLDER_BYTES, str(place))
+        write_text(memory, ERROR_AT, ERROR_BYTES, "")
+        cells[Cell.STEPS], cells[Cell.TAKEN] = steps, 0
+        cells[Cell.ASKED] = number
+        cells[Cell.DUE] = 0.0
+        deadline = SYSTEM.monotonic() + timeout_s
+        while cells[Cell.ANSWERED] != number:
+            if not process.exists(pid):
+                raise TrainkitError(f"{name} has ended before its trace was complete")
+            if ended():
+                raise TrainkitError(f"the trace of {name} is given up, as who asked for it has ended")
+            if SYSTEM.monotonic() > deadline:
+                since = SYSTEM.monotonic() - cells[Cell.AT]
+                raise TrainkitError(
+                    f"{name} has made {int(cells[Cell.TAKEN])} of {steps} steps within {timeout_s:g} s, and "
+                    f"took its last batch {since:.1f} s ago: it is busy in a step, or waits to be told to go "
+                    "on. Ask for fewer steps, or give a longer timeout_s"
+                )
+            SYSTEM.sleep(_POLL_S)
+        if why := read_text(memory, ERROR_AT, ERROR_BYTES):
+            raise TrainkitError(f"the trace of {name} has failed: {why}")
+        return (place / TRACE).open("rb")
+    finally:
+        cells[Cell.ASKED] = 0.0
+        shutil.rmtree(place, ignore_errors=True)

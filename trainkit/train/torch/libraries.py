@@ -1,0 +1,181 @@
+"""Libraries in a worker: refused where they would train otherwise than they were asked to, and say nothing.
+
+On the CPU, Accelerate leaves out FSDP and fp16 without a word. `PartialState()` without `cpu=True` takes each
+of several processes for the only one, and each of them would train a model of its own. Lightning's strategies
+`ddp_fork`, `ddp_spawn` and `ddp_notebook` start processes in each worker, which wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from trainkit.errors import ConfigError
+
+
+def watch_libraries() -> None:
+    """Check from now on what libraries make of this process, as soon as each is imported."""
+    _watch(CHECKS)
+
+
+def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
+    """Have the first rank of a script warn once if Accelerate takes each for the only one.
+
+    Args:
+        rank: of this process.
+        ranks: how many there are.
+        tell: a function of the warning's text.
+    """
+    if rank != 0:
+        return
+    told: list[str] = []
+
+    def check(state: Any) -> None:
+        if state.num_processes != ranks and not told:
+            told.append(
+                f"Accelerate counts {state.num_processes} process where there are {ranks} ranks, so each "
+                "trains a model of its own: on the CPU use trainkit run --cpu, or make Accelerator(cpu=True)"
+            )
+            tell(told[0])
+
+    _watch({"accelerate.state": lambda module: _check_after(module.PartialState, check)})
+
+
+def _watch(checks: Mapping[str, Callable[[Any], None]]) -> None:
+    for name, check in checks.items():
+        if name in sys.modules:
+            check(sys.modules[name])
+    if not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OnImport(checks))
+
+
+class _OnImport(MetaPathFinder):
+    """Has the checks of a library made once it is imported."""
+
+    def __init__(self, checks: Mapping[str, Callable[[Any], None]]) -> None:
+        self._awaited = {name: check for name, check in checks.items() if name not in sys.modules}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._awaited:
+            return None
+        check = self._awaited.pop(fullname)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = functools.partial(_run, loader.exec_module, check)
+        return spec
+
+
+def _run(execute: Callable[[ModuleType], None], check: Callable[[Any], None], module: ModuleType) -> None:
+    execute(module)
+    check(module)
+
+
+def check_states(module: Any) -> None:
+    """Have Accelerate's two states checked whenever they are made or asked for.
+
+    Args:
+        module: `accelerate.state`.
+    """
+    _check_after(module.PartialState, check_processes)
+    _check_after(module.AcceleratorState, check_mode)
+
+
+def _check_after(state: Any, check: Callable[[Any], None]) -> None:
+    plain = state.__init__
+    if hasattr(plain, "__wrapped__"):  # an engine without processes of its own runs several workers here
+        return
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        check(self)
+
+    state.__init__ = init
+
+
+def check_processes(state: Any) -> None:
+    """Refuse a `PartialState` that does not know the other workers.
+
+    Raises:
+        ConfigError: it counts other processes than there are.
+    """
+    import torch.distributed as dist
+
+    workers = dist.get_world_size() if dist.is_initialized() else state.num_processes
+    if state.num_processes != workers:
+        raise ConfigError(
+            f"Accelerate counts {state.num_processes} processes where there are {workers} workers, so each "
+            "would train by itself: on the CPU make an Accelerator() first, or PartialState(cpu=True), and "
+            "don't change ACCELERATE_USE_CPU"
+        )
+
+
+def check_mode(state: Any) -> None:
+    """Refuse an `AcceleratorState` on the CPU that was asked for what only GPUs do.
+
+    Raises:
+        ConfigError: it was asked for FSDP or fp16.
+    """
+    if state.device.type != "cpu":
+        return
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ConfigError(
+            "Accelerate was asked for FSDP, and this worker has no GPU: Accelerate would keep the whole "
+            "model on each worker. Ask for ScalingConfig(use_gpu=True), or leave FSDP out; "
+            "trainkit.train.torch.prepare_model(parallel_strategy='fsdp2') shards on the CPU too"
+        )
+    if state.mixed_precision == "fp16":
+        raise ConfigError(
+            "Accelerate was asked for mixed_precision='fp16', and this worker has no GPU: Accelerate would "
+            "compute in full precision. Ask for 'bf16', or for ScalingConfig(use_gpu=True)"
+        )
+
+
+def check_launcher(module: Any) -> None:
+    """Have Lightning refuse to start processes of its own in a process group that is there already.
+
+    Args:
+        module: Lightning's, with the launcher of its strategies that fork and spawn.
+    """
+    launcher = module._MultiProcessingLauncher
+    plain = launcher.launch
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            workers = dist.get_world_size()
+            raise ConfigError(
+                f"Lightning would start processes in each of the {workers} workers, by a strategy such as "
+                "'ddp_fork' or 'ddp_spawn': pass strategy='ddp', and as devices the workers "
+                "of a machine, by which it takes those that are there; or strategy=RayDDPStrategy()"
+            )
+        return plain(self, *args, **options)
+
+    launcher.launch = launch
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "accelerate.state": check_states,
+    **dict.fromkeys(
+        (
+            f"{package}.strategies.launchers.multiprocessing"
+            for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
+        ),
+        check_launcher,
+    ),
+}
+"""Checks of a library by the module of it that they change."""

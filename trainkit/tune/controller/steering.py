@@ -1,0 +1,246 @@
+"""Commands of users to a running experiment: how each changes the controller's state, and is recorded."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from trainkit.errors import ConfigError, message_of
+from trainkit.tune.controller import events as ev
+from trainkit.tune.controller import lifecycle, paused
+from trainkit.tune.controller.judging import end_experiment
+from trainkit.tune.controller.rules import Ending
+from trainkit.tune.controller.state import ControllerState
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.metrics import encode
+from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.space.serialization import encode_config
+
+logger = logging.getLogger("trainkit.tune")
+
+
+def obey(state: ControllerState, event: ev.CommandGiven) -> None:
+    """Carry out a command, or refuse it with nothing changed; record its outcome, before its effects."""
+    place = len(state.step.records)
+    try:
+        if event.verb not in VERBS:
+            raise ConfigError(f"there is no verb {event.verb!r}: the verbs are {', '.join(VERBS)}")
+        if state.ending is not None:
+            raise ConfigError(f"the experiment ends already: {state.ending.why}")
+        outcome, done = VERBS[event.verb](state, event), True
+    except ConfigError as error:
+        outcome, done = str(error), False
+    except Exception as error:  # no command is worth the run that it is for
+        logger.exception("%s %s of %s failed", event.verb, event.arguments, event.by)
+        outcome, done = f"it failed: {type(error).__name__}: {message_of(error)}", False
+    detail = {
+        "id": event.id,
+        "verb": event.verb,
+        "arguments": dict(event.arguments),
+        "by": event.by,
+        "outcome": outcome,
+        "done": done,
+    }
+    trial_id = event.arguments.get("trial")
+    known = trial_id if isinstance(trial_id, str) and trial_id in state.by_id else None
+    state.step.records.insert(place, ev.Noted(event.time, ev.COMMAND, encode(detail), known))
+
+
+def _trial_of(state: ControllerState, event: ev.CommandGiven) -> Trial | None:
+    """Return the trial that the command is about; None: the experiment as a whole.
+
+    Raises:
+        ConfigError: there is no such trial, or it has ended.
+    """
+    trial_id = event.arguments.get("trial")
+    if trial_id is None:
+        return None
+    trial = state.by_id.get(trial_id) if isinstance(trial_id, str) else None
+    if trial is None:
+        raise ConfigError(f"no trial of the experiment has the id {trial_id!r}")
+    if trial.status.is_finished:
+        raise ConfigError(f"trial {trial.trial_id} has ended already: {trial.status}, {trial.reason}")
+    return trial
+
+
+def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
+    """End a trial for good, or with none the experiment as Ctrl-C does."""
+    words, time, trial = f"stopped by {event.by}", event.time, _trial_of(state, event)
+    if trial is None:
+        end_experiment(state, Ending(words, resumable=True), time)
+        return "the experiment ends, and trials that run end at their next report"
+    if (active := state.active.get(trial.trial_id)) is not None:
+        active.must_end((TrialStatus.TERMINATED, words), time + state.plan.grace_s)
+        lifecycle.watch(state, active)
+        return f"trial {trial.trial_id} ends at its next report"
+    waits = trial.status is TrialStatus.PENDING
+    if paused.leave_lines(state, trial):
+        lifecycle.terminate(state, trial, time, f"{words}: not run" if waits else words)
+    return f"trial {trial.trial_id} has ended"
+
+
+def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
+    """Hold a trial until it is resumed, or with none start nothing and pause what can be paused."""
+    steering, trial = state.steering, _trial_of(state, event)
+    if trial is None:
+        if steering.paused_by:
+            raise ConfigError(f"the experiment was paused already by {steering.paused_by}")
+        _take(state, event)
+        return (
+            f"nothing starts until the experiment is resumed; of {len(state.active)} trials that run, those "
+            "that can save a checkpoint pause at their next report, and the others run on"
+        )
+    name, active = f"trial {trial.trial_id}", state.active.get(trial.trial_id)
+    if trial.trial_id in steering.holds:
+        raise ConfigError(f"{name} was paused already by {steering.holds[trial.trial_id]}")
+    if active is not None and active.is_ending:
+        raise ConfigError(f"{name} is about to end")
+    if active is not None and trial.checkpoint is None and not state.plan.saves:
+        raise ConfigError(
+            f"{name} runs on, as it has {paused.NO_CHECKPOINT}; and pause it once it has saved one"
+        )
+    _take(state, event)
+    if active is not None:
+        return f"{name} pauses at its next report"
+    if state.waiting.remove(trial) or state.paused.remove(trial):
+        state.held[trial.trial_id] = trial
+    return f"{name} is held where it waits"
+
+
+def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
+    """Let a trial go on that was paused by its id, or with none the experiment."""
+    steering, trial = state.steering, _trial_of(state, event)
+    if trial is None:
+        if not steering.paused_by:
+            held = ", ".join(steering.holds) or "none"
+            raise ConfigError(f"the experiment is not paused; trials to resume by id: {held}")
+        _take(state, event)
+        for each in [each for each in state.held.values() if not steering.keeps_aside(each.trial_id)]:
+            _let_go_on(state, each, event.time)
+        return "the experiment goes on"
+    name = f"trial {trial.trial_id}"
+    if trial.trial_id not in steering.holds:
+        if steering.paused_by:
+            raise ConfigError(f"{name} waits for the experiment, which was paused by {steering.paused_by}")
+        if trial.status is TrialStatus.PAUSED:
+            raise ConfigError(f"{name} was {trial.reason}, which decides when it goes on")
+        raise ConfigError(f"{name} is not paused: {trial.status}")
+    _take(state, event)
+    if trial.trial_id in state.held and not steering.keeps_aside(trial.trial_id):
+        _let_go_on(state, trial, event.time)
+    return f"{name} goes on"
+
+
+def _let_go_on(state: ControllerState, trial: Trial, time: float) -> None:
+    del state.held[trial.trial_id]
+    paused.line_up(state, trial, time)
+
+
+def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
+    """Put a trial that waits before the others."""
+    trial = _trial_of(state, event)
+    if trial is None:
+        raise ConfigError("prioritise which trial? give its id")
+    if trial.trial_id in state.active:
+        raise ConfigError(f"trial {trial.trial_id} runs already")
+    _take(state, event)
+    if state.steering.keeps_aside(trial.trial_id):
+        return f"trial {trial.trial_id} runs before the others once it is resumed"
+    if trial.status is TrialStatus.PAUSED:
+        return f"trial {trial.trial_id} goes on before the others, as soon as its scheduler lets it"
+    return f"trial {trial.trial_id} runs before the others"
+
+
+def _add(state: ControllerState, event: ev.CommandGiven) -> str:
+    """Have a configuration tried next."""
+    given = event.arguments.get("config")
+    if not isinstance(given, dict):
+        raise ConfigError(f"config={given!r}: give a dictionary of hyperparameters")
+    config = state.source.add(given)
+    try:
+        tell_total(state, event.time)
+    except ConfigError as error:
+        state.source.take_back()
+        raise ConfigError(f"{encode_config(config)} can't be added: {error}") from error
+    lifecycle.heed_scheduler(state, event.time)
+    state.step.records.append(ev.SettingsChanged({}, state.source.total))
+    return f"{encode_config(config)} is tried next"
+
+
+def _set(state: ControllerState, event: ev.CommandGiven) -> str:
+    """Change how many trials there will be, how many at once, or the time budget; or none of them."""
+    given = dict(event.arguments)
+    if not given or not given.keys() <= _SETTINGS.keys():
+        raise ConfigError(f"set {', '.join(given) or 'what'}? the settings are {', '.join(_SETTINGS)}")
+    for name, value in given.items():
+        least, words = _SETTINGS[name]
+        whole = name != "time_budget_s"
+        is_fit = is_finite(value) and (not whole or isinstance(value, int))
+        if not is_fit or (value != -1 and value < least) or (value == -1 and name == "max_concurrent_trials"):
+            raise ConfigError(f"{name}={value!r}: give {words}")
+    budget_s, spent_s = given.get("time_budget_s"), event.time - state.began
+    if budget_s is not None and budget_s != -1 and budget_s <= spent_s:
+        raise ConfigError(
+            f"time_budget_s={budget_s:g}: the experiment has run for {spent_s:.3g} s already. Give more, or "
+            "stop it"
+        )
+    if "num_samples" in given:
+        _resize(state, given["num_samples"], event.time)
+    if budget_s is not None:
+        given["time_budget_s"] = None if budget_s == -1 else budget_s
+        state.budget_ends = math.inf if budget_s == -1 else state.began + budget_s
+    if "max_concurrent_trials" in given:
+        given["max_concurrent_trials"] = given["max_concurrent_trials"] or None
+        state.ledger.limit(given["max_concurrent_trials"])
+    state.step.records.append(ev.SettingsChanged(given, state.source.total))
+    return "from now on " + ", ".join(f"{name}={value}" for name, value in event.arguments.items())
+
+
+def _resize(state: ControllerState, num_samples: int, time: float) -> None:
+    before = state.source.num_samples
+    if num_samples == before:
+        return
+    state.source.resize(num_samples)
+    try:
+        tell_total(state, time)
+    except ConfigError as error:
+        state.source.resize(before)
+        raise ConfigError(f"num_samples={num_samples} can't be set: {error}") from error
+    state.none_come = False
+    lifecycle.heed_scheduler(state, time)
+
+
+def tell_total(state: ControllerState, time: float) -> None:
+    """Tell the scheduler how many trials there will be, unless it knows.
+
+    Raises:
+        ConfigError: it needs the number that it knows.
+    """
+    if state.scheduler.resize(state.source.total):
+        state.step.records.append(ev.Noted(time, ev.TOTAL, encode(state.source.total)))
+
+
+_SETTINGS: Mapping[str, tuple[float, str]] = {
+    "num_samples": (1, "a whole number, 1 or more, or -1 for samples without end"),
+    "time_budget_s": (0, "seconds from the beginning of this run, or -1 for no budget"),
+    "max_concurrent_trials": (0, "a whole number, 1 or more, or 0 for as many as the resources allow"),
+}
+
+
+def _take(state: ControllerState, event: ev.CommandGiven) -> None:
+    state.steering.take(event.verb, event.arguments, event.by, event.time)
+
+
+VERBS: Mapping[str, Callable[[ControllerState, ev.CommandGiven], str]] = {
+    "stop": _stop,
+    "pause": _pause,
+    "resume": _resume,
+    "prioritise": _prioritise,
+    "add": _add,
+    "set": _set,
+}
+"""By verb, a function that carries the command out, and returns in words what becomes of it.
+
+It raises ConfigError, with nothing changed, where the command is refused.
+"""

@@ -1,0 +1,127 @@
+"""Parts of an experiment that runs: its display, its callbacks and its executor; and what it warns of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from trainkit import settings
+from trainkit.runtime import api, scheduling
+from trainkit.tune.callbacks.base import CALLBACKS, Callback, ReporterCallback, create_callback
+from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
+from trainkit.tune.callbacks.loggers import PolicyFiles
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller.rules import Plan
+from trainkit.tune.core.capacity import ResourceLedger
+from trainkit.tune.core.checks import setting
+from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.trial import trial_id_of
+from trainkit.tune.executor.actors import ActorExecutor
+from trainkit.tune.executor.base import Executor, SpecFactory
+from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.experiment.setup import longest_way, make_proposals, make_searcher
+from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.tree import constant_words, spell
+
+logger = logging.getLogger("trainkit.tune")
+
+
+def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
+    """Say so where population based training changes none: there is only one, or all end before."""
+    population = _population(tune)
+    if population is not None and total_samples == 1:
+        logger.warning(
+            "%s has a population of one, which nobody can take anything over from: give "
+            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
+            type(population).__name__,
+        )
+    if population is not None and _never_perturbed(tune, run):
+        logger.warning(
+            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
+            "perturbation_interval or burn_in_period smaller",
+            type(population).__name__,
+            population.first_judgement,
+            longest_way(tune, run),
+        )
+
+
+def warn_of_constants(space: Space) -> None:
+    """Say which constants of a space look like something to draw from."""
+    for site in space.leaves:
+        if words := constant_words(site.leaf, alone=not space.varied):
+            logger.warning("param_space[%r] is %s", spell(site.path), words)
+
+
+def _population(tune: TuneConfig) -> PopulationBasedTraining | None:
+    deciding = getattr(tune.scheduler, "deciding", None)
+    return deciding if isinstance(deciding, PopulationBasedTraining) else None
+
+
+def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
+    population, longest = _population(tune), longest_way(tune, run)
+    if population is None or longest is None:
+        return False
+    return population.time_attr == "training_iteration" and longest <= population.first_judgement
+
+
+def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
+    """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
+    if run.verbose and run.progress_reporter is not None:
+        return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
+    return ConsoleCallback(verbose=run.verbose, kept=not in_memory) if run.verbose else None
+
+
+def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
+    """Return the user's callbacks, and those that write files where these are kept."""
+    callbacks, scheduler = cast("list[Callback]", list(run.callbacks)), scheduler.deciding
+    if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
+        callbacks.append(PolicyFiles())
+    for name in run.default_loggers if settings.loggers_come_by_themselves() and not in_memory else ():
+        if not any(isinstance(callback, CALLBACKS.get(name)) for callback in callbacks):
+            callbacks.append(create_callback(name))
+    return callbacks
+
+
+def make_watch(
+    metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
+) -> Callback:
+    """Return what looks out for values that do not come: the metric, what the scheduler and ranks read."""
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    first = None if told else deciding.first_judgement
+    judged_by = deciding.metric if deciding.needs_metric else None
+    ranked_by = run.checkpoint_config.checkpoint_score_attribute
+    return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by, ranked_by)
+
+
+def make_executor(
+    bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
+) -> Executor:
+    """Return what runs the trials: each a process of its own, or each step of one a task."""
+    if bound.ahead is not None:
+        return TaskExecutor(bound, specs, now=now)
+    timed = plan.trial_timeout_s is not None
+    return ActorExecutor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
+
+
+def require_startable(
+    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: ResourceLedger
+) -> None:
+    """Find out before anything is written whether a first trial could run.
+
+    Raises:
+        SerializationError: a value of the space can't be sent to a worker.
+        InfeasibleError: there is not what the first trial asks for.
+    """
+    for name, value in space.values():
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            api.ensure_serializable(value, f"the value {value!r:.100} of {setting('param_space')}[{name!r}]")
+    # Another searcher is asked for the first configuration: requests may be functions of it.
+    searcher = make_searcher(tune, space, seed, rehearsal=True)
+    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
+    if isinstance(config, dict):
+        request, what = bound.request(config), f"a trial of {bound.name}"
+        ledger.require_feasible(request, what=what)
+        if not ledger.is_simulated:
+            scheduling.make_room(request.group, ledger.existing, what)

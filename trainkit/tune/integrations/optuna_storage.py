@@ -1,0 +1,296 @@
+"""Experiments as a storage of Optuna's, for whatever reads one: its plots, its dashboard, its extensions."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import DuplicatedStudyError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.study._frozen import FrozenStudy  # what get_all_studies() has to return
+from optuna.trial import FrozenTrial, TrialState
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, StoreError
+from trainkit.tune.core.objectives import Objective, objectives_of
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.results.hyperparameters import optuna_trials
+from trainkit.tune.results.overview import CUT_OFF, LogReader, experiments_in
+from trainkit.tune.results.reading import (
+    experiment_folder,
+    is_ray_folder,
+    known_objectives,
+    metric_and_mode,
+    open_experiment,
+)
+from trainkit.tune.results.result import result_of
+from trainkit.tune.store.ownership import owner_of
+from trainkit.tune.store.schema import FILENAME
+
+METRIC_NAMES = "study:metric_names"
+"""Attribute under which Optuna keeps what its study's values are called."""
+_TRIALS_OF_A_STUDY = 2**32
+_TICK_S = 0.05
+"""Changes of a file that are nearer to each other may have the same date."""
+
+
+@dataclass(frozen=True)
+class _Study:
+    """An experiment as it stood when it was read.
+
+    Attributes:
+        stamp: of its files; None: it may have changed already.
+        objectives: one, or several.
+        trials: as Optuna has them.
+        attributes: of the study.
+    """
+
+    stamp: tuple[Any, ...] | None
+    objectives: tuple[Objective, ...]
+    trials: list[FrozenTrial]
+    attributes: dict[str, Any]
+
+
+class ExperimentStorage(BaseStorage):
+    """Read-only storage whose studies are experiments, running or finished, each under its folder's name.
+
+    What is read is as of the last commit; the program that runs an experiment is never held up.
+
+        study = optuna.load_study(study_name=None, storage=ExperimentStorage("experiments/mnist"))
+        optuna.visualization.plot_optimization_history(study)
+
+    A trial's value is that of its last report. Trials that a scheduler stopped are PRUNED, and those that
+    failed, or have no value, FAIL. A paused one counts as RUNNING, and one that waits, for its turn or for
+    `Tuner.restore`, as WAITING. Reports are intermediate values by iteration, where there is one objective.
+    A trial's `user_attrs` have its id, its status with the reason, and what else its last report has.
+
+    Args:
+        path: of an experiment; or of a folder of experiments, which are looked for again each time.
+        metric: reported value that is a trial's value, or a list of several; None: each experiment's own.
+        mode: "min" or "max", or a list of these; None: each experiment's own.
+
+    Raises:
+        StoreError: there is no such folder, or the experiment's file is damaged or foreign.
+        ConfigError: the experiment has no metric, and none is given.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        metric: str | Sequence[str] | None = None,
+        mode: str | Sequence[str] | None = None,
+    ) -> None:
+        self._root = experiment_folder(path).absolute()
+        self._objectives = objectives_of(metric, mode)
+        if not self._objectives and (metric is not None or mode is not None):
+            if not isinstance(metric, str) or mode not in ("min", "max"):
+                raise ConfigError(f"metric={metric!r}, mode={mode!r}: give both, or neither")
+            self._objectives = (Objective(metric, str(mode)),)
+        self._is_one = (self._root / FILENAME).exists() or is_ray_folder(self._root)
+        self._ids: dict[Path, int] = {}
+        self._known: dict[int, _Study] = {}
+        self._lock = threading.RLock()
+        self._left_out: dict[str, str] = {}
+        self._studies()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None, "_known": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why an experiment of the folder is no study, by name: it has no metric, or cannot be read."""
+        return dict(self._left_out)
+
+    # --- experiments ------------------------------------------------------------------------------
+
+    def _studies(self) -> dict[Path, tuple[int, _Study]]:
+        """Read the experiments that have changed; return each with its id."""
+        with self._lock:
+            folders = [self._root] if self._is_one else experiments_in(self._root)
+            for folder in folders:
+                self._ids.setdefault(folder, len(self._ids))
+            self._left_out = {}
+            studies = {}
+            for folder in folders:
+                try:
+                    studies[folder] = self._ids[folder], self._read(folder)
+                except (StoreError, ConfigError) as error:
+                    if self._is_one:
+                        raise
+                    self._left_out[folder.name] = str(error)
+            return studies
+
+    def _study(self, study_id: int) -> _Study:
+        with self._lock:
+            folder = next((folder for folder, each in self._ids.items() if each == study_id), None)
+            if folder is None and not self._is_one:
+                self._studies()
+                folder = next((folder for folder, each in self._ids.items() if each == study_id), None)
+            if folder is None or not folder.is_dir():
+                raise KeyError(f"no study with study_id {study_id} exists")
+            return self._read(folder)
+
+    def _read(self, folder: Path) -> _Study:
+        study_id = self._ids[folder]
+        stamp = _stamp(folder)
+        known = self._known.get(study_id)
+        if known is None or stamp is None or known.stamp != stamp:
+            known = _study_of(folder, self._objectives, study_id * _TRIALS_OF_A_STUDY, stamp)
+            self._known[study_id] = known
+        return known
+
+    # --- studies ----------------------------------------------------------------------------------
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        for folder, (study_id, _) in self._studies().items():
+            if folder.name == study_name:
+                return study_id
+        why = self._left_out.get(study_name)
+        raise KeyError(f"no study {study_name!r} exists" + (f": {why}" if why else ""))
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return str(self._study(study_id).attributes["experiment"])
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return [_direction(each) for each in self._study(study_id).objectives]
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return dict(self._study(study_id).attributes)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return {METRIC_NAMES: [each.metric for each in self._study(study_id).objectives]}
+
+    def get_all_studies(self) -> list[FrozenStudy]:
+        return [
+            FrozenStudy(
+                study_name=folder.name,
+                direction=None,
+                directions=[_direction(each) for each in study.objectives],
+                user_attrs=dict(study.attributes),
+                system_attrs={METRIC_NAMES: [each.metric for each in study.objectives]},
+                study_id=study_id,
+            )
+            for folder, (study_id, study) in self._studies().items()
+        ]
+
+    # --- trials -----------------------------------------------------------------------------------
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        study_id, number = divmod(trial_id, _TRIALS_OF_A_STUDY)
+        trials = self._study(study_id).trials
+        if number >= len(trials):
+            raise KeyError(f"no trial with trial_id {trial_id} exists")
+        return copy.deepcopy(trials[number])
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        trials = [trial for trial in self._study(study_id).trials if states is None or trial.state in states]
+        return copy.deepcopy(trials) if deepcopy else trials
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        if any(folder.name == study_name for folder in self._studies()):
+            raise DuplicatedStudyError(f"the study {study_name!r} exists: {self._root} holds its experiment")
+        self._refuse("a new study")
+
+    def delete_study(self, study_id: int) -> None:
+        self._refuse("to delete a study")
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._refuse(f"the attribute {key!r} of a study")
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._refuse(f"the attribute {key!r} of a study")
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        self._refuse("a new trial")
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
+        self._refuse(f"the parameter {param_name!r} of a trial")
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        self._refuse("another state of a trial")
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        self._refuse("a report of a trial")
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._refuse(f"the attribute {key!r} of a trial")
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._refuse(f"the attribute {key!r} of a trial")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise StoreError(
+            f"{what} cannot be written: this storage only reads the experiments of {self._root}, which "
+            "belong to the program that runs them. Search by tune.Tuner; steer it by the commands of trainkit"
+        )
+
+
+def _direction(objective: Objective) -> StudyDirection:
+    return StudyDirection.MINIMIZE if objective.mode == "min" else StudyDirection.MAXIMIZE
+
+
+def _stamp(folder: Path) -> tuple[Any, ...] | None:
+    """Return what differs after each change of an experiment; None: the next change may not show in it."""
+    if not (folder / FILENAME).exists():  # Ray's, in many files
+        return None
+    now, stamp = SYSTEM.now(), [owner_of(folder)]
+    for name in (FILENAME, f"{FILENAME}-wal"):
+        try:
+            status = os.stat(folder / name)
+        except FileNotFoundError:  # the log is there only while somebody writes
+            continue
+        if now - status.st_mtime < _TICK_S:
+            return None
+        stamp += [status.st_ino, status.st_size, status.st_mtime_ns]
+    return tuple(stamp)
+
+
+def _study_of(
+    folder: Path, given: tuple[Objective, ...], first_id: int, stamp: tuple[Any, ...] | None
+) -> _Study:
+    owner = owner_of(folder)
+    with LogReader(folder) if (folder / FILENAME).exists() else open_experiment(folder) as reader:
+        if isinstance(reader, LogReader):
+            reader.stand_still()
+        objectives = given or _own_objectives(folder, reader.facts())
+        trials = reader.trials()
+        for trial in trials:
+            if owner is None and trial.status is TrialStatus.RUNNING:  # what ran it was killed
+                trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
+        results = [result_of(trial, folder, None, None) for trial in trials]
+        found = optuna_trials(results, reader, objectives, first_id=first_id)
+    attributes = {
+        "experiment": folder.name,
+        "folder": str(folder),
+        "state": "not running" if owner is None else f"runs in process {owner or 'unknown'}",
+    }
+    return _Study(stamp, objectives, found, attributes)
+
+
+def _own_objectives(folder: Path, facts: Mapping[str, Any]) -> tuple[Objective, ...]:
+    several = known_objectives(facts)
+    if several:
+        return several
+    metric, mode = metric_and_mode(facts)
+    if metric is None or mode is None:
+        raise ConfigError(f"{folder.name} has no metric, so its trials have no value: give metric= and mode=")
+    return (Objective(metric, mode),)

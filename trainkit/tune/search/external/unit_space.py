@@ -1,0 +1,188 @@
+"""Base of the searchers of other packages, and the encoding of configurations for them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainkit.errors import ConfigError
+from trainkit.tune.core.checks import load, require_whole
+from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.search.encoded_space import Declared
+from trainkit.tune.search.model_based import RefittedSearcher
+from trainkit.tune.space.domains import Domain
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.transforms import ChoiceCode, code_of
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+Place = dict[str, float | int]
+"""Of a configuration, by parameter: a number from 0 to 1, or the place of a value in its list."""
+
+
+class UnitCode:
+    """A parameter as a package has it.
+
+    Args:
+        name: of the parameter, for messages.
+        domain: its domain.
+        searcher: the name of what searches, for messages.
+
+    Attributes:
+        categories: values in its list; None where it is a number from 0 to 1.
+
+    Raises:
+        SpaceError: it is no domain of ours.
+    """
+
+    def __init__(self, name: str, domain: Domain, *, searcher: str) -> None:
+        self._code = code_of(name, domain, searcher)
+        self.categories = len(self._code.categories) if isinstance(self._code, ChoiceCode) else None
+
+    def encode(self, value: Any) -> float | int:
+        """Return the place of a value of the domain."""
+        code = self._code
+        return code.encode(value) if isinstance(code, ChoiceCode) else min(max(code.to_unit(value), 0.0), 1.0)
+
+    def decode(self, place: float) -> Any:
+        """Return the value at a place."""
+        code = self._code
+        return code.decode(place) if isinstance(code, ChoiceCode) else code.from_unit(float(place))
+
+
+class UnitSpace(Declared[UnitCode]):
+    """Domains with conditions, of which a package knows neither: it looks at all parameters at once.
+
+    Args:
+        space: of them.
+        searcher: its name, for messages.
+        own: configurations may have constants of `param_space` besides.
+    """
+
+    def __init__(self, space: Space, *, searcher: str, own: bool) -> None:
+        super().__init__(space, partial(UnitCode, searcher=searcher), searcher=searcher, own=own)
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Return by parameter how many values its list has; None: it is a number from 0 to 1."""
+        return {name: code.categories for name, code in self.codes.items()}
+
+    def whole(self, place: Mapping[str, float | int]) -> Place:
+        """Return a place that has all parameters, those that the configuration lacks in the middle."""
+        return {name: place.get(name, 0.5 if size is None else 0) for name, size in self.sizes.items()}
+
+    def random(self, rng: Generator) -> Place:
+        """Return a place that is as likely as any other."""
+        return {
+            name: float(rng.random()) if size is None else int(rng.integers(size))
+            for name, size in self.sizes.items()
+        }
+
+    def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        _, open_ = super().fixed(point)
+        return self.declared.point(point), open_  # as it is: a place may stand for a value beside it
+
+    def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
+        """Return the configuration at a place, with what is fixed; `sample_from` draws from `rng`."""
+
+        def ask(name: str, domain: Domain) -> Any:
+            return fixed[name] if name in fixed else self.codes[name].decode(place[name])
+
+        return self.declared.walk(ask, rng)
+
+
+class UnitSearcher(RefittedSearcher[UnitSpace]):
+    """Base of searchers that ask a package for a place; a subclass brings the package.
+
+    Steps are told to the package as the places that they are rounded to. Of a parameter that a configuration
+    lacks by a condition, the middle is told. NaN, infinite and failed results are left out. Trials that a
+    scheduler has stopped or paused count by their last report. Suggestion n follows from the seed, n and
+    what is known then; what takes the place of a duplicate is drawn at random.
+
+    Args:
+        space: domains as in `param_space`. None: `param_space`. With a space here, `param_space` may only
+            hold constants, which every configuration gets.
+        metric: what to optimise; None: as in the TuneConfig.
+        mode: the same.
+        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
+        n_initial_points: results before the package is asked first; until then all is drawn at random.
+        seed: for the draws; None: the TuneConfig's.
+
+    Raises:
+        MissingDependencyError: the package is not installed.
+        ConfigError: an argument is wrong.
+    """
+
+    _module: ClassVar[str]
+    """That the subclass needs."""
+    _extra: ClassVar[str]
+    """Of trainkit's, that installs it."""
+    _least_initial: ClassVar[int] = 1
+    """Results that the package can't do without."""
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        n_initial_points: int = 10,
+        seed: int | None = None,
+    ) -> None:
+        self._load()
+        require_whole("n_initial_points", n_initial_points, self._least_initial)
+        super().__init__(space, metric, mode, points_to_evaluate, seed)
+        self._n_initial_points = int(n_initial_points)
+
+    @classmethod
+    def _load(cls) -> Any:
+        return load(cls._module, f"searches by {cls.__name__}", cls._extra)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments, "n_initial_points": self._n_initial_points}
+
+    @abstractmethod
+    def _asked(self, seed: int) -> Mapping[str, Any]:
+        """Return a place by the package; `seed` is for its draws."""
+
+    def _form_of(self, space: Any, *, own: bool) -> UnitSpace:
+        name = type(self).__name__
+        if own and not (isinstance(space, Mapping) and space):
+            raise ConfigError(f"space={space!r}: give {name} domains, such as {{'lr': tune.uniform(0, 1)}}")
+        return UnitSpace(Space.of(space) if own else space, searcher=name, own=own)
+
+    def _begin_model(self, form: UnitSpace) -> None: ...
+
+    def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
+        place = self._base, self._number, self._redraws
+        asked = self._place(*place) if self._drawn and self.form.sizes else {}
+        config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
+        self._note(trial_id, self.form.encoded(self.form.choices(config)))  # as a restore will find it
+        return config
+
+    def _place(self, base: int, number: int, redraw: int) -> Place:
+        # The package would come to the same again, of the same results.
+        if redraw or len(self._losses()) < self._n_initial_points:
+            return self.form.random(suggestion_generator(base, number, redraw))
+        sizes = self.form.sizes
+        asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
+        return {
+            name: float(asked[name]) if size is None else int(asked[name]) for name, size in sizes.items()
+        }
+
+    def _told(self) -> tuple[list[Place], list[float]]:
+        """Return all places that came to something or run, and their losses.
+
+        One that runs has the largest, as if nothing good were there, so that others go elsewhere.
+        """
+        losses = self._losses()
+        worst = max(loss for _, loss in losses)
+        running = [(place, worst) for place in self._running()]
+        return [self.form.whole(place) for place, _ in losses + running], [
+            loss for _, loss in losses + running
+        ]

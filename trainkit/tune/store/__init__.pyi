@@ -1,0 +1,1 @@
+from trainkit.tune.store.reader import ExperimentReader as ExperimentReader

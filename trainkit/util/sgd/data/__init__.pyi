@@ -1,0 +1,1 @@
+from trainkit.compat.core.sgd_data import Dataset as Dataset
