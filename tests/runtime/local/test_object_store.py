@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -267,6 +269,25 @@ def test_the_account_never_counts_too_little(steps: list[tuple[str, int]]) -> No
         assert account.used_bytes <= account.limit_bytes
     for fd in [*(fd for fd, _ in [*used, *warm]), *shared]:
         os.close(fd)
+    account.close()
+
+
+def test_what_is_in_use_is_counted_though_others_let_go_meanwhile() -> None:
+    """The kernel passes over a lock when one before it goes between two pages of its table."""
+    account = StoreBudget.create(1 << 30)
+    size = mmap.PAGESIZE
+    for _ in range(examples(10)):
+        kept = [account.make(size) for _ in range(200)]
+        there = {os.fstat(fd).st_ino for fd in kept if fd is not None}
+        assert len(there) == 200
+        going = [account.make(size) for _ in range(400)]
+        thread = threading.Thread(target=lambda fds: [os.close(fd) for fd in fds], args=(going,))
+        thread.start()
+        while thread.is_alive():
+            assert there <= locks.sizes_in_use(account.session).keys()
+        thread.join()
+        for fd in kept:
+            account.close_segment(fd or -1)
     account.close()
 
 

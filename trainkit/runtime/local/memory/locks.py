@@ -28,6 +28,11 @@ MEMORY_LINK = f"/memfd:{PREFIX}"
 SESSIONS = 1 << 22
 """Count of the numbers for sessions."""
 
+_SEQ_BYTES = 1 << 11
+"""A table shorter than this came in one piece: the kernel fills a page, less its last record."""
+
+_MOST_READS = 5
+
 _FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, start, length, pid
 
 
@@ -109,10 +114,19 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
     """Return the bytes of every segment of the session that is in use, by inode; None means of any session.
 
     What is on its way between two processes is among them. Files on disk are counted for themselves.
+    The kernel tells a page of its table at a time, and a lock that goes in between makes it pass over
+    another one: so a longer table is read until nothing is new in it, a few times at most.
     """
-    with open("/proc/locks") as file:
-        return {
+    found: dict[int, int] = {}
+    for number in range(_MOST_READS):
+        with open("/proc/locks") as file:
+            text = file.read()
+        known = len(found)
+        found |= {
             inode: size
-            for inode, owner, size, is_on_disk in filter(None, map(_parsed, file))
+            for inode, owner, size, is_on_disk in filter(None, map(_parsed, text.splitlines()))
             if is_on_disk == on_disk and session in (None, owner)
         }
+        if len(text) < _SEQ_BYTES or (number and len(found) == known):
+            break
+    return found
