@@ -83,6 +83,7 @@ AIMS = {
         "from nothing to the first epoch of a function on two workers": of(0.65),
         "a second fit of a function (torchrun from nothing)": of(0.3),
         "from nothing to the first epoch of a script, two ranks (torchrun)": of(0.65),
+        "from nothing to the first epoch of a script, two ranks (accelerate launch)": of(0.65),
         "a step of a function on two workers (torchrun)": Aim(times=0.99),
     },
     "sklearn_searches": {

@@ -20,6 +20,10 @@ from benchmarks.rows import Report, Row, parser
 DONE = "first epoch done"
 SECOND = "second trainer took"
 
+# Without a GPU it begins two ranks as torchrun does when told of GPUs, and by MPI else.
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -61,7 +65,7 @@ class Starts:
         operator, function, script: of a trainer of an operator, one of a function, and torchrun's script
             under `trainkit run`, each from nothing.
         second_operator, second_function: of a second trainer in that program, from its making.
-        torchrun: from nothing.
+        torchrun, accelerate: that script under torchrun, and under `accelerate launch`, from nothing.
     """
 
     def __init__(self, times: int) -> None:
@@ -81,8 +85,10 @@ class Starts:
             program("benchmarks.training_function", self.second_function),
             lambda: first_epoch([*launcher, *job]),
             lambda: first_epoch([*LAUNCHER, *job]),
+            lambda: first_epoch([*ACCELERATE, *job]),
         )
-        self.operator, self.function, self.script, self.torchrun = in_turn(sides, times, warm_up=0)
+        took = in_turn(sides, times, warm_up=0)
+        self.operator, self.function, self.script, self.torchrun, self.accelerate = took
 
 
 def served(command: list[str], steps: int) -> float:
@@ -129,6 +135,8 @@ def main() -> None:
             ("from nothing to the first epoch of a script, two ranks (torchrun)", starts.script),
         ):
             add(Row(name, "s"), [took, starts.torchrun])
+        name = "from nothing to the first epoch of a script, two ranks (accelerate launch)"
+        add(Row(name, "s"), [starts.script, starts.accelerate])
         function = [sys.executable, "-m", "benchmarks.training_function"]
         script = [*LAUNCHER, "-m", "benchmarks.training_torchrun"]
         blocks = in_turn(
