@@ -1,8 +1,12 @@
 """The dashboard on large experiments: `python -m benchmarks.dashboard [--small]`.
 
 A search that ran is copied within its file until it has 5,000, or 100,000, trials. A new server, a program of
-its own, answers each time. What a page shows is painted by Chromium; where it or Playwright is missing, only
-the server's answers are timed. Prints a table, and its rows as one line of JSON.
+its own, answers each time. What a page shows is painted by Chromium, and timed by the page itself; where
+Chromium or Playwright is missing, only the server's answers are timed. Prints a table, and its rows as one
+line of JSON.
+
+A search is also followed while it runs: by clients that read what an open page reads, which is the server's
+share, and by pages in a browser on this machine, which takes its part of the processors as well.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,34 +34,48 @@ from typing import Any
 import psutil
 
 import trainkit
-from benchmarks.interleaved import HERE, Plain, environment, in_turn, output_of, timed
+from benchmarks.interleaved import HERE, Plain, Served, environment, in_turn, timed
 from benchmarks.rows import MORE, Report, Row, parser
 from trainkit import tune
 from trainkit.tune.store.schema import FILENAME
 
 PAGES = 5
 CURVES = 200
+NO_BROWSER = "needs Chromium and playwright"
 WRITER = """
-import sys, time
+import sys, threading, time
+from pathlib import Path
 import trainkit
 from trainkit import tune
 
-folder, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+folder, name, count, begin = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 
 def trainable(config):
+    tune.report({"loss": config["x"]})
+    while not begin.exists():
+        time.sleep(0.001)
     for step in range(count):
-        tune.report({"loss": config["x"] / (step + 1)})
+        tune.report({"loss": config["x"] / (step + 2)})
+
+class Told(tune.Callback):
+    reports, start = 0, 0.0
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        self.reports += 1
+        if self.reports == 2:
+            print("begun", flush=True)
+        elif self.reports == 3:
+            self.start = time.perf_counter()
+        elif self.reports == 2 * count + 2:
+            print("rate", (2 * count - 1) / (time.perf_counter() - self.start), flush=True)
 
 trainkit.init(num_cpus=2)
-tuner = tune.Tuner(
+tune.Tuner(
     trainable,
     param_space={"x": tune.uniform(-10, 10)},
     tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=2),
-    run_config=tune.RunConfig(storage_path=folder, name=name, verbose=0),
-)
-start = time.perf_counter()
-tuner.fit()
-print(2 * count / (time.perf_counter() - start))
+    run_config=tune.RunConfig(storage_path=folder, name=name, verbose=0, callbacks=[Told()]),
+).fit()
 """
 
 
@@ -162,8 +181,41 @@ def first_answers(server: Server, name: str) -> None:
 # --- in a browser ---------------------------------------------------------------------------------
 
 
+SHOWN = """
+// Resolves to the milliseconds from `since` on to the end of the frame that shows what `there` looks for.
+window.whenShown = (there, since) => new Promise((resolve) => {
+  const took = () => resolve(performance.now() - since);
+  const end = () => scheduler.postTask(took, { priority: "user-blocking" });
+  const look = () => { if (there()) { watch.disconnect(); requestAnimationFrame(end); } };
+  const watch = new MutationObserver(look);
+  watch.observe(document, { subtree: true, childList: true, attributes: true });
+  look();
+});
+"""
+FIRST = """
+window.best = whenShown(() => document.querySelector("[aria-label='Best trials'] tbody tr"), 0);
+window.painted = new Promise((resolve) => new PerformanceObserver((list) => {
+  for (const each of list.getEntriesByName("first-contentful-paint")) resolve(each.startTime);
+}).observe({ type: "paint", buffered: true }));
+"""
+NEXT = """() => {
+  const first = () => document.querySelector("tr[data-trial]").dataset.trial, before = first();
+  window.turned = new Promise((resolve) => addEventListener("click", (event) =>
+    resolve(whenShown(() => first() !== before, event.timeStamp)), { capture: true, once: true }));
+}"""
+DRAWN = """route => {
+  const since = performance.now();
+  location.hash = route;
+  return whenShown(() => document.querySelector("[data-kind=curves][data-state=drawn]"), since);
+}"""
+ALL_DRAWN = """() => {
+  const charts = [...document.querySelectorAll(".chart")];
+  return charts.length > 0 && charts.every((each) => each.dataset.state === "drawn");
+}"""
+
+
 class Painter:
-    """Chromium, in which pages are opened.
+    """Chromium, in which pages are opened; each page itself takes the time.
 
     Args:
         browser: of Playwright.
@@ -172,43 +224,47 @@ class Painter:
     def __init__(self, browser: Any) -> None:
         self._browser = browser
 
-    def first(self, server: Server, name: str) -> float:
-        """Return the seconds from an address to the page of an experiment with its best trials."""
-        return self._opened(server, f"/experiments/{name}", "[aria-label='Best trials'] tbody tr")
+    def first(self, server: Server, name: str) -> tuple[float, float]:
+        """Return the seconds from the navigation's start to the first content, and to the best trials."""
+        with self._page(server, f"/experiments/{name}") as page:
+            return page.evaluate("painted") / 1000, page.evaluate("best") / 1000
 
     def table(self, server: Server, name: str) -> float:
         """Return the seconds that the next page of the table takes, from the click to its rows."""
         with self._page(server, f"/experiments/{name}?tab=trials") as page:
             page.wait_for_selector("tr[data-trial]")
-            before = page.get_attribute("tr[data-trial]", "data-trial")
-            start = time.perf_counter()
+            page.evaluate(NEXT)
             page.get_by_role("button", name="Next").click()
-            page.wait_for_function(
-                "before => document.querySelector('tr[data-trial]').dataset.trial !== before", arg=before
-            )
-            return time.perf_counter() - start
+            return float(page.evaluate("turned")) / 1000
 
     def curves(self, server: Server, name: str) -> float:
         """Return the seconds that the curves of all trials take, once the chart library is there."""
         route = f"/experiments/{name}?tab=charts&chart="
         with self._page(server, f"{route}history") as page:
             page.wait_for_selector("[data-kind=history][data-state=drawn]")
-            start = time.perf_counter()
-            page.evaluate("route => { location.hash = route; }", f"{route}curves&most={CURVES}")
-            page.wait_for_selector("[data-kind=curves][data-state=drawn]")
-            return time.perf_counter() - start
+            return float(page.evaluate(DRAWN, f"{route}curves&most={CURVES}")) / 1000
 
-    def _opened(self, server: Server, route: str, shown: str) -> float:
-        start = time.perf_counter()
-        with self._page(server, route) as page:
-            page.wait_for_selector(shown)
-            return time.perf_counter() - start
+    @contextmanager
+    def following(self, server: Server, name: str) -> Iterator[None]:
+        """Have pages open, each of a user of its own, that follow an experiment from its first reports on."""
+        with contextlib.ExitStack() as stack:
+            route = f"/experiments/{name}"
+            pages = [stack.enter_context(self._page(server, route)) for _ in range(PAGES)]
+            told = "Number(document.documentElement.dataset.told ?? 0)"
+            for page in pages:
+                page.wait_for_function(ALL_DRAWN)
+                page.wait_for_function(f"() => {told}")
+            before = [page.evaluate(told) for page in pages]
+            yield
+            for page, known in zip(pages, before, strict=True):
+                page.wait_for_function(f"known => {told} > known", arg=known)
 
     @contextmanager
     def _page(self, server: Server, route: str) -> Iterator[Any]:
         context = self._browser.new_context(viewport={"width": 1400, "height": 900})
         context.set_default_timeout(120_000)
         with closing(context):
+            context.add_init_script(SHOWN + FIRST)
             page = context.new_page()
             page.goto(server.address(route))
             yield page
@@ -231,50 +287,59 @@ def painter() -> Iterator[Painter | None]:
 
 # --- beside a writer ------------------------------------------------------------------------------
 
-
-@dataclass
-class OpenPages:
-    """Pages that follow an experiment as the browser's do: by a stream, and by the table when it says so."""
-
-    server: Server
-    name: str
-    over: threading.Event = field(default_factory=threading.Event)
-    heard: int = 0
-
-    def follow(self) -> None:
-        """Listen until it is over."""
-        while not self.over.is_set():
-            connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
-            with closing(connection), contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
-                head = {"Authorization": f"Bearer {self.server.token}"}
-                connection.request("GET", f"/api/stream?experiment={self.name}", headers=head)
-                answer = connection.getresponse()
-                while answer.status == 200 and not self.over.is_set():
-                    line = answer.readline()
-                    if not line:
-                        break
-                    if line.startswith(b"data: "):
-                        self.heard += 1
-                        if json.loads(line[6:])["more"]:
-                            self.server.get(f"/experiments/{self.name}/trials")
-            self.over.wait(0.1)  # the experiment has not begun yet
+Following = Callable[["Server", str], AbstractContextManager[None]]
+"""Has somebody follow an experiment: of a server, by name."""
 
 
-def writes(root: Path, server: Server, pages: int, count: int) -> float:
-    """Return the reports a second of two trials, while so many pages are open."""
+def follow(server: Server, name: str) -> int:
+    """Ask for what an open page of an experiment asks for, until that ends; return how often it changed."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    drawn, heard = 0.0, 0
+    with closing(connection):
+        head = {"Authorization": f"Bearer {server.token}"}
+        connection.request("GET", f"/api/stream?experiment={name}", headers=head)
+        answer = connection.getresponse()
+        while line := answer.readline():
+            if not line.startswith(b"data: "):
+                continue
+            change = json.loads(line[6:])
+            heard += 1
+            if change["rows"] or change["more"]:
+                server.get(f"/experiments/{name}/trials?sort=last&limit=8")
+                if time.monotonic() - drawn > 2:
+                    drawn = time.monotonic()
+                    for kind in ("history", "curves"):
+                        server.get(f"/experiments/{name}/charts/{kind}?metric=loss")
+            if not change["summary"]["running"]:
+                return heard
+    raise RuntimeError("the stream of an experiment has ended before it")
+
+
+@contextmanager
+def clients(server: Server, name: str) -> Iterator[None]:
+    """Have clients follow an experiment without a browser."""
+    with ThreadPoolExecutor(PAGES) as threads:
+        followed = [threads.submit(follow, server, name) for _ in range(PAGES)]
+        yield
+        if min(each.result(60) for each in followed) < 2:
+            raise RuntimeError("a client was there, and heard nothing of the experiment")
+
+
+@contextmanager
+def nobody(server: Server, name: str) -> Iterator[None]:
+    """Have nobody follow an experiment."""
+    yield
+
+
+def writes(root: Path, server: Server, count: int, followed: Following) -> float:
+    """Return the reports a second of two trials, once those who follow them have seen the first one."""
     name = f"writes-{time.monotonic_ns()}"
-    opened = OpenPages(server, name)
-    threads = [threading.Thread(target=opened.follow) for _ in range(pages)]
-    for each in threads:
-        each.start()
-    try:
-        rate = float(output_of([sys.executable, "-c", WRITER, str(root), name, str(count)], environment()))
-    finally:
-        opened.over.set()
-        for each in threads:
-            each.join()
-    if pages and opened.heard < pages:
-        raise RuntimeError(f"{pages} pages were open, and heard {opened.heard} times of the experiment")
+    begin = root.parent / name
+    with Served([sys.executable, "-c", WRITER, str(root), name, str(count), str(begin)]) as writer:
+        writer.line("begun")
+        with followed(server, name):
+            begin.touch()
+            rate = float(writer.line("rate").split()[1])
     return rate
 
 
@@ -282,7 +347,7 @@ def main() -> None:
     """Measure and print."""
     given = parser(__doc__).parse_args()
     trials, sizes, reports, count, rounds = (
-        (4, (120, 240), 3, 200, 1) if given.small else (CURVES, (5_000, 100_000), 100, 10_000, 5)
+        (4, (120, 240), 3, 200, 1) if given.small else (CURVES, (5_000, 100_000), 100, 20_000, 5)
     )
     plain = Plain(lambda: sum(range(500_000)))
     trainkit.init(num_cpus=2)
@@ -294,8 +359,8 @@ def main() -> None:
         trainkit.shutdown()
         names = {size: copied(source, root / f"trials-{size}", size).name for size in sizes}
 
-        def measured(row: Row, once: Callable[[Server], float], *, new: bool = False) -> None:
-            """Add a row of seconds: on one server, or on a new one each time."""
+        def measured(once: Callable[[Server], Any], *rows: Row, new: bool = False) -> None:
+            """Add rows of seconds: on one server, or on a new one each time."""
             values = []
             with contextlib.ExitStack() as stack:
                 server = stack.enter_context(served(root))
@@ -306,25 +371,29 @@ def main() -> None:
                             values.append(once(fresh))
                     elif (value := once(server)) and number:  # the first one reads
                         values.append(value)
-            report.add(row.measured(values, plain=plain.times))
+            sides = zip(*values, strict=True) if len(rows) > 1 else [values]
+            for row, side in zip(rows, sides, strict=True):
+                report.add(row.measured(side, plain=plain.times))
 
         for size, words in zip(sizes, ("5,000", "100,000"), strict=True):
             name = names[size]
             measured(
-                Row(f"{words} trials: first answers of a new server", "s"),
                 lambda server, name=name: timed(lambda: first_answers(server, name)),
+                Row(f"{words} trials: first answers of a new server", "s"),
                 new=True,
             )
-            painted = Row(f"{words} trials: first paint, of a new server", "s")
+            painted = Row(f"{words} trials: first contentful paint, of a new server", "s")
+            best = Row(f"{words} trials: the page with its best trials, of a new server", "s")
             if browser is None:
-                report.skip(painted.name, "needs Chromium and playwright")
+                for row in (painted, best):
+                    report.skip(row.name, NO_BROWSER)
             else:
-                measured(painted, lambda server, name=name: browser.first(server, name), new=True)
+                measured(lambda server, name=name: browser.first(server, name), painted, best, new=True)
             measured(
-                Row(f"{words} trials: a page of the table", "s"),
                 lambda server, name=name, size=size: timed(
                     lambda: server.get(f"/experiments/{name}/trials?offset={random.randrange(size - 100)}")
                 ),
+                Row(f"{words} trials: a page of the table", "s"),
             )
         by = "sort=config/lr&descending=true"
         values, memory = [], []
@@ -340,27 +409,33 @@ def main() -> None:
         )
         report.add(Row("100,000 trials: the server's memory then", "MB").measured(memory))
         measured(
-            Row("curves of 200 trials: the answer", "s"),
             lambda server: timed(lambda: server.get(f"/experiments/curves/charts/curves?most={CURVES}")),
+            Row("curves of 200 trials: the answer", "s"),
         )
         drawn = Row("curves of 200 trials: drawn", "s")
         shown = Row("5,000 trials: a page of the table, shown", "s")
+        beside = [
+            Row("reports of two trials beside five clients without a browser (none)", "1/s", MORE),
+            Row("reports of two trials beside five pages in a browser here (none)", "1/s", MORE),
+        ]
+        followers: list[Following] = [nobody, clients]
         if browser is None:
-            for row in (drawn, shown):
-                report.skip(row.name, "needs Chromium and playwright")
+            for row in (drawn, shown, beside.pop()):
+                report.skip(row.name, NO_BROWSER)
         else:
-            measured(drawn, lambda server: browser.curves(server, "curves"))
-            measured(shown, lambda server: browser.table(server, names[sizes[0]]))
+            measured(lambda server: browser.curves(server, "curves"), drawn)
+            measured(lambda server: browser.table(server, names[sizes[0]]), shown)
+            followers.append(browser.following)
         with served(root) as server:
             plain.look()
-            sides = in_turn(
-                [lambda: writes(root, server, PAGES, count), lambda: writes(root, server, 0, count)],
+            none, *sides = in_turn(
+                [partial(writes, root, server, count, each) for each in followers],
                 rounds,
                 0 if given.small else 1,
             )
             plain.look()
-        beside = Row("reports of two trials with five open pages (none)", "1/s", MORE)
-        report.add(beside.measured(sides[0], sides[1], plain.times))
+        for row, side in zip(beside, sides, strict=True):
+            report.add(row.measured(side, none, plain.times))
 
 
 if __name__ == "__main__":
