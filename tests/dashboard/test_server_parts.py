@@ -16,7 +16,7 @@ from tests.conftest import eventually
 from tests.dashboard.conftest import Asker, served
 from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
-from trainkit.dashboard import board
+from trainkit.dashboard import board, reading
 from trainkit.dashboard.board import Board
 from trainkit.dashboard.endpoints import Waiting
 from trainkit.dashboard.security import Access
@@ -106,9 +106,9 @@ def test_what_is_kept_of_experiments_is_bounded_in_bytes(
     tables = [seen.table(folder) for folder in folders]
     for table in tables:
         (row,) = table.page()[1]
-        assert len(row["metrics"]["text"]) == len(row["config"]["long"]) == board.MAX_TEXT + 3
+        assert len(row["metrics"]["text"]) == len(row["config"]["long"]) == reading.MAX_TEXT + 3
         assert row["metrics"]["..."] == "there is more"
-        assert 0 < table.size_bytes < 3 * board.MAX_ROW
+        assert 0 < table.size_bytes < 3 * reading.MAX_ROW
     assert len(str(seen.summary(folders[0]))) < 10_000, "it has the best configuration"
     assert seen.table(folders[0]) is tables[0]
     monkeypatch.setattr(board, "MAX_BYTES", tables[0].size_bytes + 1)

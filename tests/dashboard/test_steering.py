@@ -163,6 +163,7 @@ REFUSED: list[tuple[str, int, Any]] = [
     ("add", 409, {"config": {"x": [0.5]}}),
     ("add", 409, {"config": {"y": 1}}),
     ("add", 409, {"config": {"kind": "c"}}),
+    ("add", 409, {"config": {"kind": "c" * 50_000}}),
     ("add", 409, {"config": {"__class__": "os.system", "x": {"__type__": "pickle"}}}),
     ("add", 409, {"config": deep(50)}),
     ("add", 409, {"config": deep(900)}),
@@ -192,6 +193,12 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(program: Program) ->
     assert (one["total"], one["settings"]) == (before["total"], before["settings"])
     answers = Experiment(program.root / "e").commands()
     assert not any(each.done for each in answers)
+    told = [
+        each["detail"] for each in program.ask.get(f"{ONE}/events")["events"] if each["kind"] == "command"
+    ]
+    assert len(told) == len(answers) and max(map(len, told)) < 10_000, "a text is cut, and says so"
+    (cut,) = [each for each in map(json.loads, told) if "ccc" in each["arguments"]]
+    assert cut["verb"] == "add" and cut["arguments"].endswith("c...")
     assert program.finish() == f"{['TERMINATED'] * 3}\n", "whoever runs it has taken no harm"
 
 

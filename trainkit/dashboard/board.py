@@ -20,9 +20,17 @@ from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard.endpoints import NotFoundError
-from trainkit.dashboard.reading import FileState, RowReader, SoFar, experiments, flat_config, flat_metrics
+from trainkit.dashboard.reading import (
+    FileState,
+    RowReader,
+    SoFar,
+    cut,
+    experiments,
+    flat_config,
+    flat_metrics,
+    short,
+)
 from trainkit.errors import StoreError
-from trainkit.tune.core.metrics import encode
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.results.overview import CUT_OFF, Overview
 from trainkit.tune.results.reading import metric_and_mode
@@ -31,10 +39,6 @@ MAX_TABLES = 8
 """Experiments whose trials are kept in memory; the one looked at longest ago goes first."""
 MAX_BYTES = 96 * 1024 * 1024
 """Bytes that the rows of all these take together, before the one looked at longest ago goes."""
-MAX_TEXT = 1000
-"""Characters of a text in a row; one trial alone is shown with all of them."""
-MAX_ROW = 100_000
-"""Characters of the configuration, and of the last report, in a row."""
 FEW = 500
 """Trials that are read one by one; of more, all are read in one pass."""
 
@@ -324,46 +328,20 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
     if status == TrialStatus.RUNNING and not is_owned:  # it was killed before it could say so
         status, reason = str(TrialStatus.PENDING), CUT_OFF
-    error = None if kind is None or status != TrialStatus.ERROR else _short(f"{kind}: {message or ''}")
+    error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
     return (
         trial_id,
         index,
-        _short(name),
+        short(name),
         status,
-        _short(reason),
-        _cut(flat_config(config)),
-        _cut(flat_metrics(metrics)),
+        short(reason),
+        cut(flat_config(config)),
+        cut(flat_metrics(metrics)),
         *numbers,
         started,
         ended,
         error,
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
-
-
-def _cut(values: str) -> str:
-    """Return flat JSON with no name or value longer than MAX_TEXT, and no more than MAX_ROW in all.
-
-    Of a text that is longer, the beginning is there, and of more values the first.
-    """
-    if len(values) <= MAX_TEXT:
-        return values
-    kept, size = dict[str, Any](), 0
-    for name, value in json.loads(values).items():
-        kept[_short(name)] = cut = _cut_value(value)
-        size += min(len(name), MAX_TEXT) + len(encode(cut))
-        if size > MAX_ROW:
-            kept["..."] = "there is more"
-            break
-    return encode(kept)
-
-
-def _cut_value(value: Any) -> Any:
-    text = value if isinstance(value, str) else encode(value)
-    return value if len(text) <= MAX_TEXT else _short(text)
 
 
 def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
@@ -488,7 +466,7 @@ def _summary(folder: Path, seen: Overview) -> dict[str, Any]:
         if seen.best is not None:
             trial_id, value = seen.best
             index, config = reader.config(trial_id)
-            best = {"trial_id": trial_id, "index": index, "value": value, "config": json.loads(_cut(config))}
+            best = {"trial_id": trial_id, "index": index, "value": value, "config": json.loads(cut(config))}
     return {
         "name": folder.name,
         "path": str(folder),

@@ -33,6 +33,11 @@ SETTLED_S = 1.0
 MAX_SHARED = 4
 """Experiments, or metrics of them, whose last values are kept; those looked at longest ago go first."""
 
+MAX_TEXT = 1000
+"""Characters of a text in a list; a trial that is shown alone has all of them."""
+MAX_ROW = 100_000
+"""Characters of the configuration, and of the last report, in a row."""
+
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 _CONFIG = (
@@ -331,9 +336,9 @@ class RowReader(SharedReader):
         ]
 
     def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
-        """Return the entries of the log after `seq`, of the experiment and of all trials."""
+        """Return the entries of the log after `seq`, of the experiment and of all trials; texts are cut."""
         return [
-            event(*row)
+            {**(each := event(*row)), "detail": _cut_detail(each["detail"])}
             for row in self._rows(
                 "SELECT seq, time, kind, trial_id, detail FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
                 seq,
@@ -458,6 +463,33 @@ def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] 
     return of
 
 
+def short(text: str) -> str:
+    """Return a text, or its beginning with a mark behind it that there is more."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def cut(values: str) -> str:
+    """Return a JSON object with no name or value longer than MAX_TEXT, and no more than MAX_ROW in all.
+
+    Of a text that is longer, the beginning is there, and of more values the first.
+    """
+    if len(values) <= MAX_TEXT:
+        return values
+    kept, size = dict[str, Any](), 0
+    for name, value in json.loads(values).items():
+        kept[short(name)] = part = _cut_value(value)
+        size += min(len(name), MAX_TEXT) + len(encode(part))
+        if size > MAX_ROW:
+            kept["..."] = "there is more"
+            break
+    return encode(kept)
+
+
+def _cut_value(value: Any) -> Any:
+    text = value if isinstance(value, str) else encode(value)
+    return value if len(text) <= MAX_TEXT else short(text)
+
+
 def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
     """Return an entry of the log, with who has asked for it if it is a command."""
     by = None
@@ -466,6 +498,16 @@ def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -
             found = json.loads(detail)
             by = str(found.get("by")) if isinstance(found, dict) and found.get("by") else None
     return {"seq": seq, "time": time, "kind": kind, "trial_id": trial_id, "detail": detail, "by": by}
+
+
+def _cut_detail(detail: str) -> str:
+    """Return the detail of an entry: of a JSON object each value is cut, so that it remains one."""
+    if len(detail) <= MAX_TEXT:
+        return detail
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(detail), dict):
+            return cut(detail)
+    return short(detail)
 
 
 def _is_flat(text: str) -> bool:
