@@ -25,6 +25,7 @@ from tests.dashboard.conftest import Asker, Reply, served
 from tests.dashboard.test_sessions import own
 from trainkit import client
 from trainkit.cli.main import main
+from trainkit.dashboard import endpoints
 from trainkit.errors import ConfigError, GangError, TaskError
 from trainkit.runtime.api import scratch_dir
 from trainkit.train import RunConfig, ScalingConfig, TorchTrainer, TrainingOperator
@@ -170,7 +171,7 @@ def test_a_trace_has_as_many_steps_as_were_asked_for(
             assert "only reads" in refused(traced(reader, pids[0], steps=3), 403)
 
 
-def test_traces_that_are_refused(ask: Asker, tmp_path: Path) -> None:
+def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with training(tmp_path, steps=0) as pids:
         for steps in (0, -1, 101):
             assert "give 1 to 100" in refused(traced(ask, pids[0], steps=steps))
@@ -183,10 +184,16 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path) -> None:
             client.trace(1, tmp_path / "none.json")
 
         first: list[Reply] = []
+        (tmp_path / "hold").touch()
         one = threading.Thread(target=lambda: first.append(traced(ask, pids[0], steps=20)))
         one.start()
         assert eventually(lambda: left(ask) != [], 60)
         assert "another trace" in refused(traced(ask, pids[0], steps=1))
+        with monkeypatch.context() as patch:
+            patch.setattr(endpoints, "MAX_BESIDE", 1)
+            assert "ask again when one of them is there" in refused(traced(ask, pids[1], steps=1), 429)
+            assert rows_of(ask, pids), "what else is asked is answered meanwhile"
+        (tmp_path / "hold").unlink()
         one.join()
         assert first[0].status == 200
 

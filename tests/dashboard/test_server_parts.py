@@ -18,7 +18,7 @@ from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
 from trainkit.dashboard.board import Board
-from trainkit.dashboard.endpoints import Waiting
+from trainkit.dashboard.endpoints import MAX_BESIDE, BusyError, Waiting
 from trainkit.dashboard.security import Access
 from trainkit.errors import ConfigError
 from trainkit.tune.results.overview import LogReader, experiments_in
@@ -66,6 +66,31 @@ def test_a_session_is_asked_one_question_at_a_time(tmp_path: Path) -> None:
     asyncio.run(ask())
     waiting.close()
     assert [each for each in begun if each != "other"] == [f"slow {number}" for number in range(20)]
+
+
+def test_requests_beside_others_leave_threads_to_them() -> None:
+    waiting, go_on = Waiting(), threading.Event()
+
+    def question(call: Any) -> Any:
+        assert call == "other" or go_on.wait(60)
+        return call
+
+    async def ask() -> None:
+        slow = [
+            asyncio.create_task(waiting.run(question, "slow", ""))  # type: ignore[arg-type]
+            for _ in range(MAX_BESIDE)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="ask again"):
+            await waiting.run(question, "slow", "")  # type: ignore[arg-type]
+        for number in range(2 * MAX_BESIDE):
+            await waiting.run(question, "other", f"{number}")  # type: ignore[arg-type]
+        go_on.set()
+        assert len(await asyncio.gather(*slow)) == MAX_BESIDE
+        await waiting.run(question, "other", "")  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+    waiting.close()
 
 
 def test_the_names_of_the_machine_are_known_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,24 +31,42 @@ _LONGEST = 10_000
 """Characters of a parameter."""
 
 
+MAX_BESIDE = 8
+"""Requests at once that wait for another process beside those that are asked in turn."""
+
+
 class Waiting:
     """Threads for the endpoints that wait for another process, which no other endpoint needs.
 
     Of what is asked one question at a time, such as a session, the next question waits for the answer to the
-    one before, and takes no thread by then.
+    one before, and takes no thread by then. Those beside them, such as traces, may take minutes each: half of
+    the threads are kept from them.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(8, "trainkit-dashboard-waits")
+        self._threads = ThreadPoolExecutor(2 * MAX_BESIDE, "trainkit-dashboard-waits")
+        self._beside = 0
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def run(self, function: Callable[[Call], Response], call: Call, asked: str) -> Response:
-        """Run a function in a thread; for `asked`, which '' does not name, after those before."""
-        turn = asyncio.Lock()
+        """Run a function in a thread; for `asked`, which '' does not name, after those before.
+
+        Raises:
+            BusyError: as many as may be run beside others already.
+        """
+        run = partial(asyncio.get_running_loop().run_in_executor, self._threads, function, call)
         if asked:
-            turn = self._turns.setdefault(asked, turn)
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, call)
+            async with self._turns.setdefault(asked, asyncio.Lock()):
+                return await run()
+        if self._beside == MAX_BESIDE:
+            raise BusyError(
+                f"{MAX_BESIDE} traces are being recorded already: ask again when one of them is there"
+            )
+        self._beside += 1
+        try:
+            return await run()
+        finally:
+            self._beside -= 1
 
     def close(self) -> None:
         """Wait for those that run; nothing else begins."""
@@ -56,6 +75,10 @@ class Waiting:
 
 class NotFoundError(Exception):
     """Path, experiment, trial, file or session that does not exist."""
+
+
+class BusyError(Exception):
+    """Request that this server carries out later, as too many like it are under way."""
 
 
 class ForbiddenError(Exception):
@@ -207,6 +230,8 @@ class Endpoint:
             return refusal(403, str(error))
         except BadRequestError as error:
             return refusal(400, str(error))
+        except BusyError as error:
+            return refusal(429, str(error))
         except TrainkitError as error:
             return refusal(409, str(error))
 

@@ -251,7 +251,7 @@ SCHEMAS: dict[str, Schema] = {
 """Schemas by name."""
 
 _NAMES = re.compile(r"\{(\w+)(?::path)?\}")
-_REFUSALS = (400, 403, 404, 408, 409, 413)
+_REFUSALS = (400, 403, 404, 408, 409, 413, 429)
 
 
 def description(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
