@@ -40,6 +40,7 @@ from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import Callbacks
 
 T = TypeVar("T")
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
 """Seconds of work that the workers have ahead of them."""
@@ -97,13 +98,51 @@ def ahead(ended: int, seconds: float) -> int:
     return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
 
 
-class PoolFuture(futures.Future[T]):
-    """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others."""
+_PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
+_unseen = threading.RLock()
+"""Held while the state of a future changes that nobody waits for yet."""
 
-    def __init__(self, pool: Executor) -> None:
-        super().__init__()
+
+class PoolFuture(futures.Future[T]):
+    """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others.
+
+    A condition and its locks are made once somebody waits, adds a callback or cancels. Of thousands of
+    futures they would be most of what the garbage collector goes through.
+
+    Attributes:
+        call: function and arguments, until they are sent.
+        ref: of the result, from then until it is there.
+    """
+
+    ref: ObjectRef[T] | None = None
+    _seen: threading.Condition | None = None
+    _state = _PENDING
+    _result = _exception = None
+    _waiters = _done_callbacks = ()  # type: ignore[assignment]
+
+    def __init__(self, pool: Executor, call: _Call) -> None:
         self._pool = pool
-        self.ref: ObjectRef[T] | None = None
+        self.call: _Call | None = call
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """What the base class locks, and waits for."""
+        if self._seen is None:
+            with _unseen:
+                if self._seen is None:
+                    self._waiters, self._done_callbacks = [], []  # type: ignore[assignment]
+                    self._seen = threading.Condition()
+        return self._seen
+
+    def set_running_or_notify_cancel(self) -> bool:
+        with _unseen:
+            if self._seen is None and self._state == _PENDING:
+                self._state = _RUNNING
+                return True
+        return super().set_running_or_notify_cancel()
+
+    def done(self) -> bool:
+        return self._state not in (_PENDING, _RUNNING)
 
     def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
         if self.done():
@@ -112,17 +151,20 @@ class PoolFuture(futures.Future[T]):
             super().add_done_callback(self._pool.callback(fn))
 
     def result(self, timeout: float | None = None) -> T:
-        return super().result(self.lend_cpus(timeout))
+        if self._state == _FINISHED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return super().exception(self.lend_cpus(timeout))
+        return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def lend_cpus(self, timeout: float | None) -> float | None:
         """Wait, and let the call run on the CPUs of this process if it is a worker; return the time left."""
-        if self.ref is None or self.done() or not self._pool.is_nested:
+        ref = self.ref
+        if ref is None or self.done() or not self._pool.is_nested:
             return timeout
         end = None if timeout is None else SYSTEM.monotonic() + timeout
-        wait([self.ref], timeout=timeout)
+        wait([ref], timeout=timeout)
         return None if end is None else max(0.0, end - SYSTEM.monotonic())
 
     def is_in_callback(self) -> bool:
@@ -130,7 +172,13 @@ class PoolFuture(futures.Future[T]):
         return self._pool.is_in_callback()
 
     def set_result(self, result: T) -> None:
-        super().set_result(result)
+        with _unseen:
+            is_unseen = self._seen is None and self._state == _RUNNING
+            if is_unseen:
+                self._result = result
+                self._state = _FINISHED
+        if not is_unseen:
+            super().set_result(result)
         self._pool.on_end(self)
 
     def set_exception(self, exception: BaseException | None) -> None:
@@ -167,13 +215,6 @@ def _as_pickled(error: BaseException) -> BaseException:
         return error
     cause.add_note(str(error))
     return cause
-
-
-class _Call(NamedTuple):
-    future: PoolFuture[Any]
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class _Before(NamedTuple):
@@ -245,7 +286,7 @@ class Executor(futures.Executor):
             self._before = _Before(uuid.uuid4().hex, put((initializer, initargs)))
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[PoolFuture[Any]] = deque()
         self._sent: set[PoolFuture[Any]] = set()
         self._callbacks = Callbacks()
         self._turn = threading.Lock()
@@ -258,6 +299,7 @@ class Executor(futures.Executor):
         self._most_ahead = MOST_AHEAD if fills else 0
         # What a worker waits for has to be on its way, so that it can run on the CPUs that the worker lends.
         self._window = math.inf if self.is_nested else self.workers
+        self._refilled_at = self._window - 1
         self._ended = 0
         self._since = SYSTEM.monotonic()
         self._is_shut_down = False
@@ -273,17 +315,17 @@ class Executor(futures.Executor):
             RuntimeError: the executor is shut down.
             NotInitializedError: the session in which it was made has ended.
         """
-        future: PoolFuture[T] = PoolFuture(self)
-        call = _Call(future, fn, args, kwargs)
-        self._require_session()
+        if running() is not self._engine:
+            raise NotInitializedError(SESSION_ENDED)
+        future: PoolFuture[T] = PoolFuture(self, (fn, args, kwargs))
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if len(self._sent) >= self._window:
-                self._waiting.append(call)
+                self._waiting.append(future)
                 return future
             self._sent.add(future)
-        self._send([call])
+        self._send([future])
         return future
 
     def map(
@@ -345,15 +387,19 @@ class Executor(futures.Executor):
         return self._calling == threading.get_ident()
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """Send what has waited for the end of a call."""
-        has_session = running() is self._engine
+        """Send what has waited for the end of calls, several at once where many are ahead of the workers."""
         with self._lock:
             self._sent.discard(future)
+            future.ref = None
             self._ended += 1
+            if self._sent and (len(self._sent) > self._refilled_at or not self._waiting):
+                return
             if self._ended >= LOOK_EVERY and self._most_ahead and not self.is_nested:
                 now = SYSTEM.monotonic()
-                self._window = self.workers + min(self._most_ahead, ahead(self._ended, now - self._since))
+                more = min(self._most_ahead, ahead(self._ended, now - self._since))
+                self._window, self._refilled_at = self.workers + more, self.workers + more // 2 - 1
                 self._ended, self._since = 0, now
+            has_session = running() is self._engine
             calls = self._next_calls() if has_session else []
             lost = [] if has_session else self._drop_waiting()
         for each in lost:
@@ -362,40 +408,34 @@ class Executor(futures.Executor):
         if calls:
             self._send(calls)
 
-    def _require_session(self) -> None:
-        if running() is not self._engine:
-            raise NotInitializedError(SESSION_ENDED)
-
     def _drop_waiting(self) -> list[PoolFuture[Any]]:
         """Take all calls that wait; the lock is held."""
-        dropped = [call.future for call in self._waiting]
+        dropped = list(self._waiting)
         self._waiting.clear()
         self._quiet.notify_all()
         return dropped
 
-    def _next_calls(self) -> list[_Call]:
+    def _next_calls(self) -> list[PoolFuture[Any]]:
         """Take the calls that may be sent now; the lock is held."""
-        calls = []
-        while self._waiting and len(self._sent) < self._window:
-            call = self._waiting.popleft()
-            self._sent.add(call.future)
-            calls.append(call)
+        room = min(len(self._waiting), self._window - len(self._sent))
+        calls = [self._waiting.popleft() for _ in range(int(room))]
+        self._sent.update(calls)
         if not self._sent:
             self._quiet.notify_all()
         return calls
 
-    def _send(self, calls: list[_Call]) -> None:
+    def _send(self, calls: list[PoolFuture[Any]]) -> None:
         # In a loop: a call that can't be sent makes room for the next one, and there may be thousands.
         while calls:
             left = []
-            for number, call in enumerate(calls):
-                future = call.future
-                if not future.set_running_or_notify_cancel():
+            for number, future in enumerate(calls):
+                call, future.call = future.call, None
+                if call is None or not future.set_running_or_notify_cancel():
                     left.append(future)
                     continue
                 try:
-                    future.ref = self._remote(call)
-                    future.ref.future(future)
+                    ref = future.ref = self._remote(*call)
+                    ref.future(future)
                 except BaseException as error:  # as `ProcessPoolExecutor`: the future has it
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
@@ -406,15 +446,14 @@ class Executor(futures.Executor):
                 self._sent.difference_update(left)
                 calls = self._next_calls() if left else []
 
-    def _put_back(self, left: list[PoolFuture[Any]], calls: list[_Call]) -> None:
+    def _put_back(self, left: list[PoolFuture[Any]], calls: list[PoolFuture[Any]]) -> None:
         """Undo the sending of `calls`, which Ctrl-C cut short."""
         with self._lock:
-            self._sent.difference_update(left, [call.future for call in calls])
+            self._sent.difference_update(left, calls)
             self._waiting.extendleft(reversed(calls))
             self._quiet.notify_all()
 
-    def _remote(self, call: _Call) -> ObjectRef[Any]:
-        fn = call.fn
+    def _remote(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
         # What a closure or a bound method holds may be another thing at each call: it travels with the call.
         if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
             remote = self._functions.get(fn)
@@ -422,8 +461,8 @@ class Executor(futures.Executor):
                 if len(self._functions) >= MOST_FUNCTIONS:
                     self._functions.clear()
                 remote = self._functions[fn] = RemoteFunction(_guarded(fn), self._options)
-            return remote.remote(*call.args, **call.kwargs)
-        return self._runs_any.remote(self._before, fn, *call.args, **call.kwargs)
+            return remote.remote(*args, **kwargs)
+        return self._runs_any.remote(self._before, fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; with `wait`, return when those submitted and their callbacks have ended.

@@ -9,7 +9,6 @@ Nothing slows the remote generator down when its reader is slower: what has come
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import deque
@@ -37,6 +36,30 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+class _Owed:
+    """A future, and where its result comes from; called when that is there.
+
+    One object with slots, as there may be thousands that the garbage collector goes through.
+    """
+
+    __slots__ = ("_arrive", "future", "ref", "result")
+
+    def __init__(
+        self,
+        future: Future[Any],
+        ref: LocalRef,
+        result: Callable[[LocalRef], Any],
+        arrive: Callable[[_Owed], None],
+    ) -> None:
+        self.future = future
+        self.ref = ref
+        self.result = result
+        self._arrive = arrive
+
+    def __call__(self) -> None:
+        self._arrive(self)
+
+
 class Futures:
     """Futures of results, settled in the background thread.
 
@@ -50,6 +73,8 @@ class Futures:
         self._waiter = waiter
         self._unsettled: set[Future[Any]] = set()
         self._callbacks = Callbacks()
+        self._arrived: deque[_Owed] = deque()
+        self._is_asked = False
 
     def future(self, ref: LocalRef, into: Future[Any] | None = None) -> Future[Any]:
         """Return a future of the value. It can't be cancelled: others may wait for the same reference.
@@ -79,32 +104,47 @@ class Futures:
 
         Whoever finds an answer may hold what rebuilding it needs, and the node is asked why one is lost.
         """
-        from concurrent.futures import Future
+        if future is None:
+            from concurrent.futures import Future
 
-        future = future or _running(Future())
+            future = _running(Future())
         self._unsettled.add(future)
-
-        def settle() -> None:
-            try:
-                value = result(ref)
-            except BaseException as error:
-                self._settle(future, functools.partial(future.set_exception, error))
-            else:
-                self._settle(future, functools.partial(future.set_result, value))
-
-        ref.when_done(lambda: self._background.run(settle))
+        ref.when_done(_Owed(future, ref, result, self._arrive))
         self._waiter.watch(ref)
         return future
 
-    def _settle(self, future: Future[Any], by: Callable[[], None]) -> None:
+    def _arrive(self, owed: _Owed) -> None:
+        self._arrived.append(owed)
+        if not self._is_asked:
+            self._is_asked = True
+            self._background.run(self._settle_arrived)
+
+    def _settle_arrived(self) -> None:
+        """Settle the futures whose results are there: one job for all that came together."""
+        self._is_asked = False  # before they are looked at: what comes from now on asks again
+        try:
+            for _ in range(len(self._arrived)):
+                owed = self._arrived.popleft()
+                try:
+                    value = owed.result(owed.ref)
+                except BaseException as error:
+                    self._settle(owed.future, owed.future.set_exception, error)
+                else:
+                    self._settle(owed.future, owed.future.set_result, value)
+        finally:
+            if self._arrived and not self._is_asked:
+                self._is_asked = True
+                self._background.run(self._settle_arrived)
+
+    def _settle(self, future: Future[Any], by: Callable[[Any], None], what: Any) -> None:
         if future in self._unsettled:
             self._unsettled.discard(future)
-            by()
+            by(what)
 
     def fail(self, error: Exception) -> None:
         """Fail all that are not settled: the session is over."""
         for future in list(self._unsettled):
-            self._settle(future, functools.partial(future.set_exception, error))
+            self._settle(future, future.set_exception, error)
 
 
 def _running(future: Future[Any]) -> Future[Any]:
