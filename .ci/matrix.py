@@ -87,7 +87,7 @@ PROGRAMS = {
     "demo": SEARCH + TORCH,
     "dashboard": SERVER,
     "optuna-dashboard": "import optuna_dashboard\n" + TUNE.replace("{searcher}", "None"),
-    "notebook": "from trainkit.dashboard import LiveChart\nimport anywidget, plotly\n",
+    "notebook": "from trainkit.dashboard.notebook import LiveChart\nimport anywidget, plotly\n",
     "storage": TUNE.replace("{searcher}", "None").replace("{folder}", "memory://experiments"),
     **{extra: TUNE.replace("{searcher}", f"tune.search.{name}()") for extra, name in SEARCHERS.items()},
 }
