@@ -310,8 +310,14 @@ def trace(
         TrainkitError: the rank makes no steps, has ended, or is traced by somebody else.
     """
     target = Path(path).expanduser().absolute()
-    with ranks.trace(pid, target.parent, steps, timeout_s) as recorded, target.open("wb") as file:
-        shutil.copyfileobj(recorded, file)
+    with ranks.trace(pid, target.parent, steps, timeout_s) as recorded:
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with aside.open("wb") as file:
+                shutil.copyfileobj(recorded, file)
+            aside.replace(target)  # so that nobody takes a part for the whole
+        finally:
+            aside.unlink(missing_ok=True)
     return target
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from trainkit.dashboard import stream
 from trainkit.dashboard.board import TrialTable
 from trainkit.dashboard.reading import RowReader
 from trainkit.dashboard.security import BoundedConnection
-from trainkit.tune.results.overview import Overview
+from trainkit.tune.results.overview import LogReader, Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])}
@@ -109,6 +111,36 @@ def test_last_values_are_shared_until_the_file_changes(five: Path) -> None:
     assert set(values().values()) == {0.5}
     os.utime(five / FILENAME, (2.0, 2.0))
     assert set(values().values()) == {0.5}
+
+
+def test_who_reads_one_experiment_holds_up_no_reader_of_another(
+    five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(five, tmp_path / "other"))
+    for folder in (five, other):
+        os.utime(folder / FILENAME, (1.0, 1.0))
+    begun, go_on, read = threading.Event(), threading.Event(), LogReader.last_values
+
+    def slow(reader: LogReader, metric: str) -> dict[str, float]:
+        if reader.folder == five:
+            begun.set()
+            assert go_on.wait(60)
+        return read(reader, metric)
+
+    monkeypatch.setattr(LogReader, "last_values", slow)
+
+    def values(folder: Path) -> dict[str, float]:
+        with RowReader(folder) as reader:
+            return reader.last_values("loss")
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(values, five)
+        try:
+            assert begun.wait(60)
+            found = threads.submit(values, other).result(60)
+        finally:
+            go_on.set()
+        assert first.result(60) == found
 
 
 def test_no_part_of_an_answer_waits_for_the_clients_word(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,15 @@ class FileState:
         return mine is not None and others is not None and mine[0] == others[0]
 
 
+class _LastValues:
+    """Last values of an experiment's trials, and the state of its file that they were read at."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.state: FileState | None = None
+        self.values: dict[str, float] = {}
+
+
 class SharedReader(LogReader):
     """Reader that shares with others the last values of an experiment that stands still.
 
@@ -99,7 +108,7 @@ class SharedReader(LogReader):
     the table, for each chart.
     """
 
-    _shared: ClassVar[OrderedDict[tuple[Path, str], tuple[FileState, dict[str, float]]]] = OrderedDict()
+    _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
@@ -113,14 +122,15 @@ class SharedReader(LogReader):
             return super().last_values(metric)
         key = self.folder, metric
         with self._sharing:
-            state, values = self._shared.get(key, (None, {}))
-            if state != self._state:
-                values = super().last_values(metric)
-                self._shared[key] = self._state, values
+            shared = self._shared.setdefault(key, _LastValues())
             self._shared.move_to_end(key)
             while len(self._shared) > MAX_SHARED:
                 self._shared.popitem(last=False)
-        return values
+        with shared.lock:  # of these values alone: who asks for others does not wait until they are read
+            if shared.state != self._state:
+                shared.values = super().last_values(metric)
+                shared.state = self._state
+            return shared.values
 
 
 class RowReader(SharedReader):
