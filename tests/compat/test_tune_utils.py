@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from trainkit import tune
 from trainkit.tune.utils import (
     deep_update,
+    diagnose_serialization,
     flatten_dict,
     merge_dicts,
     unflattened_lookup,
     validate_save_restore,
+    wait_for_gpu,
 )
 from trainkit.tune.utils.mock_trainable import MyTrainableClass
 from trainkit.tune.utils.util import unflatten_dict
 
 NESTED = {"a": {"b": {"c": 1}, "d": {}}, "e": [1, {"f": 2}]}
-FLAT = {"a/b/c": 1, "a/d": {}, "e": [1, {"f": 2}]}
+FLAT = {"a/b/c": 1, "e": [1, {"f": 2}]}
 
 
 def test_dictionaries_are_flattened_and_back():
     assert flatten_dict(NESTED) == FLAT
-    assert unflatten_dict(FLAT) == NESTED
-    assert flatten_dict(NESTED, delimiter=".") == {"a.b.c": 1, "a.d": {}, "e": [1, {"f": 2}]}
+    assert unflatten_dict(FLAT) == {"a": {"b": {"c": 1}}, "e": [1, {"f": 2}]}
+    assert flatten_dict(NESTED, delimiter=".", flatten_list=True) == {"a.b.c": 1, "e.0": 1, "e.1.f": 2}
     with pytest.raises(ValueError, match="contains '/'"):
         flatten_dict({"a/b": 1}, prevent_delimiter=True)
 
@@ -39,10 +43,15 @@ def test_a_value_is_looked_up_by_its_path():
 def test_dictionaries_are_merged():
     assert merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
     original = {"a": {"b": 1}}
-    assert deep_update(original, {"a": {"c": 2}}) is original
-    assert original == {"a": {"b": 1, "c": 2}}
-    with pytest.raises(KeyError, match="new_keys_allowed"):
-        deep_update(original, {"z": 1})
+    assert deep_update(original, {"a": {"b": 2}}) is original
+    assert original == {"a": {"b": 2}}
+    assert deep_update(original, {"a": {"c": 2}}, allow_new_subkey_list=["a"]) == {"a": {"b": 2, "c": 2}}
+    assert deep_update(original, {"a": {"d": 1}}, override_all_key_list=["a"]) == {"a": {"d": 1}}
+    for unknown in ({"z": 1}, {"a": {"z": 1}}):
+        with pytest.raises(KeyError, match="new_keys_allowed"):
+            deep_update(original, unknown)
+    old, new = {"a": {"type": 1, "x": 1}}, {"a": {"type": 2}}
+    assert deep_update(old, new, override_all_if_type_changes=["a"]) == new
 
 
 def test_a_trainable_that_goes_on_from_its_checkpoint_is_valid():
@@ -62,3 +71,44 @@ def test_one_that_can_not_load_is_not():
 
     with pytest.raises(ValueError, match="not this one"):
         validate_save_restore(Broken)
+
+
+def test_one_that_counts_its_iterations_by_itself_is_not():
+    class Own(MyTrainableClass):
+        def step(self):
+            return {**super().step(), "training_iteration": 7}
+
+    with pytest.raises(AssertionError, match="iteration 7 where 4 is due"):
+        validate_save_restore(Own)
+
+
+def test_what_keeps_a_trainable_from_a_worker_is_named():
+    event = threading.Event()
+    number = 3
+    assert diagnose_serialization(lambda config: number) is True
+    assert diagnose_serialization(lambda config: (event, number)) == {"event"}
+
+
+@pytest.mark.process
+def test_a_wait_for_a_gpu_ends_once_its_memory_is_free(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="asks nvidia-smi"):
+        wait_for_gpu(0)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    looks = tmp_path / "looks"
+    program = (
+        tmp_path / "nvidia-smi"
+    )  # prints what the driver's prints: GPU 1 is free from the second look on
+    program.write_text(
+        f"#!/bin/sh\nif [ -e {looks} ]; then used=1; else used=900; touch {looks}; fi\n"
+        "echo '0, GPU-aa, 500, 1000'\necho \"1, GPU-bb, $used, 1000\"\n"
+    )
+    program.chmod(0o755)
+    assert wait_for_gpu("GPU-bb", delay_s=0)
+    assert wait_for_gpu(0, target_util=0.5)
+    with pytest.raises(RuntimeError, match=r"still had 50\.0 % of its memory in use"):
+        wait_for_gpu("0", retry=2, delay_s=0)
+    with pytest.raises(ValueError, match="the GPUs here are 0, GPU-aa, 1, GPU-bb"):
+        wait_for_gpu(4)
+    with pytest.raises(RuntimeError, match="asked for a GPU"):
+        wait_for_gpu()

@@ -1,16 +1,23 @@
-"""`ray.tune.utils`: functions on dictionaries, and a check of a trainable's checkpoints."""
+"""`ray.tune.utils`: functions on dictionaries, checks of a trainable, and a wait for a GPU."""
 
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import math
 import os
+import subprocess
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from trainkit.clock import SYSTEM
+from trainkit.compat.ray_util import inspect_serializability
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.runtime.api import get_gpu_ids, is_initialized
+from trainkit.settings import logger
 from trainkit.tune.core.metrics import merge_dicts as merge_dicts
 from trainkit.tune.trial.trainable import Trainable
 
@@ -24,14 +31,18 @@ def date_str() -> str:
 
 
 def flatten_dict(
-    dt: Mapping[str, Any], delimiter: str = "/", prevent_delimiter: bool = False
+    dt: Mapping[str, Any],
+    delimiter: str = "/",
+    prevent_delimiter: bool = False,
+    flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """Return a nested dictionary as one level, with names such as "a/b"; an empty dictionary stays a value.
+    """Return a nested dictionary as one level, with names such as "a/b"; it leaves out empty ones in it.
 
     Args:
         dt: the dictionary.
         delimiter: between the names.
         prevent_delimiter: refuse names that contain it.
+        flatten_list: lists are flattened too, by the places of their values.
 
     Raises:
         ValueError: a name contains the delimiter, and it is to be refused.
@@ -40,8 +51,10 @@ def flatten_dict(
     for key, value in dt.items():
         if prevent_delimiter and delimiter in str(key):
             raise ValueError(f"the name {key!r} contains {delimiter!r}: give another delimiter=")
-        if isinstance(value, Mapping) and value:
-            inner = flatten_dict(value, delimiter, prevent_delimiter)
+        if flatten_list and isinstance(value, list):
+            value = {str(place): each for place, each in enumerate(value)}
+        if isinstance(value, Mapping):
+            inner = flatten_dict(value, delimiter, prevent_delimiter, flatten_list)
             flat.update({f"{key}{delimiter}{name}": each for name, each in inner.items()})
         else:
             flat[key] = value
@@ -84,26 +97,134 @@ def unflattened_lookup(flat_key: str, lookup: Mapping[str, Any], delimiter: str 
 
 
 def deep_update(
-    original: MutableMapping[str, Any], new_dict: Mapping[str, Any], new_keys_allowed: bool = False
+    original: MutableMapping[str, Any],
+    new_dict: Mapping[str, Any],
+    new_keys_allowed: bool = False,
+    allow_new_subkey_list: Collection[str] = (),
+    override_all_if_type_changes: Collection[str] = (),
+    override_all_key_list: Collection[str] = (),
 ) -> MutableMapping[str, Any]:
     """Put the values of one nested dictionary into another, and return that.
 
     Args:
         original: the one that is changed.
         new_dict: the values.
-        new_keys_allowed: names at the top that `original` lacks may be added.
+        new_keys_allowed: names that `original` lacks may be added, at every level.
+        allow_new_subkey_list: names at the top under which names may be added all the same.
+        override_all_if_type_changes: names at the top whose dictionary takes the other's place as a whole
+            where its "type" is another.
+        override_all_key_list: names whose dictionary takes the other's place as a whole.
 
     Raises:
-        KeyError: there is such a name, and it may not.
+        KeyError: `original` lacks a name, and it may not be added.
     """
     for key, value in new_dict.items():
         if key not in original and not new_keys_allowed:
             raise KeyError(f"there is no {key!r}: give new_keys_allowed=True to add it")
-        if isinstance(value, Mapping) and isinstance(original.get(key), MutableMapping):
-            deep_update(original[key], value, new_keys_allowed=True)
-        else:
+        old: Any = original.get(key)
+        nested = isinstance(value, Mapping) and isinstance(old, MutableMapping)
+        if nested and key in override_all_if_type_changes and "type" in value and "type" in old:
+            nested = value["type"] == old["type"]
+        if not nested or key in override_all_key_list:
             original[key] = value
+        else:
+            allowed = new_keys_allowed or key in allow_new_subkey_list
+            deep_update(old, value, allowed, override_all_key_list=override_all_key_list)
     return original
+
+
+def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
+    """Return whether a trainable can be sent to a worker; prints what was found.
+
+    Args:
+        trainable: a function or a class.
+
+    Returns:
+        True, or the names of the variables that can't be sent.
+    """
+    can, failures = inspect_serializability(trainable)
+    if can:
+        return True
+    if not inspect.isfunction(trainable):
+        return {name for failure in failures for name in failure.name}
+    scope = inspect.getclosurevars(trainable)
+    variables = {**scope.globals, **scope.nonlocals}
+    return {name for name, value in variables.items() if not inspect_serializability(value, name)[0]}
+
+
+def wait_for_gpu(
+    gpu_id: int | str | None = None,
+    target_util: float = 0.01,
+    retry: int = 20,
+    delay_s: float = 5,
+    gpu_memory_limit: float | None = None,
+) -> bool:
+    """Wait until a GPU's memory is free, such as that of a trial that has just ended there.
+
+    Args:
+        gpu_id: its number or uuid; None: the first of `trainkit.get_gpu_ids()`.
+        target_util: the share of its memory that may be in use, from 0 to 1.
+        retry: looks at it.
+        delay_s: seconds between them.
+        gpu_memory_limit: without effect, as in Ray.
+
+    Returns:
+        True: it is free.
+
+    Raises:
+        RuntimeError: it was not free at the last look, there is no GPU here, or this trial asked for none.
+        ValueError: there is no such GPU.
+    """
+    del gpu_memory_limit
+    if gpu_id is None:
+        held = get_gpu_ids() if is_initialized() else []
+        if not held:
+            raise NoFreeGPUError("wait_for_gpu: nothing here asked for a GPU: ask for gpu=1, or give gpu_id=")
+        gpu_id = held[0]
+    if not isinstance(gpu_id, (int, str)):
+        raise ConfigError(f"gpu_id={gpu_id!r}: give the number or the uuid of a GPU")
+    used = 0.0
+    for look in range(int(retry)):
+        if look:
+            logger.info("waiting for GPU %s: %.1f %% of its memory is in use", gpu_id, 100 * used)
+            SYSTEM.sleep(delay_s)
+        shares = _shares_of_memory(_nvidia_smi())
+        if str(gpu_id) not in shares:
+            raise ConfigError(f"gpu_id={gpu_id!r}: the GPUs here are {', '.join(shares)}")
+        used = shares[str(gpu_id)]
+        if used <= target_util:
+            return True
+    raise NoFreeGPUError(
+        f"GPU {gpu_id} still had {100 * used:.1f} % of its memory in use at the last of {retry} looks, "
+        f"{delay_s} s apart: end what uses it, or give a larger retry= or target_util="
+    )
+
+
+class NoFreeGPUError(TrainkitError, RuntimeError):
+    """No GPU is free, or none is here."""
+
+
+def _nvidia_smi() -> str:
+    command = [
+        "nvidia-smi",
+        "--query-gpu=index,uuid,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoFreeGPUError(
+            f"wait_for_gpu asks nvidia-smi, which NVIDIA's driver brings: {error}"
+        ) from error
+
+
+def _shares_of_memory(table: str) -> dict[str, float]:
+    """Return by number, and by uuid, which share of each GPU's memory is in use."""
+    shares: dict[str, float] = {}
+    for line in table.splitlines():
+        number, uuid, used, total = (cell.strip() for cell in line.split(","))
+        shares[number] = shares[uuid] = float(used) / float(total)
+    return shares
 
 
 def validate_save_restore(
@@ -118,6 +239,9 @@ def validate_save_restore(
 
     Returns:
         True. What the class raises is raised.
+
+    Raises:
+        AssertionError: the other one counts its iterations from another than the saved one.
     """
     del num_gpus
     first, second = (trainable_cls(config=dict(config or {})) for _ in range(2))
@@ -126,7 +250,14 @@ def validate_save_restore(
             first.train()
         with tempfile.TemporaryDirectory() as folder:
             second.restore(first.save(os.path.join(folder, "checkpoint")))
-            second.train()
+            for expected in (STEPS + 1, STEPS + 2):
+                iteration = second.train().get("training_iteration")
+                if iteration != expected:
+                    raise AssertionError(
+                        f"{trainable_cls.__name__} was restored after iteration {STEPS}, and reported "
+                        f"iteration {iteration!r} where {expected} is due: leave training_iteration out of "
+                        "what step() returns"
+                    )
     finally:
         first.stop()
         second.stop()

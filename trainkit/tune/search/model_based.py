@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import checked_points, checked_seed, is_number, require
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.core.seeds import suggestion_generator
+from trainkit.tune.core.seeds import fresh_seed, suggestion_generator
 from trainkit.tune.search.base import Evaluated, Searcher
 from trainkit.tune.search.encoded_space import Form
 from trainkit.tune.space.search_space import Space
@@ -27,6 +27,9 @@ F = TypeVar("F", bound=Form)
 
 class ModelBasedSearcher(Searcher, Generic[F]):
     """Base of searchers with a model of the results; a subclass brings the model.
+
+    One that no Tuner has begun begins with its first suggestion, on its own space or on what
+    `set_search_properties` was given, and suggests without end.
 
     Args:
         space: to search, in whatever way the subclass takes it; None: the experiment's. With a space here,
@@ -72,6 +75,9 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         """The last of the alternatives, and what the model knows it by."""
         self._left_out: set[str] = set()
         """Trials of before a change of the space, which are none of the new one's."""
+        self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}
+        """By `set_search_properties`, before it has begun."""
+        self._begun = self._alone = False
 
     # --- the model, for a subclass to bring -------------------------------------------------------
 
@@ -141,11 +147,17 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
     ) -> bool:
+        self._given = metric, mode, config
         return self._space is None
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
+        require(
+            not self._alone,
+            f"this {type(self).__name__} has been asked for suggestions by itself, and what it was told "
+            "would be lost: hand the Tuner a new one, and tell that by add_evaluated_point()",
+        )
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
             bool(self.objectives) or (self.metric is not None and self.mode is not None),
@@ -158,13 +170,27 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._begin_model(self.form)
         self._to_run = [self.form.fixed(point) for point in self._points_to_run()]
         for number, each in enumerate(self._evaluated_to_learn()):
-            known = self.form.known_by(each.parameters)
-            if known is None:
-                raise ConfigError(
-                    f"the evaluated point {each.parameters!r} is no configuration of the search space: give "
-                    "every parameter, with a value that it may have"
-                )
-            self._learn(f"evaluated {number}", known, each)
+            self._learn_of(number, each)
+        self._begun, self._given = True, (None, None, {})
+
+    def _begin_alone(self) -> None:
+        metric, mode, config = self._given
+        require(
+            self._space is not None or bool(config),
+            f"{type(self).__name__} has no search space: give space=, or call "
+            "set_search_properties(metric, mode, space), or hand it to a Tuner",
+        )
+        self.begin(Space.of(config or None), metric=metric, mode=mode, num_samples=-1, seed=fresh_seed())
+        self._alone = True
+
+    def _learn_of(self, number: int, each: Evaluated) -> None:
+        known = self.form.known_by(each.parameters)
+        if known is None:
+            raise ConfigError(
+                f"the evaluated point {each.parameters!r} is no configuration of the search space: give "
+                "every parameter, with a value that it may have"
+            )
+        self._learn(f"evaluated {number}", known, each)
 
     def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
         return self._points
@@ -196,6 +222,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     # --- suggestions ------------------------------------------------------------------------------
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        if not self._begun:
+            self._begin_alone()
         n = self._number
         fixed, self._drawn = self._to_run[n] if n < len(self._to_run) else (None, True)
         suggestion = self._suggested(trial_id, fixed)
@@ -265,6 +293,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         intermediate_values: list[float] | None = None,
     ) -> None:
         self._evaluated.append(Evaluated(parameters, value, error, pruned, intermediate_values))
+        if self._begun:
+            self._learn_of(len(self._evaluated_to_learn()) - 1, self._evaluated[-1])
 
 
 class LastReportSearcher(ModelBasedSearcher[F]):

@@ -105,6 +105,14 @@ class ReportMeter:
         self._restored_at = spec.iteration
         self.iteration = spec.iteration
 
+    @property
+    def counted(self) -> dict[str, Any]:
+        """Return how many reports there were, and how long they took, before a restore included."""
+        return {
+            "training_iteration": self.iteration,
+            "time_total_s": self._before_s + self._since_restore_s,
+        }
+
     def fill(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Count one report; return its metrics with the automatic keys, which reported ones override."""
         now = self._clock.monotonic()
@@ -113,9 +121,8 @@ class ReportMeter:
         self.iteration += 1
         date = self._clock.now()
         filled = {
-            "training_iteration": self.iteration,
+            **self.counted,
             "time_this_iter_s": spent,
-            "time_total_s": self._before_s + self._since_restore_s,
             "date": f"{datetime.fromtimestamp(date):%Y-%m-%d_%H-%M-%S}",
             "timestamp": int(date),
             "iterations_since_restore": self.iteration - self._restored_at,

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainkit.errors import CheckpointError, ConfigError
@@ -15,6 +16,21 @@ from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
+
+
+class SavedCheckpoint(str):
+    """Path of a checkpoint that `Trainable.save` has written.
+
+    Attributes:
+        metrics: how far the trainable had come: `training_iteration` and `time_total_s`.
+    """
+
+    metrics: Mapping[str, Any]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Return the checkpoint."""
+        return Checkpoint(self)
 
 
 class Trainable:
@@ -128,8 +144,10 @@ class Trainable:
         """
         return self._meter.fill(plain_metrics(self.step()))
 
-    def save(self, checkpoint_dir: str | None = None) -> str:
+    def save(self, checkpoint_dir: str | None = None) -> SavedCheckpoint:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
+
+        What `restore` is handed as it is returned here, it counts its steps on from.
 
         Args:
             checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
@@ -148,10 +166,15 @@ class Trainable:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        return target
+        saved = SavedCheckpoint(target)
+        saved.metrics = self._meter.counted
+        return saved
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
         """Go on from this checkpoint, or the one in this folder."""
+        if isinstance(checkpoint, SavedCheckpoint):
+            iteration, spent_s = checkpoint.metrics["training_iteration"], checkpoint.metrics["time_total_s"]
+            self._meter = ReportMeter(replace(self._trial, iteration=iteration, time_total_s=spent_s))
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
         self.load_checkpoint(given_back(folder))
 
