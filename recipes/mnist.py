@@ -74,7 +74,11 @@ TRAINER = {"training_operator_cls": DigitClassifier, "scheduler_step_freq": "epo
 
 def search(dataset: Path, args: argparse.Namespace, earlier: Path | None) -> tune.ResultGrid:
     """Run the trials, or what is left of an earlier search."""
-    fixed = {"data": str(dataset), "limit": 4_000, "epochs": args.epochs}  # all digits, some of MNIST
+    fixed = {
+        "data": str(dataset.absolute()),
+        "limit": 4_000,
+        "epochs": args.epochs,
+    }  # all digits, some of MNIST
     trainable = TorchTrainer.as_trainable(config=fixed, **TRAINER)
     if earlier:
         return tune.Tuner.restore(earlier, trainable).fit()

@@ -11,6 +11,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: failures that nobody asks for are not shown | they are, once |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
+| TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run where the program does | each runs in its own folder |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
 
 Two more, SESSION_MARK and EXPERIMENT_MARK, are set by trainkit for processes that it starts, to tell them by.
@@ -23,12 +24,12 @@ Of Ray's variables these are heeded, where the one of ours is not set:
 | RAY_IGNORE_UNHANDLED_ERRORS | TRAINKIT_IGNORE_UNHANDLED_ERRORS |
 | TUNE_RESULT_DIR | TRAINKIT_RESULTS_DIR |
 | TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
-| RAY_CHDIR_TO_TRIAL_DIR | 1: RunConfig(chdir_to_trial_dir=True); 0: tune.run(chdir_to_trial_dir=False) |
+| RAY_CHDIR_TO_TRIAL_DIR | TRAINKIT_CHDIR_TO_TRIAL_DIR |
 | TUNE_DISABLE_DATED_SUBDIR | 1: an experiment without a name has that of its trainable, without a date |
 | TUNE_DISABLE_AUTO_CALLBACK_LOGGERS | 1: no logger comes by itself |
 | TUNE_DISABLE_STRICT_METRIC_CHECKING | 1: TuneConfig(strict_metric_checking=False) |
 
-OLD_WORKING_DIR is set for trials that run in their own folders; the others warn, once.
+OLD_WORKING_DIR is set for trials; the others warn, once.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def stop_grace_s() -> float:
 # --- Ray Tune's -----------------------------------------------------------------------------------
 
 OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
-"""Where the program stands, for a trial that was moved to its own folder."""
+"""Where the program runs, for a trial, which may run in its own folder."""
 
 _WITHOUT_EFFECT = {
     "RAY_AIR_LOCAL_CACHE_DIR": "give RunConfig(storage_path=...), or set TRAINKIT_RESULTS_DIR",
@@ -153,10 +154,10 @@ def experiments_are_dated() -> bool:
     return os.environ.get("TUNE_DISABLE_DATED_SUBDIR", "0") != "1"
 
 
-def chdir_asked() -> bool | None:
-    """What $RAY_CHDIR_TO_TRIAL_DIR says of trials' working directories; None: nothing."""
-    said = os.environ.get("RAY_CHDIR_TO_TRIAL_DIR")
-    return None if said is None else said == "1"
+def chdir_asked() -> bool:
+    """Return whether trials run in their own folders, where RunConfig says nothing of it."""
+    ours = os.environ.get("TRAINKIT_CHDIR_TO_TRIAL_DIR")
+    return (ours or os.environ.get("RAY_CHDIR_TO_TRIAL_DIR") or "1") != "0"
 
 
 def loggers_come_by_themselves() -> bool:

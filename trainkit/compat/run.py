@@ -180,8 +180,7 @@ def run(
         checkpoint_score_attr: `checkpoint_score_attribute`; "min-loss": the least is best.
         checkpoint_freq: `checkpoint_frequency`.
         checkpoint_at_end: as in `CheckpointConfig`.
-        chdir_to_trial_dir: whether each trial runs in its own folder; None: it does, as these scripts save to
-            "./", unless $RAY_CHDIR_TO_TRIAL_DIR is 0.
+        chdir_to_trial_dir: as in RunConfig.
         local_dir: see `storage_path`.
         obsolete: what some Ray took; accepted with a warning.
 
@@ -197,9 +196,6 @@ def run(
         bound = with_resources(bound, resources_per_trial)
     if restore is not None:
         bound = replace(bound, start_from=_checkpoint_folder(restore))
-    if chdir_to_trial_dir is None:
-        asked = settings.chdir_asked()
-        given["chdir_to_trial_dir"] = True if asked is None else asked
     given["checkpoint_config"] = checkpoint_settings(
         checkpoint_config,
         keep_checkpoints_num=keep_checkpoints_num,

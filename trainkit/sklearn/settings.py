@@ -207,6 +207,7 @@ def settings_of(
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
+        chdir_to_trial_dir=False,  # scikit-learn's fits run where the program does
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
             fail_fast=search.error_score == "raise",

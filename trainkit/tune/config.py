@@ -68,6 +68,7 @@ class TuneConfig(Settings):
         strict_metric_checking: a first report that has the metric by another spelling ends the experiment
             with an error, and a trial that ends without having reported the metric has failed; False: the
             metric may come late, or not at all.
+        chdir_to_trial_dir: the older place of RunConfig's.
 
     Raises:
         ConfigError: a value is out of range.
@@ -87,6 +88,7 @@ class TuneConfig(Settings):
     trial_timeout_s: float | timedelta | None = None
     allow_duplicates: bool = False
     strict_metric_checking: bool = True
+    chdir_to_trial_dir: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.objectives:
@@ -163,7 +165,8 @@ class RunConfig(Settings):
         progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
         log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
             for both, or two.
-        chdir_to_trial_dir: True runs each trial in its own folder; False: where the program was started.
+        chdir_to_trial_dir: True runs each trial in its own folder; False: where the program does; None: in
+            its own, unless $TRAINKIT_CHDIR_TO_TRIAL_DIR is 0.
         default_loggers: the loggers that come by themselves, of "json", "csv" and "tensorboard"; (): none.
         local_dir: the older name of `storage_path`.
 
@@ -182,7 +185,7 @@ class RunConfig(Settings):
     callbacks: Sequence[Callback | str] = ()
     progress_reporter: Any = None
     log_to_file: bool | str | tuple[str, str] = False
-    chdir_to_trial_dir: bool = False
+    chdir_to_trial_dir: bool | None = None
     default_loggers: Sequence[str] = DEFAULT_LOGGERS
     local_dir: InitVar[str | os.PathLike[str] | None] = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
@@ -50,6 +51,8 @@ class Tuner:
         for name, value, kind in (("tune_config", tune, TuneConfig), ("run_config", run, RunConfig)):
             if not isinstance(value, kind):
                 raise ConfigError(f"{name}={value!r} is not a tune.{kind.__name__}")
+        if run.chdir_to_trial_dir is None and tune.chdir_to_trial_dir is not None:
+            run = replace(run, chdir_to_trial_dir=tune.chdir_to_trial_dir)
         self._hold(
             ExperimentRun.new(checked_trainable(trainable, run), make_space(param_space, tune), tune, run)
         )

@@ -145,23 +145,41 @@ def where(config):
     return {"cwd": os.getcwd(), "before": os.environ.get("TUNE_ORIG_WORKING_DIR")}
 
 
-def test_a_relative_path_opens_inside_a_trial(fit, tmp_path, monkeypatch):  # row 1.23
+def test_a_trial_runs_in_its_own_folder(fit, tmp_path, monkeypatch):  # row 1.23
+    monkeypatch.chdir(tmp_path)
+    for reuse in (False, True):
+        grid = fit(
+            where, num_samples=2, max_concurrent_trials=1, reuse_actors=reuse, run={"name": f"{reuse}"}
+        )
+        for result in grid:
+            assert result.metrics["cwd"] == result.path
+            assert result.metrics["before"] == str(tmp_path)
+            assert Path(result.path, "written").read_text() == "here"
+    assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "by", ["argument", "TRAINKIT_CHDIR_TO_TRIAL_DIR", "RAY_CHDIR_TO_TRIAL_DIR", "TuneConfig"]
+)
+def test_a_relative_path_opens_inside_a_trial_where_that_is_asked_for(fit, tmp_path, monkeypatch, by):
+    monkeypatch.chdir(tmp_path)
+    settings = {}
+    if by == "TuneConfig":
+        settings = {"chdir_to_trial_dir": False}
+    elif by == "argument":
+        settings = {"run": {"chdir_to_trial_dir": False}}
+    else:
+        monkeypatch.setenv(by, "0")
+    (result,) = fit(where, **settings)
+    assert result.metrics["cwd"] == result.metrics["before"] == str(tmp_path)
+
+
+def test_a_file_that_lies_where_the_program_runs_is_told_of(fit, tmp_path, monkeypatch):
     (tmp_path / "data.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    grid = fit(lambda config: {"data": Path("data.txt").read_text(), "cwd": os.getcwd()}, num_samples=2)
-    assert {(result.metrics["data"], result.metrics["cwd"]) for result in grid} == {("mine", str(tmp_path))}
-
-
-def test_a_trial_may_run_in_its_own_folder(fit, tmp_path, monkeypatch):  # row 1.23
-    monkeypatch.chdir(tmp_path)
-    for result in fit(where, num_samples=2, run={"chdir_to_trial_dir": True}):
-        assert result.metrics["cwd"] == result.path
-        assert result.metrics["before"] == str(tmp_path)
-        assert Path(result.path, "written").read_text() == "here"
-    assert os.getcwd() == str(tmp_path)
-    monkeypatch.setenv("RAY_CHDIR_TO_TRIAL_DIR", "1")
-    (result,) = fit(where, run={"name": "by the variable"})
-    assert result.metrics["cwd"] == result.path
+    (result,) = fit(lambda config: Path("data.txt").read_text())
+    assert isinstance(result.error, FileNotFoundError)
+    assert f"there is {tmp_path}/data.txt" in str(result.error)
 
 
 def test_a_restored_experiment_keeps_both(fit, tmp_path):
@@ -173,7 +191,7 @@ def test_a_restored_experiment_keeps_both(fit, tmp_path):
             raise RuntimeError("once")
         return {"cwd": os.getcwd()}
 
-    fit(trainable, run={"log_to_file": ("out", "err"), "chdir_to_trial_dir": True})
+    fit(trainable, run={"log_to_file": ("out", "err")})
     (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
     assert result.metrics["cwd"] == result.path
     assert text(result, "out") == "attempt\nattempt\n"
@@ -187,7 +205,7 @@ class Renewed(Prints):
 
 @pytest.mark.parametrize("trainable", [prints, Prints, Renewed])
 def test_a_process_that_serves_many_trials_keeps_them_apart(fit, trainable):
-    run = {"log_to_file": True, "chdir_to_trial_dir": True}
+    run = {"log_to_file": True}
     grid = fit(
         trainable, {"n": tune.grid_search([0, 1, 2])}, max_concurrent_trials=1, reuse_actors=True, run=run
     )

@@ -39,6 +39,6 @@ if __name__ == "__main__":
     grid = tuner.fit()
     best = grid.get_best_result()
     assert best.metrics["accuracy"] == max(result.metrics["accuracy"] for result in grid)
-    assert {result.metrics["where"] for result in grid} == {os.getcwd()}
+    assert all(result.metrics["where"] == result.path for result in grid)
     assert told.results == sum(len(result.metrics_dataframe) for result in grid)
     print("best:", best.config)

@@ -177,9 +177,8 @@ class SpecFactory:
         self._run = run
         self._seed_of = seed_of
         self._start_from = start_from
-        self._environment = TrialEnvironment(
-            log_files(run.log_to_file), run.chdir_to_trial_dir or bool(settings.chdir_asked())
-        )
+        chdir = settings.chdir_asked() if run.chdir_to_trial_dir is None else run.chdir_to_trial_dir
+        self._environment = TrialEnvironment(log_files(run.log_to_file), chdir)
         self._environments = environments()
         self.durable = durable
         self._makes_dirs = durable or self._environment != TrialEnvironment()

@@ -24,7 +24,6 @@ from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname
 from trainkit.tune.core.metrics import is_scalar
 from trainkit.tune.core.trainables import older_arguments, take_environments
 from trainkit.tune.trial.context import TrialContext, TrialStopped, TuneContext
-from trainkit.tune.trial.environment import TrialEnvironment
 from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
 from trainkit.tune.trial.trainable import Trainable
 
@@ -294,7 +293,7 @@ def make_runner(
             return ClassRunner(spec, trainable, parameters, keep=keep)
         return FunctionRunner(spec, trainable, parameters)
 
-    return make() if spec.environment == TrialEnvironment() else EnvironmentRunner(spec, make)
+    return EnvironmentRunner(spec, make)
 
 
 class TrialActor:

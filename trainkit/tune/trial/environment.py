@@ -42,11 +42,20 @@ class TrialEnvironment:
             own_process: False where trials run in the program itself.
         """
         with contextlib.ExitStack() as undo:
+            before = os.getcwd()
+            if OLD_WORKING_DIR not in os.environ:
+                os.environ[OLD_WORKING_DIR] = before
+                undo.callback(os.environ.pop, OLD_WORKING_DIR, None)
             if self.chdir:
-                _move(trial_dir, undo)
+                _move(before, trial_dir, undo)
             if self.log_files is not None:
                 _redirect([os.path.join(trial_dir, name) for name in self.log_files], undo, own_process)
-            yield
+            try:
+                yield
+            except FileNotFoundError as error:
+                if self.chdir and isinstance(error.filename, str):
+                    _tell_where(error, before)
+                raise
 
 
 def divert(paths: Sequence[str]) -> None:
@@ -87,25 +96,29 @@ def _is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _move(folder: str, undo: contextlib.ExitStack) -> None:
-    before = os.getcwd()
+def _move(before: str, folder: str, undo: contextlib.ExitStack) -> None:
     # '' on the search path means the working directory: modules beside the script are still to be found.
     for place, entry in enumerate(sys.path):
-        if entry == "":
-            sys.path[place] = before
-            undo.callback(_put_back, before)
-            break
+        if isinstance(entry, str) and not os.path.isabs(entry):
+            sys.path[place] = whole = os.path.join(before, entry) if entry else before
+            undo.callback(_put_back, whole, entry)
     os.chdir(folder)
     undo.callback(os.chdir, before)
-    outer = os.environ.get(OLD_WORKING_DIR)
-    os.environ[OLD_WORKING_DIR] = outer or before
-    if outer is None:
-        undo.callback(os.environ.pop, OLD_WORKING_DIR, None)
 
 
-def _put_back(before: str) -> None:
-    if before in sys.path:
-        sys.path[sys.path.index(before)] = ""
+def _put_back(whole: str, entry: str) -> None:
+    if whole in sys.path:
+        sys.path[sys.path.index(whole)] = entry
+
+
+def _tell_where(error: FileNotFoundError, before: str) -> None:
+    there = os.path.join(before, error.filename)
+    if not os.path.isabs(error.filename) and os.path.exists(there):
+        error.add_note(
+            f"A trial runs in its own folder; where the program runs, there is {there}: give the trial an "
+            f"absolute path, begin it with os.environ[{OLD_WORKING_DIR!r}], or have trials run there, by "
+            "RunConfig(chdir_to_trial_dir=False)."
+        )
 
 
 def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: bool) -> None:
