@@ -5,6 +5,7 @@ TrainkitError
 │   ├── ArgumentTypeError (also TypeError) an argument is of the wrong type: correct it
 │   ├── AlreadyInitializedError (also RuntimeError)   the runtime is running: call trainkit.shutdown()
 │   ├── SpaceError                         a search space is wrong: correct it
+│   ├── TuneArgumentError (also TuneError) an argument of an experiment is wrong: correct it
 │   └── InfeasibleError                    the request exceeds the machine: ask for less
 ├── MissingDependencyError (also ImportError)   install the extra that the message names
 ├── NotInitializedError                    the runtime is not running: call trainkit.init()
@@ -25,9 +26,10 @@ TrainkitError
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
 │   └── GangError                          the workers could not form, or re-form, a group
 ├── DashboardError                         the dashboard can't be served: name another folder, or port
-└── TuneError                              an experiment cannot go on
+└── TuneError (also RuntimeError)          an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
     ├── StoreError                         the experiment file is damaged, foreign or in use
+    │   └── ExperimentNotFoundError (also FileNotFoundError, ValueError)   there is none: correct the path
     ├── StorageError                       the address that an experiment is copied to can't be used
     └── TrialError                         one trial failed; the others went on
         └── TrialTimeoutError              an attempt took longer than trial_timeout_s, and was killed
@@ -46,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DashboardError",
+    "ExperimentNotFoundError",
     "GangError",
     "GetTimeoutError",
     "InfeasibleError",
@@ -68,6 +71,7 @@ __all__ = [
     "TrainkitError",
     "TrialError",
     "TrialTimeoutError",
+    "TuneArgumentError",
     "TuneError",
     "WorkerDiedError",
 ]
@@ -221,8 +225,12 @@ class TrainingFailedError(TrainingError, RuntimeError):
     """The run of a training function has failed; the worker's error is its cause."""
 
 
-class TuneError(TrainkitError):
+class TuneError(TrainkitError, RuntimeError):
     """An experiment cannot start or go on."""
+
+
+class TuneArgumentError(ConfigError, TuneError):
+    """An argument of an experiment cannot work: a trainable, or a setting."""
 
 
 class MetricError(TuneError):
@@ -231,6 +239,10 @@ class MetricError(TuneError):
 
 class StoreError(TuneError):
     """The experiment file is damaged, was not written by trainkit, or another process has it open."""
+
+
+class ExperimentNotFoundError(StoreError, FileNotFoundError, ValueError):
+    """There is no experiment, or no trial, where one was to be read or gone on with."""
 
 
 class StorageError(TuneError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -157,6 +158,9 @@ def test_a_dead_worker_fails_its_call_alone() -> None:
         with pytest.raises(futures.BrokenExecutor, match="SIGKILL"):
             lost.result()
         assert isinstance(lost.exception(), BrokenWorkerError)
+        again = pickle.loads(pickle.dumps(lost.exception()))
+        assert isinstance(again, BrokenProcessPool)
+        assert (str(again), again.exit_code) == (str(lost.exception()), -9)
         assert executor.submit(double, 1).result() == 2
 
 

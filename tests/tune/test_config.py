@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import timedelta
 
 import numpy as np
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ConfigError, InfeasibleError, TrainkitError, TuneError
 from trainkit.resources import require_feasible
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.trial import experiment_tag
-from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_names_and_defaults():
         "trial_timeout_s": None,
         "allow_duplicates": False,
         "strict_metric_checking": True,
+        "chdir_to_trial_dir": None,
     }
     assert vars(tune.FailureConfig()) == {
         "max_failures": 0,
@@ -217,3 +219,26 @@ def test_a_metric_will_do_alone_until_somebody_asks_which_is_better(inline, tmp_
     assert grid.get_best_result(mode="max").metrics["m"] == 1.0
     with pytest.raises(ConfigError, match="mode"):
         grid.get_best_result()
+
+
+def nothing(config):
+    return {"m": 1}
+
+
+@pytest.mark.parametrize(
+    ("act", "kinds"),
+    [
+        (lambda path: tune.Tuner.restore(path, nothing), (FileNotFoundError, ValueError, RuntimeError)),
+        (lambda path: tune.ResultGrid.from_path(path), (FileNotFoundError, RuntimeError)),
+        (lambda path: tune.Result.from_path(path), (FileNotFoundError, RuntimeError)),
+        (lambda path: tune.Tuner("nobody's"), (TuneError, ValueError)),
+        (lambda path: tune.Tuner(None), (TuneError, ValueError)),
+        (lambda path: PopulationBasedTraining(), (TuneError, ValueError)),
+        (lambda path: tune.TuneConfig(mode="most"), (TuneError, ValueError)),
+    ],
+)
+def test_errors_are_those_that_scripts_catch(tmp_path, act, kinds):
+    with pytest.raises(TrainkitError) as info:
+        act(str(tmp_path / "nowhere"))
+    assert all(isinstance(info.value, kind) for kind in kinds)
+    assert type(pickle.loads(pickle.dumps(info.value))) is type(info.value)

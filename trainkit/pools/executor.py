@@ -17,7 +17,7 @@ import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
@@ -62,6 +62,9 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
 
     It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
     """
+
+    def __reduce__(self) -> Any:
+        return _broken, (str(self), vars(self))
 
 
 class EndedError(Exception):
@@ -195,10 +198,14 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
         raised.__cause__ = RemoteTraceback(f'\n"""\n{error.remote_traceback}"""')
         return raised
     if isinstance(error, WorkerDiedError):
-        broken: BaseException = _broken_class()(str(error))
-        broken.__dict__.update(vars(error))
-        return broken
+        return _broken(str(error), vars(error))
     return error
+
+
+def _broken(message: str, attributes: Mapping[str, Any]) -> BrokenWorkerError:
+    broken = _broken_class()(message)
+    vars(broken).update(attributes)
+    return broken
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
-from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.errors import MissingDependencyError, TuneArgumentError
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def went_beside(path: object, folder: object) -> str:
 def require(holds: bool, message: str) -> None:
     """Raise ConfigError with `message` unless `holds`."""
     if not holds:
-        raise ConfigError(message)
+        raise TuneArgumentError(message)
 
 
 def require_mode(mode: object, name: str = "mode") -> None:
@@ -93,7 +93,7 @@ def require_kind(name: str, value: object, kind: type, example: str) -> None:
     """Raise ConfigError unless `value` is None or an object of `kind`."""
     right = value is None or (isinstance(value, kind) and not isinstance(value, type))
     if isinstance(value, type) and issubclass(value, kind):
-        raise ConfigError(f"{name}={value.__name__} is a class; give an object, {value.__name__}()")
+        raise TuneArgumentError(f"{name}={value.__name__} is a class; give an object, {value.__name__}()")
     require(right, f"{name}={value!r} is not a {kind.__name__}; give for example {example}")
 
 
@@ -145,7 +145,7 @@ def require_whole(name: str, value: Any, least: int, words: str = "", *, optiona
         optional: None is allowed.
     """
     if not ((optional and value is None) or (is_whole(value) and value >= least)):
-        raise ConfigError(f"{name}={value!r}: give {words or f'a whole number of {least} or more'}")
+        raise TuneArgumentError(f"{name}={value!r}: give {words or f'a whole number of {least} or more'}")
 
 
 def require_number(
@@ -171,19 +171,19 @@ def require_number(
     """
     fits = is_finite(value) and value > above and least <= value <= most
     if not (fits or (optional and value is None)):
-        raise ConfigError(f"{name}={value!r}: give {words}")
+        raise TuneArgumentError(f"{name}={value!r}: give {words}")
 
 
 def require_one_of(name: str, value: object, options: Sequence[object]) -> None:
     """Raise ConfigError unless `value` is one of `options`; the message lists them."""
     if value not in options:
-        raise ConfigError(f"{name}={value!r} is none of {', '.join(map(repr, options))}")
+        raise TuneArgumentError(f"{name}={value!r} is none of {', '.join(map(repr, options))}")
 
 
 def require_name(name: str, value: object, *, optional: bool = False) -> None:
     """Raise ConfigError unless `value` is the name of a reported value, or None if `optional`."""
     if not (is_name(value) or (optional and value is None)):
-        raise ConfigError(f"{name}={value!r}: give the name of a reported value")
+        raise TuneArgumentError(f"{name}={value!r}: give the name of a reported value")
 
 
 def is_name(value: object) -> bool:

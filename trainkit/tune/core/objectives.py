@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_name, is_number, require, require_one_of
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
@@ -163,12 +163,12 @@ def what_is_best(
     mode = mode or modes.get(metric or "") or usual[1]
     metric = metric or usual[0]
     if objectives and (metric is None or mode is None):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"the objectives are {list(modes)}, and none of them alone says what is best: give one as "
             "metric, or look at pareto_front()"
         )
     if metric is None or mode is None:
-        raise ConfigError(
+        raise TuneArgumentError(
             "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
         )
     require_one_of("mode", mode, ("min", "max"))

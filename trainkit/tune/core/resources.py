@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trainkit import runtime
-from trainkit.errors import ConfigError, message_of
+from trainkit.errors import ConfigError, TuneArgumentError, message_of
 from trainkit.resources import QUANTUM, normalize, total
 from trainkit.tune.core.checks import require, require_one_of, require_whole
 from trainkit.tune.core.metrics import name_of
@@ -40,13 +40,13 @@ class PlacementGroupFactory:
 
     def __post_init__(self) -> None:
         if isinstance(self.bundles, Mapping) or not self.bundles:
-            raise ConfigError(f"PlacementGroupFactory({self.bundles!r}): give a list of bundles")
+            raise TuneArgumentError(f"PlacementGroupFactory({self.bundles!r}): give a list of bundles")
         require_one_of("strategy", self.strategy, ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"))
         bundles = tuple(
             normalize(bundle, what=f"bundle {place} of a trial") for place, bundle in enumerate(self.bundles)
         )
         if self.strategy == "STRICT_SPREAD" and sum(map(bool, bundles)) > 1:
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"strategy='STRICT_SPREAD' asks for {sum(map(bool, bundles))} machines, a bundle on each, "
                 "and trials run on one: give 'SPREAD' or 'PACK'"
             )
@@ -121,14 +121,14 @@ def as_request(resources: Any) -> PlacementGroupFactory:
         return request
     if isinstance(resources, Mapping):
         if extra := sorted(set(resources) & {"extra_cpu", "extra_gpu", "extra_memory"}):
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"resources={dict(resources)!r}: {extra[0]} was for processes that a trial starts; give "
                 "tune.PlacementGroupFactory([{'CPU': 1}, {'CPU': 1}]), a bundle for the trial, one for each"
             )
         plain = dict(resources)
         custom = plain.pop("custom_resources", None) or {}
         return PlacementGroupFactory([{**plain, **custom}])
-    raise ConfigError(
+    raise TuneArgumentError(
         f"resources={resources!r}: give a dictionary such as {{'cpu': 2}}, a PlacementGroupFactory, "
         "a ScalingConfig, or a function of the configuration that returns one of them"
     )
@@ -198,7 +198,7 @@ class Bound:
             except ConfigError:
                 raise  # which says what to do, such as a trainer's of a wrong key
             except Exception as error:
-                raise ConfigError(
+                raise TuneArgumentError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
                     f"{type(error).__name__}: {message_of(error)}, for the configuration {config!r}"
                 ) from error

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, MetricError, did_you_mean
+from trainkit.errors import MetricError, TuneArgumentError, did_you_mean
 from trainkit.tune.core.checks import (
     is_finite,
     is_number,
@@ -354,7 +354,7 @@ class CombinedStopper(Stopper):
     def __init__(self, *stoppers: Stopper) -> None:
         for stopper in stoppers:
             if not isinstance(stopper, Stopper):
-                raise ConfigError(
+                raise TuneArgumentError(
                     f"CombinedStopper({stopper!r}) is no Stopper: wrap a function in a FunctionStopper, or "
                     "give RunConfig(stop=[...]) a list, which takes all forms"
                 )

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.errors import TuneArgumentError, did_you_mean
 
 _trainables: dict[str, Any] = {}
 _environments: dict[str, Callable[..., Any]] = {}
@@ -25,7 +25,7 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
     """
     _require_name(name, "register_trainable")
     if not callable(trainable):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"register_trainable({name!r}, {trainable!r}): give a function of the configuration, "
             "or a tune.Trainable class"
         )
@@ -53,7 +53,7 @@ def register_env(name: str, env_creator: Callable[..., Any]) -> None:
     """
     _require_name(name, "register_env")
     if not callable(env_creator):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"register_env({name!r}, {env_creator!r}): give a function that makes the environment"
         )
     _environments[name] = env_creator
@@ -83,13 +83,13 @@ def take_environments(given: Mapping[str, Callable[..., Any]]) -> None:
 
 def _require_name(name: Any, call: str) -> None:
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{call}({name!r}, ...): give a name")
+        raise TuneArgumentError(f"{call}({name!r}, ...): give a name")
 
 
 def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
     if name not in known:
         hint = did_you_mean(name, known, cutoff=0.6)
-        raise ConfigError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
+        raise TuneArgumentError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
     return known[name]
 
 

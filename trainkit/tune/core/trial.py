@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from trainkit import runtime
-from trainkit.errors import ConfigError, message_of
+from trainkit.errors import TuneArgumentError, message_of
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.resources import DEFAULT_REQUEST, PlacementGroupFactory
 
@@ -349,9 +349,9 @@ def _called(setting: str, function: Callable[[Trial], Any], trial: Trial) -> str
     try:
         name = function(trial)
     except Exception as error:
-        raise ConfigError(
+        raise TuneArgumentError(
             f"{setting} raised {type(error).__name__} for trial {trial.trial_id}: {message_of(error)}"
         ) from error
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a text")
+        raise TuneArgumentError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a text")
     return " ".join(name.split()) or trial.trial_id

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
-from trainkit.errors import ConfigError, TuneError
+from trainkit.errors import TuneArgumentError, TuneError
 from trainkit.tune import experiment as running
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import RunConfig, TuneConfig
@@ -143,7 +143,7 @@ class ExperimentRun:
                 finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
                 running.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
                 "leave it out"
             )

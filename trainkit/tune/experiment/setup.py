@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from trainkit import settings
-from trainkit.errors import ConfigError
+from trainkit.errors import TuneArgumentError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.controller.rules import Plan, StopRules, describe_stop, stop_of
@@ -54,26 +54,26 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
     asked = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
     if isinstance(inner, type):
         if not issubclass(inner, Trainable):
-            raise ConfigError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
+            raise TuneArgumentError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
         _require_fit(bound, inspect.signature(inner.setup), None, called=f"{bound.name}.setup")
         if asked and not inner.can_save():
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"CheckpointConfig asks {bound.name} for checkpoints, but it has no save_checkpoint(); "
                 "define it, or leave checkpoint_frequency and checkpoint_at_end out"
             )
         return bound
     if not callable(inner):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"trainable={inner!r}: give a function of the configuration, or a tune.Trainable class"
         )
     if isinstance(inner, functools.partial) and isinstance(inner.func, type):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"trainable={inner!r} binds arguments of a class's constructor; give them to its setup() "
             f"instead, by tune.with_parameters({bound.name}, name=value)"
         )
     _require_callable_with(bound, inner)
     if asked:
-        raise ConfigError(
+        raise TuneArgumentError(
             "checkpoint_frequency and checkpoint_at_end are for Trainable classes; "
             f"the function {bound.name} saves by tune.report(metrics, "
             "checkpoint=tune.Checkpoint.from_directory(path))"
@@ -84,7 +84,7 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
 def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"the trainable {bound.name} is async: give a plain function, which may call asyncio.run()"
         )
     try:
@@ -99,7 +99,7 @@ def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
         and name not in bound.parameters
     ]
     if len(needed) == 2 and needed[1] in ("reporter", "status_reporter"):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"the trainable {bound.name} takes a {needed[1]}, which went with Ray 1.0: leave the argument "
             f"out, and report by tune.report(name=value) where it says {needed[1]}(name=value)"
         )
@@ -113,7 +113,7 @@ def _require_fit(
         signature.bind(*first, {}, **bound.parameters, **older)
     except TypeError as error:
         given = ", ".join(["config", *(f"{name}=" for name in bound.parameters)])
-        raise ConfigError(
+        raise TuneArgumentError(
             f"the trainable {bound.name} cannot be called as {called}({given}): {error}"
         ) from None
 
@@ -183,7 +183,7 @@ def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
     try:
         return copy_it()
     except Exception as error:
-        raise ConfigError(
+        raise TuneArgumentError(
             f"{name}={type(given).__name__} can't be copied, and every experiment has a copy of its own: "
             f"{type(error).__name__}: {error}. Make what holds a lock, a file or a connection when it is "
             "first used, or define __deepcopy__"
@@ -413,7 +413,7 @@ def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ())
     if lacking:
         what = " and ".join(f"{name}={value}" for name, value in lacking.items())
         again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)
-        raise ConfigError(
+        raise TuneArgumentError(
             f"this experiment was started with {what}, which its file cannot hold: "
             f"give it again, as Tuner.restore(path, trainable, {call}({again})); the rest stays as it was"
             + "".join(f". The reason: {each}" for each in why)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from trainkit.errors import StoreError
+from trainkit.errors import ExperimentNotFoundError, StoreError
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
@@ -296,7 +296,7 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():
-        raise StoreError(f"{folder} holds no experiment: there is no such folder")
+        raise ExperimentNotFoundError(f"{folder} holds no experiment: there is no such folder")
     return folder
 
 

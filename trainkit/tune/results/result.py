@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainkit.errors
-from trainkit.errors import MetricError, StoreError, TrialError
+from trainkit.errors import ExperimentNotFoundError, MetricError, TrialError
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import load, pandas_frame
 from trainkit.tune.core.lineage import Stretch, lineage
@@ -82,7 +82,7 @@ class Result:
         with open_experiment(folder.parent) as reader:
             trial = next((trial for trial in reader.trials() if trial.dirname == folder.name), None)
             if trial is None:
-                raise StoreError(
+                raise ExperimentNotFoundError(
                     f"the experiment in {folder.parent} has no trial with the folder {folder.name}"
                 )
             return result_of(trial, folder.parent, *metric_and_mode(reader.facts()))

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from trainkit.errors import ConfigError, SpaceError
+from trainkit.errors import SpaceError, TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, is_whole, load, setting
 from trainkit.tune.schedulers.pbt.explore import (
     MutationPath,
@@ -372,7 +372,7 @@ def checked_bounds(bounds: Mapping[str, Any] | None, at: str = "hyperparam_bound
         ConfigError: there are none, or one is neither a pair in order nor such a domain; it is named.
     """
     if not isinstance(bounds, Mapping) or not bounds:
-        raise ConfigError(f"{at}={bounds!r}: give the bounds of each value, such as {{'lr': [1e-4, 1e-1]}}")
+        raise TuneArgumentError(f"{at}={bounds!r}: give each value's bounds, such as {{'lr': [1e-4, 1e-1]}}")
     return {key: _checked(value, f"{at}[{key!r}]") for key, value in bounds.items()}
 
 
@@ -383,12 +383,12 @@ def _checked(value: Any, at: str) -> Any:
         return value
     pair = list(value) if isinstance(value, (list, tuple)) else []
     if len(pair) != 2 or not all(is_finite(bound) or is_whole(bound) for bound in pair):
-        raise ConfigError(
+        raise TuneArgumentError(
             f"{at}={value!r}: give [smallest, largest], or a domain such as tune.loguniform(1e-4, 1e-1), "
             "tune.randint(1, 9) or tune.choice(['a', 'b'])"
         )
     if not pair[0] < pair[1]:
-        raise ConfigError(f"{at}={value!r}: the smallest value comes first, and the two differ")
+        raise TuneArgumentError(f"{at}={value!r}: the smallest value comes first, and the two differ")
     return Float(float(pair[0]), float(pair[1]))
 
 
@@ -419,7 +419,7 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
         lower, upper = math.ceil(bound.lower), math.floor(bound.upper)
         return Integer(lower, upper + (there.q == 1), log=there.log, q=there.q)
     except SpaceError as error:
-        raise ConfigError(
+        raise TuneArgumentError(
             f"hyperparam_bounds[{key!r}]=[{bound.lower:g}, {bound.upper:g}] doesn't fit {there} of "
             f"{setting('param_space')}: {error}"
         ) from error

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from trainkit.errors import StoreError
+from trainkit.errors import ExperimentNotFoundError, StoreError
 
 FILENAME = "experiment.sqlite"
 APPLICATION_ID = 0x746B6974  # "tkit"
@@ -130,7 +130,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         StoreError: there is none, it is damaged, foreign, or of another version.
     """
     if not path.exists():
-        raise StoreError(f"{path.parent} holds no experiment: there is no {path.name}")
+        raise ExperimentNotFoundError(f"{path.parent} holds no experiment: there is no {path.name}")
     connection = None
     try:
         mode = "ro" if read_only else "rw"

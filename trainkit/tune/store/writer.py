@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from trainkit.errors import ConfigError, StoreError
+from trainkit.errors import ConfigError, ExperimentNotFoundError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
 from trainkit.tune.core.checks import already_there, how_to_resume, setting
@@ -108,7 +108,7 @@ class ExperimentStore:
             StoreError: there is none, it is damaged or foreign, or another process is at it.
         """
         if not (folder / FILENAME).exists():
-            raise StoreError(f"{folder} holds no experiment: there is no {FILENAME}")
+            raise ExperimentNotFoundError(f"{folder} holds no experiment: there is no {FILENAME}")
         ownership = Ownership(folder)
         try:
             return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import settings
-from trainkit.errors import ConfigError, MissingDependencyError, StorageError, StoreError
+from trainkit.errors import (
+    ConfigError,
+    ExperimentNotFoundError,
+    MissingDependencyError,
+    StorageError,
+    StoreError,
+)
 from trainkit.tune import store
 from trainkit.tune.config import RunConfig
 from trainkit.tune.store.ownership import FOLDER as COMMANDS
@@ -282,7 +288,7 @@ def _download(address: Address, folder: Path) -> None:
 
 def _get_store(address: Address, folder: Path) -> None:
     if not _reaching(address, address.holds_experiment):
-        raise StoreError(f"{address} holds no experiment: there is no {FILENAME}")
+        raise ExperimentNotFoundError(f"{address} holds no experiment: there is no {FILENAME}")
     _reaching(address, lambda: address.fs.get_file(address.path(FILENAME), str(folder / FILENAME)))
 
 

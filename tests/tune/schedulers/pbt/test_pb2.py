@@ -229,7 +229,7 @@ def test_odd_values_have_a_place_or_none():
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
-        (None, "hyperparam_bounds=None: give the bounds of each value"),
+        (None, "hyperparam_bounds=None: give each value.s bounds"),
         ({}, "hyperparam_bounds={}"),
         ({"lr": [1]}, r"hyperparam_bounds\['lr'\]=\[1\]: give \[smallest, largest\]"),
         ({"lr": [0.1, 0.01]}, "the smallest value comes first"),

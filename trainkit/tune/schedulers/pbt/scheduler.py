@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainkit.errors import ConfigError
+from trainkit.errors import TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, require_number, require_one_of
 from trainkit.tune.core.metrics import lookup, without_objects
 from trainkit.tune.schedulers.base import (
@@ -114,15 +114,15 @@ class PopulationBasedTraining(TrialScheduler):
         require_number("resample_probability", resample_probability, words.format(1), least=0, most=1)
         factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
         if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"perturbation_factors={perturbation_factors!r}: give numbers above 0, such as (1.2, 0.8)"
             )
         if custom_explore_fn is not None and not callable(custom_explore_fn):
-            raise ConfigError(f"custom_explore_fn={custom_explore_fn!r} can't be called: give a function")
+            raise TuneArgumentError(f"custom_explore_fn={custom_explore_fn!r} is no function: give one")
         require_one_of("tie", tie, ("arrival", "random"))
         self.hyperparam_mutations = checked_mutations(hyperparam_mutations)
         if not self.hyperparam_mutations and custom_explore_fn is None:
-            raise ConfigError(
+            raise TuneArgumentError(
                 f"{type(self).__name__} has nothing to explore: give "
                 "hyperparam_mutations={'lr': tune.loguniform(1e-4, 1e-1)}, or a custom_explore_fn"
             )
@@ -171,7 +171,7 @@ class PopulationBasedTraining(TrialScheduler):
         if self.require_attrs:
             for role, name in (("time_attr", self.time_attr), ("metric", self.metric or "")):
                 if not is_number(lookup(result, name)):
-                    raise ConfigError(
+                    raise TuneArgumentError(
                         f"trial {trial_id} reported {', '.join(sorted(result))} without a number for "
                         f"{role}={name!r}, by which {type(self).__name__} judges: report it each time, or "
                         "give require_attrs=False, with which such a report is passed over"
@@ -230,7 +230,7 @@ class PopulationBasedTraining(TrialScheduler):
     @property
     def _generator(self) -> Generator:
         if self.rng is None:
-            raise ConfigError(f"{type(self).__name__} draws at random: call set_search_properties first")
+            raise TuneArgumentError(f"{type(self).__name__} draws: call set_search_properties first")
         return self.rng
 
     def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
