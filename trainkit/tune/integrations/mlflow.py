@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainkit.errors import ConfigError
+from trainkit.settings import OLD_WORKING_DIR
 from trainkit.tune.core.checks import is_finite, is_number
 from trainkit.tune.core.metrics import flatten, step_of
 from trainkit.tune.integrations.reporting import missing
@@ -150,7 +152,7 @@ def setup_mlflow(
 
     Args:
         config: logged as the run's parameters.
-        tracking_uri: None: MLflow's own.
+        tracking_uri: None: MLflow's own. In a trial, a relative path begins where the program runs.
         registry_uri: of the model registry; None: MLflow's own.
         experiment_id: of an experiment that exists; goes before `experiment_name`.
         experiment_name: in a trial, None is the name of the tuning experiment, which is made if need be;
@@ -173,30 +175,43 @@ def setup_mlflow(
     trial = running_trial()
     if tracking_token is not None:
         os.environ[_TOKEN] = tracking_token
-    if tracking_uri is not None:
-        mlflow.set_tracking_uri(tracking_uri)
-    if registry_uri is not None:
-        mlflow.set_registry_uri(registry_uri)
-    if mlflow.active_run() is not None:  # of a trial that had this process before
-        mlflow.end_run()
-    client = mlflow.MlflowClient()
-    if experiment_id is None:
-        may_make = create_experiment_if_not_exists
-        if experiment_name is None and trial is not None:
-            experiment_name, may_make = trial.get_experiment_name(), True
-        experiment_id = _experiment_id(client, experiment_name, artifact_location, may_make=may_make)
-    mlflow.set_experiment(experiment_id=experiment_id)
-    key = trial.get_trial_dir() if trial is not None else None
-    run_id = _find_run(client, experiment_id, key) if key is not None else None
-    if run_id is not None:
-        mlflow.start_run(run_id=run_id)
+    folder = os.environ.get(OLD_WORKING_DIR, ".") if trial is not None else "."
+    with contextlib.chdir(folder):  # MLflow's own store and artifacts are in the working directory
+        if trial is not None:
+            tracking_uri = _beside(folder, tracking_uri or mlflow.get_tracking_uri())
+        if tracking_uri is not None:
+            mlflow.set_tracking_uri(tracking_uri)
+        if registry_uri is not None:
+            mlflow.set_registry_uri(registry_uri)
+        if mlflow.active_run() is not None:  # of a trial that had this process before
+            mlflow.end_run()
+        client = mlflow.MlflowClient()
+        if experiment_id is None:
+            may_make = create_experiment_if_not_exists
+            if experiment_name is None and trial is not None:
+                experiment_name, may_make = trial.get_experiment_name(), True
+            experiment_id = _experiment_id(client, experiment_name, artifact_location, may_make=may_make)
+        mlflow.set_experiment(experiment_id=experiment_id)
+        key = trial.get_trial_dir() if trial is not None else None
+        run_id = _find_run(client, experiment_id, key) if key is not None else None
+        if run_id is not None:
+            mlflow.start_run(run_id=run_id)
+            return mlflow
+        own_tags = {TRIAL_TAG: key} if key is not None else {}
+        name = run_name or (trial.get_trial_name() if trial is not None else None)
+        mlflow.start_run(run_name=name, tags={**own_tags, **(tags or {})})
+        if config:
+            mlflow.log_params(_parameters(config))
         return mlflow
-    own_tags = {TRIAL_TAG: key} if key is not None else {}
-    name = run_name or (trial.get_trial_name() if trial is not None else None)
-    mlflow.start_run(run_name=name, tags={**own_tags, **(tags or {})})
-    if config:
-        mlflow.log_params(_parameters(config))
-    return mlflow
+
+
+def _beside(folder: str, uri: str) -> str:
+    """Return the address with a path that begins in `folder`, where it has a relative one."""
+    for prefix in ("sqlite:///", "file:"):
+        if uri.startswith(prefix) and not uri.endswith(":memory:"):
+            return prefix + os.path.join(folder, uri[len(prefix) :])
+    is_path = ":" not in uri and not uri.startswith("databricks")
+    return os.path.join(folder, uri) if is_path else uri
 
 
 class Nothing:
