@@ -18,7 +18,7 @@ from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
 
-class SavedCheckpoint(str):
+class WrittenCheckpoint(str):
     """Path of a checkpoint that `Trainable.save` has written.
 
     Attributes:
@@ -144,7 +144,7 @@ class Trainable:
         """
         return self._meter.fill(plain_metrics(self.step()))
 
-    def save(self, checkpoint_dir: str | None = None) -> SavedCheckpoint:
+    def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
 
         What `restore` is handed as it is returned here, it counts its steps on from.
@@ -166,13 +166,13 @@ class Trainable:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        saved = SavedCheckpoint(target)
+        saved = WrittenCheckpoint(target)
         saved.metrics = self._meter.counted
         return saved
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
         """Go on from this checkpoint, or the one in this folder."""
-        if isinstance(checkpoint, SavedCheckpoint):
+        if isinstance(checkpoint, WrittenCheckpoint):
             iteration, spent_s = checkpoint.metrics["training_iteration"], checkpoint.metrics["time_total_s"]
             self._meter = ReportMeter(replace(self._trial, iteration=iteration, time_total_s=spent_s))
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
