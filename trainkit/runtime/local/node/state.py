@@ -24,6 +24,8 @@ Rows = list[Row]
 
 _PATIENCE_S = 0.5
 """So long the driver has to say what it has in flight; it is stopped, or very busy, if it takes longer."""
+_AGAIN_S = 30.0
+"""After so long without an answer the driver is asked anew: it may have failed to give one."""
 
 
 @dataclass(eq=False)
@@ -189,7 +191,12 @@ class CallCounts:
         if not self._asked:  # one that is stopped finds one question when it goes on
             self._asked = True
             self._notify(records.DRIVER, CountCalls())
+            self._after(_AGAIN_S, self._ask_again)
         self._after(_PATIENCE_S, partial(self._answer, answer, []))
+
+    def _ask_again(self) -> None:
+        """Have the next one who asks send a question, as the last was answered or is lost."""
+        self._asked = False
 
     def counted(self, calls: Mapping[int, int]) -> None:
         """Take what the driver says."""
