@@ -22,9 +22,8 @@ from tests.dashboard.conftest import DESCRIPTION, HOSTILE, Asker, served, told
 from trainkit import tune
 from trainkit.dashboard import board, stream
 from trainkit.dashboard.board import Board, TrialTable
-from trainkit.dashboard.endpoints import NotFoundError
 from trainkit.dashboard.openapi import reference
-from trainkit.dashboard.reading import RowReader, experiments
+from trainkit.dashboard.reading import NotFoundError, RowReader, experiments
 from trainkit.dashboard.server import ENDPOINTS, Dashboard
 from trainkit.dashboard.stream import ExperimentWatch
 from trainkit.errors import DashboardError

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,14 @@ async ([script, first, second]) => {
   return [before, after, el.querySelectorAll("svg").length, changed === undefined, [...heights]];
 }
 """
+
+
+def test_a_notebook_needs_no_server():
+    """Its extra brings none."""
+    names = "sys.modules['starlette'] = sys.modules['uvicorn'] = None"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; {names}; import trainkit.dashboard.notebook"], check=True
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")

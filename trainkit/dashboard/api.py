@@ -22,12 +22,11 @@ from trainkit.dashboard.endpoints import (
     BadRequestError,
     Call,
     Endpoint,
-    NotFoundError,
     QueryParameter,
     require_writable,
 )
 from trainkit.dashboard.openapi import TEXT, many, ref, version
-from trainkit.dashboard.reading import RowReader
+from trainkit.dashboard.reading import NotFoundError, RowReader
 from trainkit.tune.core.metrics import encode, flatten, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import TrialStatus

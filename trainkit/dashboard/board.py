@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
-from trainkit.dashboard.endpoints import NotFoundError
 from trainkit.dashboard.reading import (
     FileState,
+    NotFoundError,
     RowReader,
     SoFar,
     cut,

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from trainkit.dashboard.reading import NotFoundError
 from trainkit.dashboard.security import answer, refusal
 from trainkit.errors import ConfigError, TrainkitError
 
@@ -71,10 +72,6 @@ class Waiting:
     def close(self) -> None:
         """Wait for those that run; nothing else begins."""
         self._threads.shutdown(cancel_futures=True)
-
-
-class NotFoundError(Exception):
-    """Path, experiment, trial, file or session that does not exist."""
 
 
 class BusyError(Exception):

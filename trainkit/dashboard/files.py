@@ -10,7 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from trainkit.dashboard.endpoints import NotFoundError, QueryParameter
+from trainkit.dashboard.endpoints import QueryParameter
+from trainkit.dashboard.reading import NotFoundError
 from trainkit.errors import StoreError
 from trainkit.tune.results import printed
 

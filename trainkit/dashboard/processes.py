@@ -17,11 +17,11 @@ from trainkit.dashboard.endpoints import (
     DOWNLOAD,
     Call,
     Endpoint,
-    NotFoundError,
     QueryParameter,
     require_writable,
 )
 from trainkit.dashboard.openapi import NUMBER, WHOLE, many, ref
+from trainkit.dashboard.reading import NotFoundError
 from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions

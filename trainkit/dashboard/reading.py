@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from trainkit.clock import SYSTEM
-from trainkit.dashboard.endpoints import NotFoundError
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
 from trainkit.tune.core.trial import TrialStatus
@@ -44,6 +43,10 @@ _CONFIG = (
     "coalesce((SELECT config FROM attempts a WHERE a.trial_id = t.trial_id ORDER BY attempt DESC LIMIT 1), "
     "config)"
 )
+
+
+class NotFoundError(Exception):
+    """Path, experiment, trial, file or session that does not exist."""
 
 
 def experiments(root: Path) -> Iterator[Path]:

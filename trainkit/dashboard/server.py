@@ -35,12 +35,12 @@ from trainkit.dashboard.board import Board
 from trainkit.dashboard.endpoints import (
     Call,
     Endpoint,
-    NotFoundError,
     Waiting,
     refuse_fault,
     refuse_http,
 )
 from trainkit.dashboard.openapi import OBJECT
+from trainkit.dashboard.reading import NotFoundError
 from trainkit.dashboard.security import MAX_BODY, MAX_HEAD, Access, BoundedConnection, Guard
 from trainkit.dashboard.stream import STREAMS, looking
 

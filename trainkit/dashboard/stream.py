@@ -16,9 +16,9 @@ from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard.board import Board, Row, TrialTable
-from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, NotFoundError, QueryParameter
+from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
 from trainkit.dashboard.processes import sessions
-from trainkit.dashboard.reading import RowReader
+from trainkit.dashboard.reading import NotFoundError, RowReader
 from trainkit.errors import StoreError
 from trainkit.tune.core.metrics import encode
 
