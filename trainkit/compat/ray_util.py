@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -238,3 +239,16 @@ def enable_periodic_logging() -> None:
     """Have `log_once` return True for a key again once it has not done so for a minute."""
     global _periodic
     _periodic = True
+
+
+class RayClient:
+    """Ray's connection to a cluster by `ray://`, which is the Ray engine's to use."""
+
+    @staticmethod
+    def is_connected() -> bool:
+        """Return whether this process has one."""
+        ray = sys.modules.get("ray")
+        return ray is not None and bool(ray.util.client.ray.is_connected())
+
+
+ray_client = RayClient()

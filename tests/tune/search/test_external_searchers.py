@@ -68,6 +68,29 @@ def test_the_model_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 5
 
 
+def test_ax_keeps_to_constraints() -> None:
+    """Of the parameters in each configuration, drawn or asked; of a metric once the model knows of it."""
+    given = {"parameter_constraints": ["x + 2 * y <= 1", "y <= x"], "outcome_constraints": ["far <= 1.5"]}
+    row = Row("ax", lambda **more: AxSearch(n_initial_points=8, **given, **more))
+    search = Search(row, {"x": tune.uniform(0, 3), "y": tune.uniform(-1, 1)}, num_samples=9)
+    for _ in range(9):
+        config = search.next()
+        assert config is not None
+        assert config["x"] + 2 * config["y"] <= 1 + 1e-6
+        assert config["y"] <= config["x"] + 1e-6
+        result = {"loss": -config["x"], "far": config["x"], "training_iteration": 1}
+        search.tell("result", list(search.configs)[-1], result)
+        search.tell("complete", list(search.configs)[-1], result)
+    assert config["x"] < 2  # the best without the metric's bound is at 3
+
+
+@pytest.mark.parametrize("name", ["kind", "z"])
+def test_a_parameter_that_no_constraint_can_have_is_named(name: str) -> None:
+    row = Row("ax", lambda **given: AxSearch(parameter_constraints=[f"{name} <= 1"], **given))
+    with pytest.raises(ConfigError, match=f"names '{name}', which is no parameter of tune.uniform"):
+        Search(row, {"kind": tune.choice([1, 2])}, num_samples=1)
+
+
 @pytest.mark.parametrize("optimizer", ["TwoPointsDE", ng.optimizers.OnePlusOne, "CMA", "PSO"])
 def test_an_optimizer_of_nevergrad_comes_near_the_best(optimizer: Any) -> None:
     space = {"x": tune.uniform(-1, 1), "y": tune.loguniform(1e-3, 1e3)}
@@ -91,6 +114,8 @@ def test_an_optimizer_of_nevergrad_comes_near_the_best(optimizer: Any) -> None:
         (lambda: SkOptSearch(base_estimator="XX"), "base_estimator"),
         (lambda: SkOptSearch(acq_func="XX"), "acq_func"),
         (lambda: AxSearch(method="best"), "method"),
+        (lambda: AxSearch(parameter_constraints=["x + y"]), "has no <= or >="),
+        (lambda: AxSearch(outcome_constraints=["x * y <= 1"]), "multiplies what it names"),
         (lambda: SMACSearch(n_initial_points=0), "n_initial_points"),
         (lambda: RustunaSearch(space=[("x", 1)]), "give RustunaSearch domains"),
         (lambda: AxSearch({"x": tune.grid_search([1, 2])}), "grid_search"),
@@ -114,7 +139,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         RustunaSearch(multivariate=False),
         SkOptSearch(acq_func="LCB"),
         SMACSearch(n_initial_points=4),
-        AxSearch(method="quality"),
+        AxSearch(method="quality", parameter_constraints=["x <= 1"], outcome_constraints=["m >= 2 * n"]),
     ],
     ids=lambda searcher: type(searcher).__name__,
 )

@@ -14,7 +14,7 @@ from trainkit.tune.search.encoded_space import Declared
 from trainkit.tune.search.model_based import RefittedSearcher
 from trainkit.tune.space.domains import Domain
 from trainkit.tune.space.search_space import Space
-from trainkit.tune.space.transforms import ChoiceCode, code_of
+from trainkit.tune.space.transforms import ChoiceCode, RealCode, code_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -34,6 +34,7 @@ class UnitCode:
 
     Attributes:
         categories: values in its list; None where it is a number from 0 to 1.
+        ends: its values at 0 and at 1, if those between lie evenly between; else None.
 
     Raises:
         SpaceError: it is no domain of ours.
@@ -42,6 +43,9 @@ class UnitCode:
     def __init__(self, name: str, domain: Domain, *, searcher: str) -> None:
         self._code = code_of(name, domain, searcher)
         self.categories = len(self._code.categories) if isinstance(self._code, ChoiceCode) else None
+        self.ends: tuple[float, float] | None = None
+        if isinstance(self._code, RealCode) and not self._code.log:
+            self.ends = self._code.ends
 
     def encode(self, value: Any) -> float | int:
         """Return the place of a value of the domain."""
@@ -168,12 +172,15 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     def _place(self, base: int, number: int, redraw: int) -> Place:
         # The package would come to the same again, of the same results.
         if redraw or len(self._losses()) < self._n_initial_points:
-            return self.form.random(suggestion_generator(base, number, redraw))
+            return self._random(suggestion_generator(base, number, redraw))
         sizes = self.form.sizes
         asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
         return {
             name: float(asked[name]) if size is None else int(asked[name]) for name, size in sizes.items()
         }
+
+    def _random(self, rng: Generator) -> Place:
+        return self.form.random(rng)
 
     def _told(self) -> tuple[list[Place], list[float]]:
         """Return all places that came to something or run, and their losses.
