@@ -23,9 +23,10 @@ HEAD = """\
 # What moves by its imports
 
 A program of another system moves to trainkit by changing its imports, and nothing else. This page has what
-became of the examples of those systems. Each runs in a process of its own, without a network, most in a test of
-this repository: one that is said to run ends in order, with no trial that failed, and one that is not ends with
-the error that the reason tells of. "Not run" is what can't run on such a machine under its own system either.
+became of the examples of those systems. Each runs in a process of its own, without a network; where a package
+has the examples, a test does that. One that is said to run ends in order, with no trial that failed, and one
+that is not ends with the error that the reason tells of. "Not run" is what can't run on such a machine under
+its own system either.
 """
 
 

@@ -19,7 +19,7 @@ def get_requires_for_build_wheel(config_settings=None):
     return []
 
 def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    made = pathlib.Path(folder, "it.dist-info")
+    made = pathlib.Path(folder, "{stem}-{version}.dist-info")
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
     return made.name
@@ -65,7 +65,7 @@ class Archive:
         wanted.write_text(f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n")
         backend.mkdir()
         if self.backend:
-            text = BACKEND.format(name=self.name, version=self.version)
+            text = BACKEND.format(name=self.name, stem=self.name.replace("-", "_"), version=self.version)
             (backend / f"{self.backend}.py").write_text(text)
         only = ("--only-binary=:all:", *self.wheel_for) if self.wheel_for else ("--no-binary=:all:",)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]

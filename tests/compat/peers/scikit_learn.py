@@ -64,7 +64,11 @@ SYSTEM = System(
             changes={"NUM_TRIALS = 30": "NUM_TRIALS = 3"},
             note="3 trials in place of 30",
         ),
-        Example("model_selection/plot_randomized_search.py"),
+        Example(
+            "model_selection/plot_randomized_search.py",
+            changes={"num=10": "num=3", "n_iter_search = 30": "n_iter_search = 6"},
+            note="a grid of 9 in place of 30, and 6 draws in place of 30",
+        ),
         Example("model_selection/plot_successive_halving_heatmap.py"),
         Example("model_selection/plot_successive_halving_iterations.py"),
         download("multiclass/plot_multiclass_overview.py", "yeasts"),

@@ -110,7 +110,7 @@ class Trainable:
         """Steps finished so far, those before a resume included."""
         return self._meter.iteration
 
-    training_iteration = iteration
+    training_iteration = _iteration = iteration
 
     @property
     def logdir(self) -> str:
