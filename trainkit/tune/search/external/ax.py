@@ -58,8 +58,8 @@ class AxSearch(UnitSearcher):
         parameter_constraints: Sequence[str] | None = None,
         outcome_constraints: Sequence[str] | None = None,
     ) -> None:
-        self._on_parameters = [Bound.parsed(each) for each in parameter_constraints or ()]
-        self._on_outcomes = [Bound.parsed(each) for each in outcome_constraints or ()]
+        self._on_parameters = [Inequality.parsed(each) for each in parameter_constraints or ()]
+        self._on_outcomes = [Inequality.parsed(each) for each in outcome_constraints or ()]
         self._measured = sorted({name for bound in self._on_outcomes for name in bound.factors})
         self._outcomes: dict[str, dict[str, float]] = {}
         super().__init__(space, metric, mode, points_to_evaluate, n_initial_points, seed)
@@ -175,7 +175,7 @@ class AxSearch(UnitSearcher):
 
 
 @dataclass(frozen=True)
-class Bound:
+class Inequality:
     """Linear inequality: the sum of what it names, each times its factor, is at most `most`.
 
     Attributes:
@@ -189,7 +189,7 @@ class Bound:
     most: float
 
     @classmethod
-    def parsed(cls, text: str) -> Bound:
+    def parsed(cls, text: str) -> Inequality:
         """Return the inequality of a text such as "x1 + 2 * x2 <= 3".
 
         Raises:
@@ -210,11 +210,11 @@ class Bound:
         most = -sums.pop("", 0.0)
         return cls(text, sums, most)
 
-    def over(self, ends: Mapping[str, tuple[float, float]]) -> Bound:
+    def over(self, ends: Mapping[str, tuple[float, float]]) -> Inequality:
         """Return the same inequality of places from 0 to 1, which mean values between these ends."""
         factors = {name: factor * (ends[name][1] - ends[name][0]) for name, factor in self.factors.items()}
         least = sum(factor * ends[name][0] for name, factor in self.factors.items())
-        return Bound(self.text, factors, self.most - least)
+        return Inequality(self.text, factors, self.most - least)
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Return whether these values keep to it."""
