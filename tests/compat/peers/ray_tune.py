@@ -127,7 +127,12 @@ SYSTEM = System(
             failed_trials=8,
             note="its trials all fail, as they read `checkpoint_interval`, which it never sets",
         ),
-        quick("pbt_dcgan_mnist/pbt_dcgan_mnist_trainable.py", prepare=digits_and_judge, note=DIGITS),
+        quick(
+            "pbt_dcgan_mnist/pbt_dcgan_mnist_trainable.py",
+            prepare=digits_and_judge,
+            changes={"num_samples=8": "num_samples=2"},
+            note=f"{DIGITS}; 2 trials in place of 8",
+        ),
         quick("pbt_example.py"),
         quick("pbt_function.py"),
         quick("pbt_memnn_example.py", **TENSORFLOW),
