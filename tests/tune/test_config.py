@@ -221,6 +221,20 @@ def test_a_metric_will_do_alone_until_somebody_asks_which_is_better(inline, tmp_
         grid.get_best_result()
 
 
+class Named(tune.RunConfig):
+    def __init__(self, project):
+        super().__init__(name=project)
+        self.project = project
+
+
+def test_settings_of_a_class_with_its_own_constructor_are_checked_too():
+    named = Named("a")
+    named.project, named.name = "b", "c"
+    assert (named.project, named.name) == ("b", "c")
+    with pytest.raises(ConfigError, match="verbose=7"):
+        named.verbose = 7
+
+
 def nothing(config):
     return {"m": 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
@@ -31,11 +31,16 @@ class Settings:
             object.__setattr__(self, name, value)
             return
         known = self.__dataclass_fields__  # which has arguments that are no fields, such as `local_dir`
+        settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
+        if type(self) is not settings and name not in known:  # an attribute of a user's own class
+            object.__setattr__(self, name, value)
+            return
         if name not in known:
             raise AttributeError(
                 f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, list(known))}"
             )
-        vars(self).update(vars(replace(self, **{name: value})))
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        vars(self).update(vars(settings(**{**given, name: value})))  # its constructor: a user's takes others
 
 
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
