@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.compat.peers import ray_tune, raysgd, scikit_learn
+from tests.compat.peers import ray_docs, ray_tune, raysgd, scikit_learn
 
-SYSTEMS = (ray_tune.SYSTEM, raysgd.SYSTEM, scikit_learn.SYSTEM)
+SYSTEMS = (ray_tune.SYSTEM, ray_docs.TUNE, raysgd.SYSTEM, scikit_learn.SYSTEM)
 """In the order of docs/compatibility.md."""
