@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -17,7 +18,7 @@ from tests.dashboard.conftest import Asker, served
 from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
-from trainkit.dashboard.board import Board
+from trainkit.dashboard.board import Board, SharedAnswers
 from trainkit.dashboard.endpoints import MAX_BESIDE, BusyError, Waiting
 from trainkit.dashboard.security import Access
 from trainkit.errors import ConfigError
@@ -145,6 +146,26 @@ def printing(config: dict[str, Any]) -> dict[str, Any]:
     print("a line")
     Path(tune.get_context().get_trial_dir(), "weights.bin").write_bytes(b"\0" * 100)
     return {"loss": 1.0}
+
+
+def test_who_asks_at_a_time_shares_an_answer_begun_since() -> None:
+    shared, go, made = SharedAnswers(), threading.Event(), []
+
+    def make() -> int:
+        made.append(len(made))
+        assert go.wait(60)
+        return made[-1]
+
+    with ThreadPoolExecutor(5) as threads:
+        first = threads.submit(shared.answer, "chart", make)
+        assert eventually(lambda: made == [0])
+        others = [threads.submit(shared.answer, "chart", make) for _ in range(4)]
+        assert eventually(lambda: shared._lines["chart"].count == 5)
+        go.set()
+        assert [first.result(60), *(each.result(60) for each in others)] == [0, 1, 1, 1, 1]
+        with pytest.raises(ZeroDivisionError):
+            shared.answer("chart", lambda: 1 / 0)
+    assert shared._lines == {}
 
 
 def test_only_what_was_printed_is_a_log(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -381,6 +382,47 @@ class Seen:
     cost_s: float
 
 
+class _Line:
+    """Those who ask for one thing at a time, and what the last of them got."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.begun = -math.inf
+        self.answer: Any = None
+
+
+class SharedAnswers:
+    """Answers that take long, made once for all who ask at a time.
+
+    Pages hear of a change at once, and ask for the same chart then. No answer was begun before it was asked
+    for, so it is as new as one's own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines: dict[Hashable, _Line] = {}
+
+    def answer(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns: called here, or by another who asks for `key`."""
+        came = SYSTEM.monotonic()
+        with self._lock:
+            line = self._lines.setdefault(key, _Line())
+            line.count += 1
+        try:
+            with line.lock:
+                if line.begun < came:
+                    begun = SYSTEM.monotonic()
+                    line.answer = make()
+                    line.begun = begun
+                return line.answer
+        finally:
+            with self._lock:
+                line.count -= 1
+                if not line.count:
+                    del self._lines[key]
+
+
 class Board:
     """Experiments of one folder, as the dashboard sees them.
 
@@ -393,6 +435,7 @@ class Board:
         self._lock = threading.Lock()
         self._tables: OrderedDict[Path, TrialTable] = OrderedDict()
         self._seen: dict[Path, Seen] = {}
+        self.shared = SharedAnswers()
 
     def folder_of(self, name: str) -> Path:
         """Return the folder of the experiment with this name; only folders that were found are opened.
