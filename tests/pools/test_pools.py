@@ -182,16 +182,26 @@ def test_an_executor_in_a_worker_of_the_only_cpu_gets_it() -> None:
     @trainkit.remote(num_cpus=2)
     def outer() -> list[int]:
         with Executor() as executor:
-            return [*executor.map(double, range(20)), executor.submit(double, 50).result()]
+            mapped = [*executor.map(double, range(20)), executor.submit(double, 50).result()]
+            waited = futures.wait([executor.submit(double, 1), executor.submit(double, 2)]).done
+            completed = futures.as_completed([executor.submit(double, 3), executor.submit(double, 4)])
+            return [*mapped, *sorted(each.result() for each in (*waited, *completed))]
 
-    assert trainkit.get(outer.remote()) == [*range(0, 40, 2), 100]
+    assert trainkit.get(outer.remote(), timeout=120) == [*range(0, 40, 2), 100, 2, 4, 6, 8]
+
+
+def slowly(count):
+    for number in range(count):
+        time.sleep(0.05)
+        yield number
 
 
 def test_a_pool_in_a_worker_gets_its_cpus() -> None:
-    @trainkit.remote(num_cpus=1)
+    @trainkit.remote(num_cpus=2)
     def outer() -> tuple[list[int], list[int]]:
         with Pool(1) as pool:
-            return pool.map(double, range(5)), sorted(pool.imap_unordered(double, range(3)))
+            slow = sorted(pool.imap_unordered(double, slowly(3)))
+            return pool.map(double, range(5)), slow
 
     both = trainkit.get([outer.remote(), outer.remote()], timeout=120)
     assert both == [([0, 2, 4, 6, 8], [0, 2, 4])] * 2

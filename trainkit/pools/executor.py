@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
+from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,6 +107,33 @@ _unseen = threading.RLock()
 """Held while the state of a future changes that nobody waits for yet."""
 
 
+class _LendingEvent(threading.Event):
+    """Event of `futures.wait` or `as_completed` in a worker, whose calls run on its CPUs meanwhile."""
+
+    def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._lending = lending
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.is_set():
+            return True
+        with self._lending():
+            return super().wait(timeout)
+
+
+class _NestedWaiters(list[Any]):
+    """Waiters of a future in a worker, each of which the standard library gives an event when it is made."""
+
+    def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._lending = lending
+
+    def append(self, waiter: Any) -> None:
+        if not isinstance(waiter.event, _LendingEvent):
+            waiter.event = _LendingEvent(self._lending)
+        super().append(waiter)
+
+
 class PoolFuture(futures.Future[T]):
     """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others.
 
@@ -133,7 +161,9 @@ class PoolFuture(futures.Future[T]):
         if self._seen is None:
             with _unseen:
                 if self._seen is None:
-                    self._waiters, self._done_callbacks = [], []  # type: ignore[assignment]
+                    pool = self._pool
+                    self._waiters = _NestedWaiters(pool.lending) if pool.is_nested else []  # type: ignore[assignment]
+                    self._done_callbacks = []  # type: ignore[assignment]
                     self._seen = threading.Condition()
         return self._seen
 
@@ -299,7 +329,7 @@ class Executor(futures.Executor):
         self._turn = threading.Lock()
         self._calling: int | None = None
         self._owed_callbacks = 0
-        self.is_nested = self._engine.is_worker
+        self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
         # Calls ahead of the workers run beside theirs, unless the CPUs are what keeps them back.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total

@@ -30,6 +30,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -163,6 +164,12 @@ class Engine(Protocol):
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
         """Split `refs` into at most `num_returns` that are done and the rest, both in their order."""
+
+    def lending(self) -> AbstractContextManager[None]:
+        """Return a context in which a call waits for something that further calls bring about.
+
+        They may run on its CPUs meanwhile; not on Ray, which lends only while a call waits for references.
+        """
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         """Ask for a group of bundles, all or none; returns its id at once.

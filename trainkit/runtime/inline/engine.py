@@ -10,6 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
@@ -305,6 +306,9 @@ class InlineEngine:
 
     def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         return [_own(ref).value() for ref in refs]
+
+    def lending(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None

@@ -136,7 +136,7 @@ class LocalEngine:
         )
         # What the protocol asks for and a part does is that part's method, with no step in between.
         self.put = self.codec.put
-        self.get, self.wait = self.waiter.get, self.waiter.wait
+        self.get, self.wait, self.lending = self.waiter.get, self.waiter.wait, self.waiter.lending
         self.submit, self.end_processes = self._tasks.submit, self._tasks.end_processes
         self.start_actor, self.find_actor = self._actors.start, lookup.find
         self.call, self.kill = self._actors.call, self._actors.kill

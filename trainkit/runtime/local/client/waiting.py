@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import select
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.clock import SYSTEM
@@ -250,6 +251,21 @@ class Waiter:
                 return False
             self._lend(refs)
         return self._await_guarded(refs, count, now + _BRIEF_S, guard)
+
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """Lend the CPUs of this process while its main thread waits for what the background thread finds."""
+        if not self._is_worker or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        nothing: list[LocalRef] = []
+        self.on_blocked(True)
+        try:
+            self._lend(nothing)
+            yield
+        finally:
+            self.on_blocked(False)
+            self._take_back_cpus(nothing)
 
     def _lend(self, refs: Sequence[LocalRef]) -> None:
         if self._lends and not self._lent_for:
