@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainkit.errors import GangError, WorkerDiedError, message_of
+from trainkit.errors import GangError, TuneError, WorkerDiedError, message_of
 from trainkit.tune.core.checks import setting
 from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.trial import Failure, Trial
@@ -35,7 +35,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()
-    return isinstance(error, _SPEAKING) and any(words in text for words in _WORDS)
+    speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)  # which quotes others' words
+    return speaks and any(words in text for words in _WORDS)
 
 
 @dataclass(frozen=True)
