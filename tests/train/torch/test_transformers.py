@@ -99,10 +99,10 @@ def whole_shard(config: dict[str, Any]) -> None:
     prepare_trainer(made)
 
 
-@pytest.mark.parametrize(("whole", "kind"), [(True, "DatasetShard"), (False, "generator")])
+@pytest.mark.parametrize(("whole", "kind"), [(True, "a shard"), (False, "an iterator")])
 def test_what_would_be_shared_twice_or_passed_once_is_refused(whole: bool, kind: str, tmp_path: Path) -> None:
     data = {"train": library_loops.Sentences(32, 1)}
-    message = f"a data set is a {kind}: give get_dataset_shard"
+    message = f"a data set is {kind}: give get_dataset_shard"
     with pytest.raises(TrainingFailedError, match=message) as caught:
         trainer(whole_shard, tmp_path, {"whole": whole}, datasets=data, workers=1).fit()
     assert isinstance(caught.value.__cause__, ConfigError)

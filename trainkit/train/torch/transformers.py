@@ -97,8 +97,9 @@ def prepare_trainer(trainer: Any) -> Any:
     evaluated = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     for data in (trainer.train_dataset, *evaluated.values()):
         if isinstance(data, DatasetShard | Iterator):
+            kind = "a shard" if isinstance(data, DatasetShard) else "an iterator"
             raise ConfigError(
-                f"prepare_trainer: a data set is a {type(data).__name__}: give "
+                f"prepare_trainer: a data set is {kind}: give "
                 "get_dataset_shard(...).iter_torch_batches(batch_size=...)"
             )
     plain: Any = type(trainer)

@@ -99,7 +99,7 @@ def _is_inside(name: str) -> bool:
 def _move(before: str, folder: str, undo: contextlib.ExitStack) -> None:
     # '' on the search path means the working directory: modules beside the script are still to be found.
     for place, entry in enumerate(sys.path):
-        if isinstance(entry, str) and not os.path.isabs(entry):
+        if isinstance(entry, str) and entry[:1] != os.sep:  # as os.path.isabs, at each report
             sys.path[place] = whole = os.path.join(before, entry) if entry else before
             undo.callback(_put_back, whole, entry)
     os.chdir(folder)

@@ -72,6 +72,10 @@ def training_function(config, args):
         total = accelerator.reduce(total).item()
         accelerator.print(f"epoch {epoch}: {total.hex()} {right}/{seen} on {accelerator.num_processes}")
     accelerator.end_training()
+    sys.stdout.flush()
+    # Here, with the model alive: DDP would free the group with the interpreter locked, and may wait for ever
+    # for a thread of the group that wants the interpreter; other threads of it may abort an end in order.
+    os._exit(0)
 
 
 def main():
@@ -83,5 +87,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of a group that is gone may abort a process that ends in order

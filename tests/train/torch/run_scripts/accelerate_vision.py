@@ -85,6 +85,10 @@ def training_function(config, arguments):
     accelerator.wait_for_everyone()
     accelerator.print(*sorted(os.listdir(arguments.output_dir)), flush=True)
     accelerator.end_training()
+    sys.stdout.flush()
+    # Here, with the model alive: DDP would free the group with the interpreter locked, and may wait for ever
+    # for a thread of the group that wants the interpreter; other threads of it may abort an end in order.
+    os._exit(0)
 
 
 def main():
@@ -97,5 +101,3 @@ def main():
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of a group that is gone may abort a process that ends in order

@@ -69,9 +69,11 @@ def main():
     set_state_dict(again, optimizer, model_state_dict=state, optim_state_dict=optimizer_state)
     train(again, optimizer, range(4, 6))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    # Here, with the model alive: DDP would free the group with the interpreter locked, and may wait for ever
+    # for a thread of the group that wants the interpreter; other threads of it may abort an end in order.
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of a group that is gone may abort a process that ends in order

@@ -125,9 +125,11 @@ def main():
         written = model.module.generate(start, 40)[0]
         print(repr("".join(data.characters[number] for number in written)), flush=True)
     destroy_process_group()
+    sys.stdout.flush()
+    # Here, with the model alive: DDP would free the group with the interpreter locked, and may wait for ever
+    # for a thread of the group that wants the interpreter; other threads of it may abort an end in order.
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # torch's threads of a group that is gone may abort a process that ends in order
