@@ -134,7 +134,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """What a chart is drawn from: an open experiment, its metric, and the options."""
+    """Source of a chart: an open experiment, its metric, and the options."""
 
     folder: Path
     reader: ChartReader

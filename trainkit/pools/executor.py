@@ -157,7 +157,7 @@ class PoolFuture(futures.Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What the base class locks, and waits for."""
+        """Return the condition that the base class locks, and waits for."""
         if self._seen is None:
             with _unseen:
                 if self._seen is None:
@@ -255,7 +255,7 @@ def _as_pickled(error: BaseException) -> BaseException:
 
 
 class _Before(NamedTuple):
-    """What a worker does before its first call of a pool.
+    """Preparation of a worker for its first call of a pool.
 
     Attributes:
         pool: its id.

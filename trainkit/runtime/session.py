@@ -228,7 +228,7 @@ def inside(folder: str | None) -> Iterator[None]:
 
 
 RANKS = "trainkit.train.torch.script"
-"""What a rank of a script is forked with: nothing that only trainers use."""
+"""Module that a rank of a script is forked with; it loads nothing that only trainers use."""
 
 PRELOADS = {
     "numpy": ("numpy", "numpy.random"),

@@ -20,7 +20,7 @@ _KNOWN_AT_THE_END = (
 
 
 class _Halving(TuneBaseSearchCV):
-    """What both searches have beyond scikit-learn's: they may end early."""
+    """Common part of both searches beyond scikit-learn's: they may end early."""
 
     def _in_rounds(self, *args: Any) -> Any:
         for name in _KNOWN_AT_THE_END:  # an earlier fit's

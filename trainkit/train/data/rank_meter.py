@@ -80,7 +80,7 @@ class Cell(IntEnum):
 
 
 class Figures(NamedTuple):
-    """What a rank has done so far.
+    """Work of a rank so far.
 
     Attributes:
         batches: taken from its loaders.

@@ -21,7 +21,7 @@ KEEP_S = 5.0
 
 
 class Complaints:
-    """What callbacks have raised; each method is told of once.
+    """Errors of callbacks; each method is told of once.
 
     Args:
         strict: callbacks whose first exception is kept, for the experiment to end by.
@@ -158,7 +158,7 @@ class CallbackDispatcher:
 
     @property
     def raised(self) -> tuple[Exception, str] | None:
-        """What one of `strict` has raised first, and which method it was; None: none has."""
+        """Return the first error of one of `strict`, and its method; None: there is none."""
         return self._complaints.raised
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:

@@ -265,7 +265,7 @@ class Noted(_Fixed):
 
 
 class SettingsChanged(_Fixed):
-    """What the experiment goes by from now on.
+    """Settings that the experiment goes by from now on.
 
     Attributes:
         settings: those that a command has changed, as TuneConfig has them.

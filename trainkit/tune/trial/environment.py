@@ -43,9 +43,10 @@ class TrialEnvironment:
         """
         with contextlib.ExitStack() as undo:
             before = os.getcwd()
-            if OLD_WORKING_DIR not in os.environ:
+            is_first = OLD_WORKING_DIR not in os.environ
+            if is_first:
                 os.environ[OLD_WORKING_DIR] = before
-                undo.callback(os.environ.pop, OLD_WORKING_DIR, None)
+            undo.callback(_leave, before if self.chdir else None, is_first)
             if self.chdir:
                 _move(before, trial_dir, undo)
             if self.log_files is not None:
@@ -103,7 +104,16 @@ def _move(before: str, folder: str, undo: contextlib.ExitStack) -> None:
             sys.path[place] = whole = os.path.join(before, entry) if entry else before
             undo.callback(_put_back, whole, entry)
     os.chdir(folder)
-    undo.callback(os.chdir, before)
+
+
+def _leave(before: str | None, is_first: bool) -> None:
+    if before is not None:
+        os.chdir(before)
+    if is_first:
+        try:  # a context manager would cost a report as much again
+            del os.environ[OLD_WORKING_DIR]
+        except KeyError:
+            return  # the trial has removed it
 
 
 def _put_back(whole: str, entry: str) -> None:
