@@ -24,9 +24,9 @@ import trainkit
 from tests.conftest import eventually
 from tests.dashboard.conftest import Asker
 from trainkit import tune
-from trainkit.dashboard import stream
+from trainkit.dashboard import reading, stream
 from trainkit.dashboard.board import TrialTable
-from trainkit.dashboard.reading import RowReader
+from trainkit.dashboard.reading import ChartReader, RowReader
 from trainkit.dashboard.security import BoundedConnection
 from trainkit.tune.results.overview import LogReader, Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
@@ -81,6 +81,44 @@ def test_of_an_attempt_that_goes_on_only_new_reports_are_read(five: Path) -> Non
     assert (table.row(trial_id)["best"], table.row(trial_id)["last"]) == (-9, 4.0)
     whole = TrialTable(five).row(trial_id)
     assert whole | {"changed": 0} == table.row(trial_id) | {"changed": 0}
+
+
+def curve(folder: Path, trial_id: str) -> list[tuple[float, float]]:
+    with ChartReader(folder) as reader:
+        return reader.curve(trial_id, "loss", "training_iteration")
+
+
+def test_of_a_curve_only_new_reports_are_read_until_another_attempt_takes_some_back(five: Path) -> None:
+    trial_id = TrialTable(five).page(limit=1)[1][0]["trial_id"]
+    assert curve(five, trial_id) == [(1, 2.0)]
+    with written(five) as file:
+        file.execute("UPDATE results SET metrics = '{\"loss\": -9}' WHERE iteration = 1")
+        report(file, trial_id, 0, 2, 1.5)
+    assert curve(five, trial_id) == [(1, 2.0), (2, 1.5)], "the first was read before"
+    with written(five) as file:
+        report(file, trial_id, 1, 2, 4.0)
+    assert curve(five, trial_id) == [(1, -9), (2, 4.0)]
+    with written(five) as file:
+        file.execute("UPDATE experiment SET value = '77.0' WHERE key = 'created'")
+        file.execute("UPDATE results SET metrics = '{\"loss\": 5}'")
+    assert curve(five, trial_id) == [(1, 5), (2, 5)], "another experiment"
+
+
+def test_so_many_points_are_kept_and_curves_are_whole_without(
+    five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_POINTS", 3)
+    ids = [row["trial_id"] for row in TrialTable(five).page()[1]]
+    for _ in range(2):
+        found = [curve(five, trial_id) for trial_id in ids]
+        assert found == [[(1, 2.0)], [(1, 1.0)], [], [(1, 1.0)], [(1, 3.0)]]
+    with written(five) as file:
+        for iteration in range(2, 7):
+            report(file, ids[0], 0, iteration, iteration)
+    for _ in range(2):
+        assert curve(five, ids[0]) == [(1, 2.0), *((float(n), float(n)) for n in range(2, 7))]
+    (kept,) = (curves for key, curves in ChartReader._drawn.items() if five in key)
+    assert kept.size == sum(map(len, kept.of.values())) <= 3
 
 
 @pytest.mark.parametrize("descending", [False, True])

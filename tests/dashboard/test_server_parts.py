@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,7 +141,13 @@ def test_what_is_kept_of_experiments_is_bounded_in_bytes(
     assert seen.table(folders[0]) is tables[0]
     monkeypatch.setattr(board, "MAX_BYTES", tables[0].size_bytes + 1)
     assert seen.table(folders[1]) is tables[1], "the one that is asked for is kept"
-    assert seen.table(folders[0]) is not tables[0]
+    assert seen.table(folders[0]) is tables[0], "who watches it has it still"
+    seen.table(folders[1])
+    gone = weakref.ref(tables[0])
+    tables.clear()
+    del table
+    gc.collect()
+    assert gone() is None
 
 
 def printing(config: dict[str, Any]) -> dict[str, Any]:

@@ -434,6 +434,7 @@ class Board:
         self.root = root
         self._lock = threading.Lock()
         self._tables: OrderedDict[Path, TrialTable] = OrderedDict()
+        self._alive = weakref.WeakValueDictionary[Path, TrialTable]()
         self._seen: dict[Path, Seen] = {}
         self.shared = SharedAnswers()
 
@@ -455,8 +456,8 @@ class Board:
             StoreError: its file is damaged.
         """
         with self._lock:
-            if folder not in self._tables:
-                self._tables[folder] = TrialTable(folder)
+            if folder not in self._tables:  # who watches one keeps it, and no second one is made beside it
+                self._tables[folder] = self._alive.setdefault(folder, TrialTable(folder))
             self._tables.move_to_end(folder)
             while len(self._tables) > 1 and (
                 len(self._tables) > MAX_TABLES

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,9 @@ SETTLED_S = 1.0
 
 MAX_SHARED = 4
 """Experiments, or metrics of them, whose last values are kept; those looked at longest ago go first."""
+
+MAX_POINTS = 500_000
+"""Points of curves that are kept of a metric, at 16 bytes each; those looked at longest ago go first."""
 
 MAX_TEXT = 1000
 """Characters of a text in a list; a trial that is shown alone has all of them."""
@@ -89,10 +93,14 @@ class FileState:
         """Return True if a file that looks so at `now` has not changed since it was read."""
         return now - self.newest > SETTLED_S
 
+    @property
+    def inode(self) -> int | None:
+        """Inode of the file, if there is one."""
+        return None if self.parts[0] is None else self.parts[0][0]
+
     def same_file(self, other: FileState | None) -> bool:
         """Return True if `other` is of the file that is there, not of one before it."""
-        mine, others = self.parts[0], None if other is None else other.parts[0]
-        return mine is not None and others is not None and mine[0] == others[0]
+        return self.inode is not None and other is not None and self.inode == other.inode
 
 
 class _LastValues:
@@ -366,23 +374,106 @@ class RowReader(SharedReader):
         ]
 
 
+class _Curve:
+    """Points of a trial's curve, as far as its reports were read.
+
+    Args:
+        attempt: of the last report that was read.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt, self.iteration = attempt, -1
+        self._xs, self._ys = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._xs)
+
+    def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
+        """Add (iteration, x, metric) of the reports that follow, where both are finite numbers."""
+        for self.iteration, at, value in list(reports):  # all of them, or none if they can't be read
+            if is_finite(at) and is_finite(value):
+                self._xs.append(at)
+                self._ys.append(value)
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return the points in order."""
+        return list(zip(self._xs, self._ys, strict=True))
+
+
+class _Curves:
+    """Curves of an experiment over one pair of axes, by trial; those asked for longest ago go first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.size = 0
+        self.of: OrderedDict[str, _Curve] = OrderedDict()
+
+    def keep(self, trial_id: str, curve: _Curve) -> None:
+        """Keep the curve of a trial, as the one asked for last."""
+        self.of[trial_id] = curve
+        self.of.move_to_end(trial_id)
+        while self.size > MAX_POINTS:
+            _, gone = self.of.popitem(last=False)
+            self.size -= len(gone)
+
+
 class ChartReader(SharedReader):
     """Reader of what charts show."""
 
+    _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        # Another experiment may be in the folder tomorrow, and have a file of the same inode.
+        created = list(self._rows("SELECT value FROM experiment WHERE key = 'created'"))
+        self._identity = folder, self._state.inode, *created
+
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
-        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+        """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
+
+        What was read before is kept, so that the curve of a trial that runs costs its new reports only.
+        """
         across = "iteration" if x == "training_iteration" else VALUE
-        names = () if x == "training_iteration" else paths(x)
-        return [
-            (float(at), float(value))
-            for at, value in self._rows(
-                f"SELECT {across}, {VALUE} FROM history WHERE trial_id = ? ORDER BY iteration",
-                *names,
-                *paths(metric),
+        names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))
+        columns = f"iteration, {across}, {VALUE}"
+        last = next(
+            self._rows(
+                "SELECT attempt, iteration FROM results WHERE trial_id = ? "
+                "ORDER BY attempt DESC, iteration DESC LIMIT 1",
                 trial_id,
-            )
-            if is_finite(at) and is_finite(value)
-        ]
+            ),
+            None,
+        )
+        if last is None:
+            return []
+        with self._sharing:
+            shared = self._drawn.setdefault((*self._identity, metric, x), _Curves())
+            self._drawn.move_to_end((*self._identity, metric, x))
+            while len(self._drawn) > MAX_SHARED:
+                self._drawn.popitem(last=False)
+        with shared.lock:
+            known = shared.of.get(trial_id)
+            if known is not None and known.attempt == last[0]:
+                before = len(known)
+                known.add(
+                    self._rows(
+                        f"SELECT {columns} FROM results "
+                        "WHERE trial_id = ? AND attempt = ? AND iteration > ? ORDER BY iteration",
+                        *(*names, trial_id, known.attempt, known.iteration),
+                    )
+                )
+            else:  # a new attempt may take back what the one before has reported
+                before = 0 if known is None else len(known)
+                known = _Curve(last[0])
+                known.add(
+                    self._rows(
+                        f"SELECT {columns} FROM history WHERE trial_id = ? ORDER BY iteration",
+                        *(*names, trial_id),
+                    )
+                )
+            shared.size += len(known) - before
+            shared.keep(trial_id, known)
+            return known.points()
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
         """Return the place of each of these trials in the order suggested; of those that there are."""
