@@ -1,6 +1,7 @@
 from trainkit import actor as actor
 from trainkit import air as air
 from trainkit import cloudpickle as cloudpickle
+from trainkit import dag as dag
 from trainkit import errors as errors
 from trainkit import exceptions as exceptions
 from trainkit import runtime_context as runtime_context
@@ -41,6 +42,7 @@ from trainkit.runtime.specs import ObjectRef as ObjectRef
 from trainkit.runtime.specs import PlacementGroupID as PlacementGroupID
 from trainkit.runtime.specs import TaskID as TaskID
 from trainkit.runtime.specs import WorkerID as WorkerID
+from trainkit.runtime.streams import DynamicObjectRefGenerator as DynamicObjectRefGenerator
 from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
 
 ObjectID = ObjectRef  # an older name of Ray's

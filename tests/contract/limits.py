@@ -106,10 +106,10 @@ SMALL_FILES: dict[str, str] = {
 # fmt: off
 PUBLIC = {
     "trainkit": {
-        "__version__", "actor", "air", "cloudpickle", "errors", "exceptions", "runtime_context",
+        "__version__", "actor", "air", "cloudpickle", "dag", "errors", "exceptions", "runtime_context",
         "runtime_env", "sklearn", "train", "tune", "ActorID", "JobID", "NodeID", "ObjectID",
         "PlacementGroupID", "TaskID", "WorkerID",
-        "util", "ObjectRef", "ObjectRefGenerator",
+        "util", "DynamicObjectRefGenerator", "ObjectRef", "ObjectRefGenerator",
         "available_resources", "cancel", "cluster_resources", "exit_actor", "get", "get_actor",
         "get_current_placement_group", "get_gpu_ids", "get_placement_group", "get_runtime_context", "init",
         "is_initialized", "kill", "list_actors", "list_objects", "list_placement_groups", "list_tasks",

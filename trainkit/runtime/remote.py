@@ -10,6 +10,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
+from trainkit.runtime.graphs import graph
 from trainkit.runtime.options import (
     ACTORS_ONLY,
     BUILT_IN,
@@ -78,6 +79,10 @@ class RemoteFunction(Generic[P, R]):
         )
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
 
+    def bind(self, /, *args: Any, **kwargs: Any) -> graph.FunctionNode:
+        """Return a node of a graph that makes this call; see `trainkit.runtime.graphs.graph`."""
+        return graph.FunctionNode(self, args, kwargs)
+
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Start a call with these arguments and options, in Ray's older words."""
         return _with(self, options).remote(*(args or ()), **(kwargs or {}))
@@ -136,6 +141,10 @@ class ActorMethod:
             arity.require(self._name, args, kwargs)
         refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
         return refs[0] if len(refs) == 1 else refs or None
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassMethodNode:
+        """Return a node of a graph that sends this call; see `trainkit.runtime.graphs.graph`."""
+        return graph.ClassMethodNode(lambda _: self, args, kwargs, label=self._name, actor=self._actor)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send a call with these arguments and options, in Ray's older words."""
@@ -244,6 +253,10 @@ class ActorClass(Generic[T]):
             registration=options.registration(),
         )
         return ActorHandle(engine().start_actor(spec), self._interface)
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassNode:
+        """Return a node of a graph that makes an actor; see `trainkit.runtime.graphs.graph`."""
+        return graph.ClassNode(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
         """Ask for an actor with these arguments and options, in Ray's older words."""

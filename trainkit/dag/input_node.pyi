@@ -1,0 +1,2 @@
+from trainkit.runtime.graphs.graph import InputAttributeNode as InputAttributeNode
+from trainkit.runtime.graphs.graph import InputNode as InputNode

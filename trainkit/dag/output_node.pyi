@@ -1,0 +1,1 @@
+from trainkit.runtime.graphs.graph import MultiOutputNode as MultiOutputNode

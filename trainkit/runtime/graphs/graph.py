@@ -1,0 +1,423 @@
+"""Graphs of calls: what `bind` makes, executed again for each input.
+
+    with InputNode() as inp:
+        graph = second.work.bind(first.work.bind(inp))
+    trainkit.get(graph.execute(1))
+
+A node stands for a call whose arguments may be other nodes. To execute a graph is to make its calls, each
+once, in the order in which they were bound. None waits for another in the program: a reference is the next
+one's argument.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
+from trainkit.runtime.session import engine
+from trainkit.runtime.specs import ObjectRef
+
+_serials = itertools.count()
+
+
+class GraphInput(NamedTuple):
+    """Arguments of `execute`.
+
+    Attributes:
+        args: given by position.
+        kwargs: given by name.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def single(self) -> bool:
+        """True if it is one value, without a name."""
+        return len(self.args) == 1 and not self.kwargs
+
+
+class DAGNode(ABC):
+    """Node of a graph, and the graph of all that it needs.
+
+    Args:
+        args: positional arguments of the call; nodes among them, and in lists, tuples and dictionaries of
+            them, are replaced by their results.
+        kwargs: the same by keyword.
+    """
+
+    def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        self._serial = next(_serials)  # a node comes after its arguments, so this is an order to call in
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs or {})
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the calls of the graph, and return this node's reference, or references, at once.
+
+        Args:
+            *args: the input of the graph.
+            **kwargs: named parts of it.
+
+        Raises:
+            ConfigError: the graph takes its input otherwise.
+        """
+        return _executed(_ordered(self), GraphInput(args, kwargs))[self]
+
+    def experimental_compile(self, *, enable_asyncio: bool = False, **buffers: Any) -> CompiledDAG:
+        """Return the graph ready to be executed many times.
+
+        Args:
+            enable_asyncio: it is executed by `execute_async`, from an event loop.
+            **buffers: sizes and limits of Ray's buffers, such as `_buffer_size_bytes`. Without effect, as
+                results of any number and size travel from process to process.
+
+        Raises:
+            ConfigError: no call has an input, or an actor would be made anew each time.
+        """
+        unknown = sorted(set(buffers) - _BUFFERS)
+        if unknown:
+            raise TypeError(f"experimental_compile() got an unexpected keyword argument {unknown[0]!r}")
+        return CompiledDAG(self, enable_asyncio=enable_asyncio)
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def _needs(self) -> Iterator[DAGNode]:
+        """Yield the nodes whose results this one needs."""
+        return _nodes_in((self._args, self._kwargs))
+
+    @abstractmethod
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        """Return the result, given those of the nodes that it needs."""
+
+
+_BUFFERS = frozenset(
+    {
+        "_buffer_size_bytes",
+        "_default_communicator",
+        "_max_buffered_results",
+        "_max_inflight_executions",
+        "_overlap_gpu_communication",
+        "_submit_timeout",
+    }
+)
+
+
+class InputNode(DAGNode):
+    """Input of a graph: the argument of `execute`; `node["key"]` and `node.name` are parts of it.
+
+    Of several arguments, `node[0]` is the first, `node["name"]` or `node.name` one given by name, and the
+    node itself a `GraphInput` of all.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __getitem__(self, key: Any) -> InputAttributeNode:
+        return InputAttributeNode(self, key, is_attribute=False)
+
+    def __getattr__(self, name: str) -> InputAttributeNode:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return InputAttributeNode(self, name, is_attribute=True)
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        return given.args[0] if given.single else given
+
+
+class InputAttributeNode(DAGNode):
+    """Part of the input: an item or an attribute of its one value, or one of several arguments."""
+
+    def __init__(self, whole: InputNode, key: Any, *, is_attribute: bool) -> None:
+        super().__init__((whole,))
+        self._key = key
+        self._is_attribute = is_attribute
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        if given.single:
+            value = given.args[0]
+            return getattr(value, self._key) if self._is_attribute else value[self._key]
+        parts: Any = given.args if isinstance(self._key, int) else given.kwargs
+        try:
+            return parts[self._key]
+        except LookupError:
+            raise ConfigError(
+                f"the graph takes the part {self._key!r} of its input, but execute() was given "
+                f"{len(given.args)} values and {sorted(given.kwargs)} by name: give it too"
+            ) from None
+
+
+class FunctionNode(DAGNode):
+    """Call of a remote function.
+
+    Args:
+        function: a `RemoteFunction`.
+        args: see `DAGNode`.
+        kwargs: see `DAGNode`.
+    """
+
+    def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(args, kwargs)
+        self._function = function
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        return self._function.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
+
+
+class ClassNode(DAGNode):
+    """Actor that is made anew each time the graph is executed; its methods have a `bind`.
+
+    It ends with the calls of that execution. All methods that were bound before one that the graph needs are
+    called too.
+
+    Args:
+        actor_class: an `ActorClass`.
+        args: see `DAGNode`.
+        kwargs: see `DAGNode`.
+    """
+
+    def __init__(self, actor_class: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(args, kwargs)
+        self._class = actor_class
+        self._last: DAGNode = self
+
+    def __getattr__(self, name: str) -> _UnboundMethod:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _UnboundMethod(self, name)
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        return self._class.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
+
+
+class _UnboundMethod:
+    """Method of an actor that is yet to be made."""
+
+    def __init__(self, owner: ClassNode, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._options: dict[str, Any] = {}
+
+    def options(self, **changes: Any) -> _UnboundMethod:
+        """Return the method, called otherwise; see `ActorMethod.options`."""
+        other = _UnboundMethod(self._owner, self._name)
+        other._options = {**self._options, **changes}
+        return other
+
+    def bind(self, *args: Any, **kwargs: Any) -> ClassMethodNode:
+        """Return a node that calls the method of the actor."""
+        owner = self._owner
+
+        def found(done: Mapping[DAGNode, Any]) -> Any:
+            method = getattr(done[owner], self._name)
+            return method.options(**self._options) if self._options else method
+
+        node = ClassMethodNode(found, args, kwargs, label=self._name, behind=(owner, owner._last))
+        owner._last = node
+        return node
+
+
+class ClassMethodNode(DAGNode):
+    """Call of an actor's method.
+
+    Args:
+        method: returns the `ActorMethod`, given the results of the nodes that it needs.
+        args: see `DAGNode`.
+        kwargs: see `DAGNode`.
+        label: name of the method, for pictures.
+        actor: whose method it is, if that is there before the graph is executed.
+        behind: further nodes that it needs.
+    """
+
+    def __init__(
+        self,
+        method: Callable[[Mapping[DAGNode, Any]], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        label: str,
+        actor: Any = None,
+        behind: Sequence[DAGNode] = (),
+    ) -> None:
+        super().__init__(args, kwargs)
+        self._method = method
+        self._behind = behind
+        self.actor = actor
+        self._label = label
+
+    def __str__(self) -> str:
+        return self._label
+
+    def _needs(self) -> Iterator[DAGNode]:
+        yield from self._behind
+        yield from super()._needs()
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        method = self._method(done)
+        return method.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
+
+
+class MultiOutputNode(DAGNode):
+    """Several nodes as one graph, whose result is the list of theirs.
+
+    Args:
+        args: the nodes.
+    """
+
+    def __init__(self, args: Sequence[DAGNode]) -> None:
+        if not args or not all(isinstance(node, DAGNode) for node in args):
+            raise ArgumentTypeError(f"MultiOutputNode({args!r}): give a list of what bind() returned")
+        super().__init__(args)
+
+    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
+        return [done[node] for node in self._args]
+
+
+class CompiledDAG:
+    """Graph of actors' methods whose order of calls is found once.
+
+    Each execution makes its calls at once, also while others are under way. As an actor runs calls in the
+    order in which they were sent, its executions come one after the other, and different actors work on
+    different ones at a time.
+
+    Args:
+        root: node whose result is that of the graph.
+        enable_asyncio: see `DAGNode.experimental_compile`.
+
+    Raises:
+        ConfigError: no call has an input, or an actor would be made anew each time.
+    """
+
+    def __init__(self, root: DAGNode, *, enable_asyncio: bool = False) -> None:
+        self._root = root
+        self._order = _ordered(root)
+        self._is_async = enable_asyncio
+        self._calling = threading.Lock()
+        self._last: list[ObjectRef[Any]] = []
+        self._is_open = True
+        if any(isinstance(node, ClassNode) for node in self._order):
+            raise ConfigError(
+                "a graph that makes actors can't be compiled, as each execution would make them anew: make "
+                "them by .remote(), and bind the methods of their handles"
+            )
+        if not any(isinstance(node, InputNode) for node in self._order):
+            raise ConfigError("a graph without an InputNode can't be compiled: bind one to its first calls")
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the calls, and return the reference of the graph's result, or a list of them, at once.
+
+        Raises:
+            ConfigError: the graph was torn down, or compiled with `enable_asyncio=True`.
+        """
+        if self._is_async:
+            raise ConfigError("the graph was compiled with enable_asyncio=True: await its execute_async()")
+        return self._executed(args, kwargs)
+
+    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the calls, and return what is awaited for the graph's result, or a list of such.
+
+        Raises:
+            ConfigError: the graph was torn down, or compiled without `enable_asyncio=True`.
+        """
+        if not self._is_async:
+            raise ConfigError("execute_async() needs experimental_compile(enable_asyncio=True)")
+        return self._executed(args, kwargs)
+
+    def _executed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self._calling:  # so that all actors get the executions in one order
+            if not self._is_open:
+                raise ConfigError("the graph was torn down: compile it again")
+            result = _executed(self._order, GraphInput(args, kwargs))[self._root]
+            self._last = [ref for ref in _flat(result) if isinstance(ref, ObjectRef)]
+            return result
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Wait for the last execution, and take no more. The actors go on, and may be used otherwise.
+
+        Args:
+            kill_actors: end them too.
+        """
+        with self._calling:
+            self._is_open = False
+            last, self._last = self._last, []
+        if last:
+            engine().wait(last, len(last), None)
+        if kill_actors:
+            for actor in {node.actor for node in self._order if isinstance(node, ClassMethodNode)}:
+                engine().kill(actor, no_restart=True)
+
+    def visualize(self, filename: str = "compiled_graph", format: str = "png", view: bool = False) -> str:
+        """Draw the graph into the file `filename`.`format`, and return its source in Graphviz's language.
+
+        Args:
+            filename: without its ending.
+            format: of Graphviz's, such as "png" or "svg".
+            view: show it too.
+
+        Raises:
+            MissingDependencyError: the package graphviz is not installed.
+        """
+        try:
+            graphviz: Any = importlib.import_module("graphviz")
+        except ImportError as error:
+            raise MissingDependencyError("visualize() needs graphviz: pip install graphviz") from error
+        drawn = graphviz.Digraph(name="compiled_graph", format=format)
+        for node in self._order:
+            drawn.node(str(node._serial), str(node))
+            for needed in dict.fromkeys(node._needs()):
+                drawn.edge(str(needed._serial), str(node._serial))
+        drawn.render(filename, view=view)
+        source: str = drawn.source
+        return source
+
+
+def _ordered(root: DAGNode) -> list[DAGNode]:
+    """Return the nodes that `root` needs, and itself, in the order in which they were bound."""
+    found = {root}
+    left = [root]
+    while left:
+        for node in left.pop()._needs():
+            if node not in found:
+                found.add(node)
+                left.append(node)
+    return sorted(found, key=lambda node: node._serial)
+
+
+def _executed(order: Iterable[DAGNode], given: GraphInput) -> dict[DAGNode, Any]:
+    done: dict[DAGNode, Any] = {}
+    for node in order:
+        done[node] = node._made(given, done)
+    return done
+
+
+def _nodes_in(value: Any) -> Iterator[DAGNode]:
+    if isinstance(value, DAGNode):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _nodes_in(item)
+    elif type(value) is dict:
+        yield from _nodes_in(list(value.values()))
+
+
+def _replaced(value: Any, done: Mapping[DAGNode, Any]) -> Any:
+    """Return `value` with the results of the nodes in it."""
+    if isinstance(value, DAGNode):
+        return done[value]
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, done) for item in value)
+    if type(value) is dict:
+        return {key: _replaced(item, done) for key, item in value.items()}
+    return value
+
+
+def _flat(value: Any) -> list[Any]:
+    return [part for item in value for part in _flat(item)] if isinstance(value, list) else [value]
