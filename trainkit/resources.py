@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 
 from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, did_you_mean
@@ -109,3 +110,20 @@ def require_feasible(
             f"{what} asks for {describe(asked)}, but {has} {describe(existing)}: "
             f"not enough {', '.join(short)}. Ask for less, or {more}.{''.join(hints)}"
         )
+
+
+def file_system(mounts: str, device: int) -> str:
+    """Return the type of the file system with that number, such as "ext4"; "" for one that is not mounted.
+
+    Some, such as Btrfs, give their files other numbers than that of their mount.
+
+    Args:
+        mounts: text of /proc/self/mountinfo.
+        device: the number.
+    """
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        if left.split()[2:3] == [wanted]:
+            return right.split()[0]
+    return ""

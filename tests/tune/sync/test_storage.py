@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from contextlib import closing
@@ -21,6 +23,7 @@ from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.tune.store.ownership import leave_command
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
+from trainkit.tune.sync import storage
 from trainkit.tune.sync.mirror import Mirror
 from trainkit.tune.sync.storage import Address, locate
 
@@ -292,3 +295,66 @@ def test_bad_places_are_named():
 def test_what_an_address_needs_is_said():
     with pytest.raises(MissingDependencyError, match="s3fs"):
         tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))
+
+
+# --- folders on network file systems --------------------------------------------------------------
+
+MOUNTS = """\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+40 27 0:50 / /home rw,relatime shared:9 - nfs4 server:/home rw,vers=4.2
+41 27 0:51 / /mnt/cifs rw - cifs //server/share rw
+42 27 0:52 / /mnt/s3 rw - fuse.s3fs s3fs rw
+43 27 0:53 / /mnt/disk rw - fuseblk /dev/sdb1 rw
+44 27 0:54 / /layers rw - fuse.fuse-overlayfs fuse-overlayfs rw
+45 27 0:55 / /tmp rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("minor", "kind"),
+    [(50, "nfs4"), (51, "cifs"), (52, "fuse.s3fs"), (53, None), (54, None), (55, None), (99, None)],
+)
+def test_a_network_file_system_is_told_by_its_mount(minor, kind):
+    assert storage.network_file_system(MOUNTS, os.makedev(0, minor)) == kind
+
+
+@pytest.fixture
+def network(monkeypatch, tmp_path):
+    """A folder that passes for one of an NFS server's."""
+    folder = tmp_path / "nfs"
+    monkeypatch.setattr(storage, "_network", lambda path: "nfs4" if path.is_relative_to(folder) else None)
+    return folder
+
+
+def test_an_experiment_on_a_network_drive_is_written_locally_and_copied(fit, network, results, caplog):
+    for name in ("e", "f"):
+        grid = fit(saving, run={"name": name, "storage_path": str(network)})
+        assert Path(grid.experiment_path) == results / name
+    (said,) = [each.getMessage() for each in caplog.records if "network" in each.getMessage()]
+    assert "(nfs4)" in said and str(results) in said
+    assert names(network / "e") == names(results / "e") - LOCAL_ONLY
+    assert len(tune.ResultGrid.from_path(network / "e")) == 1
+    fit(saving, run={"name": "e", "storage_path": f"file://{network}/as_asked"})
+    assert (network / "as_asked" / "e" / FILENAME).exists()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_restore_finds_an_experiment_on_a_network_drive(fit, network, results, lost):
+    fit(saving, run={"storage_path": str(network)})
+    if lost:  # the disk was another machine's
+        shutil.rmtree(results)
+    more = tune.TuneConfig(num_samples=2)
+    again = tune.Tuner.restore(str(network / "e"), saving, tune_config=more).fit()
+    assert Path(again.experiment_path) == results / "e"
+    assert len(tune.ResultGrid.from_path(network / "e")) == len(again) == 2
+
+
+def test_a_home_on_a_network_drive_leaves_experiments_in_the_temporary_folder(
+    fit, network, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(network))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
+    (tmp_path / "disk").mkdir()
+    grid = fit(saving, run={"storage_path": None})
+    assert Path(grid.experiment_path).is_relative_to(tmp_path / "disk")
+    assert len(tune.Tuner.restore(str(network / "e"), saving).get_results()) == 1

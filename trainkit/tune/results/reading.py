@@ -292,7 +292,8 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
         StoreError: there is nothing.
         StorageError: the address can't be read.
     """
-    folder, _ = working_folder(path, filesystem)
+    place = locate(path, filesystem)
+    folder = place if isinstance(place, Path) else working_folder(path, filesystem)[0]
     if folder.is_file():
         folder = folder.parent
     if not folder.is_dir():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,20 @@ from trainkit.errors import (
     StorageError,
     StoreError,
 )
+from trainkit.resources import file_system
 from trainkit.tune import store
 from trainkit.tune.config import RunConfig
 from trainkit.tune.store.ownership import FOLDER as COMMANDS
 from trainkit.tune.store.schema import FILENAME, open_database
 
+logger = logging.getLogger("trainkit.tune")
+
 MAX_TRIES = 3
 """Downloads of an experiment that changes meanwhile."""
+
+_NETWORK = re.compile(r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?")
+"""Types of file systems that other machines write too, or that share no memory among their users."""
+_told: set[Path] = set()
 
 
 @dataclass(frozen=True)
@@ -141,14 +151,81 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
         ConfigError: a file system without a path, or see `locate`.
         MissingDependencyError: see `locate`.
     """
-    if path is None:
-        if filesystem is not None:
-            raise ConfigError("storage_filesystem needs storage_path: a path on that file system")
-        return (settings.results_dir() / name).absolute(), None
-    place = locate(path, filesystem)
+    if path is None and filesystem is not None:
+        raise ConfigError("storage_filesystem needs storage_path: a path on that file system")
+    place = settings.results_dir().absolute() if path is None else locate(path, filesystem)
     if isinstance(place, Path):
-        return place / name, None
-    return (settings.results_dir() / name).absolute(), Address(place.fs, place.path(name))
+        if "://" in os.fspath(path or "") or (shared := _shared(place)) is None:
+            return place / name, None
+        place = shared
+    return _live_folder(name), Address(place.fs, place.path(name))
+
+
+def network_file_system(mounts: str, device: int) -> str | None:
+    """Return the type of the network file system with that number; None if it is another.
+
+    SQLite's log needs memory that all who have the file open share, and locks that they heed. NFS, CIFS and
+    file systems of programs, FUSE's, don't promise both.
+
+    Args:
+        mounts: text of /proc/self/mountinfo.
+        device: the number.
+    """
+    kind = file_system(mounts, device)
+    return kind if _NETWORK.fullmatch(kind) else None
+
+
+def _network(folder: Path) -> str | None:
+    """Return the type of the network file system that a folder is on, or will be on; None: another."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except FileNotFoundError:  # no Linux
+        return None
+    return network_file_system(mounts, there.stat().st_dev)
+
+
+def _shared(folder: Path) -> Address | None:
+    """Return the address of a folder on a network file system; None for a folder where SQLite works."""
+    kind = _network(folder)
+    if kind is None:
+        return None
+    first = folder not in _told
+    _told.add(folder)
+    if find_spec("fsspec") is None:
+        if first:
+            logger.warning(
+                "%s is on a network file system (%s), where SQLite's log is not safe: pip install "
+                "'trainkit-ml[storage]', and experiments are written on a local disk and copied there",
+                *(folder, kind),
+            )
+        return None
+    if first:
+        logger.warning(
+            "%s is on a network file system (%s), where SQLite's log is not safe: experiments are written in "
+            "%s, and copied there while they run; file://%s has them written in place",
+            *(folder, kind, _live_folder(""), folder),
+        )
+    return _named_by(folder.as_uri())
+
+
+def _live_folder(name: str) -> Path:
+    """Return the local folder of an experiment that is copied elsewhere.
+
+    Raises:
+        StorageError: another user has a folder of its name.
+    """
+    folder = settings.results_dir().absolute()
+    if _network(folder) is not None:
+        folder = Path(tempfile.gettempdir(), f"trainkit-results-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid():
+            raise StorageError(
+                f"{folder} is another user's, and experiments were to be written there, as "
+                f"{settings.results_dir()} is on a network file system: set TRAINKIT_RESULTS_DIR to a folder "
+                "of a local disk"
+            )
+    return folder / name
 
 
 def describe_address(address: Address | None) -> dict[str, Any]:
@@ -173,6 +250,8 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
         place = locate(run.storage_path, run.storage_filesystem)
         if isinstance(place, Address):
             return Address(place.fs, place.path(name))
+        if (shared := _shared(place)) is not None:
+            return Address(shared.fs, shared.path(name))
     stored = facts.get("copied_to")
     if stored is None:
         return None
@@ -232,11 +311,24 @@ def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tupl
     """
     address = locate(path, filesystem)
     if isinstance(address, Path):
-        return address, None
-    folder = (settings.results_dir() / address.root.rsplit("/", 1)[-1]).absolute()
+        copy = _as_copy(address)
+        if copy is None:
+            return address, None
+        address = copy
+    folder = _live_folder(address.root.rsplit("/", 1)[-1])
     with _alone(folder):
         _download(address, folder)
     return folder, address
+
+
+def _as_copy(folder: Path) -> Address | None:
+    """Return the address of a folder on a network file system that holds a copy; None for another folder."""
+    if _network(folder) is None or not (folder / FILENAME).is_file():
+        return None
+    with store.ExperimentReader(folder) as reader:
+        is_copy = reader.facts().get("copied_to") is not None
+    shared = _shared(folder.parent) if is_copy else None
+    return None if shared is None else Address(shared.fs, shared.path(folder.name))
 
 
 @contextmanager

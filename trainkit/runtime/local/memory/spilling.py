@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
-from trainkit.resources import describe_bytes
+from trainkit.resources import describe_bytes, file_system
 from trainkit.runtime.local.memory.locks import PREFIX, Span, share
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
@@ -60,12 +60,7 @@ def on_disk(mounts: str, device: int) -> bool:
         mounts: text of /proc/self/mountinfo.
         device: the number.
     """
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        if left.split()[2:3] == [wanted]:
-            return right.split()[0] not in _IN_MEMORY
-    return True
+    return file_system(mounts, device) not in _IN_MEMORY
 
 
 def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
