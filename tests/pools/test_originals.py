@@ -1,4 +1,4 @@
-"""Python's own tests of its pools, run on ours as installed."""
+"""Python's own tests of its pools, and joblib's of its backends, run on ours as installed."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def test_pythons_tests_of_its_pools(original: str, pattern: str, least: int, tmp
         pytest.skip(f"this Python is installed without test.{original}: PYTHONPATH may have it")
     assert int(ran[1]) >= least, printed
     assert re.search(r"^OK", printed, re.MULTILINE), printed
+
+
+@pytest.mark.slow
+def test_joblibs_tests_of_its_backends(tmp_path: Path) -> None:
+    pytest.importorskip("joblib.test.test_parallel")
+    (tmp_path / "pytest.ini").touch()  # not the project's settings
+    plugins = ("-p", "tests.pools.joblib_on_trainkit", "-p", "no:xdist", "-p", "no:cacheprovider")
+    tests = ("joblib.test.test_parallel", "joblib.test.test_config")
+    printed = output_of(["-m", "pytest", "-q", "-W", "ignore", *plugins, "--pyargs", *tests], tmp_path)
+    ran = re.search(r"^(\d+) passed(?!.*(failed|error)).* in ", printed, re.MULTILINE)
+    assert ran is not None and int(ran[1]) >= 250, printed

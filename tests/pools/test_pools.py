@@ -271,6 +271,25 @@ def test_workers_that_run_are_ended_when_asked(tmp_path: Path) -> None:
     assert trainkit.get(trainkit.remote(double).remote(2)) == 4
 
 
+def test_a_call_that_is_being_sent_is_ended_too(tmp_path: Path) -> None:
+    is_sent, go = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self):
+            is_sent.set()
+            go.wait()
+            return str, ()
+
+    executor = Executor(2)
+    with futures.ThreadPoolExecutor(1) as another:
+        submitting = another.submit(executor.submit, wait_for, tmp_path / "never", then=Slow())
+        is_sent.wait()
+        executor.terminate_workers()
+        go.set()
+        assert submitting.result().exception(timeout=60) is not None
+    executor.shutdown()
+
+
 def test_calls_that_wait_fail_with_their_session(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(

@@ -339,7 +339,7 @@ class Executor(futures.Executor):
         self._refilled_at = self._window - 1
         self._ended = 0
         self._since = SYSTEM.monotonic()
-        self._is_shut_down = False
+        self._is_shut_down = self._is_killed = False
         _open.add(self)
         # Anew each time, behind the session's own, so that it comes before that.
         atexit.unregister(_finish_all)
@@ -473,6 +473,8 @@ class Executor(futures.Executor):
                 try:
                     ref = future.ref = self._remote(*call)
                     ref.future(future)
+                    if self._is_killed:  # by another thread, since it was taken from those that wait
+                        cancel(ref, force=True)
                 except BaseException as error:  # as `ProcessPoolExecutor`: the future has it
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
@@ -531,6 +533,7 @@ class Executor(futures.Executor):
         """Take no more calls, cancel those that wait, and kill the workers of those that run."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
+            self._is_killed = True
             refs = [future.ref for future in self._sent if future.ref is not None]
         if running() is self._engine:
             for ref in refs:

@@ -7,11 +7,12 @@ files for them.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.errors import ConfigError, MissingDependencyError, ObjectLostError
 from trainkit.pools.executor import Executor, Sharing
 from trainkit.runtime.api import cluster_resources, get
 from trainkit.runtime.session import engine
@@ -33,10 +34,12 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     Args:
         nesting_level: as joblib gives it.
-        inner_max_num_threads: not taken: a worker has as many threads as it has CPUs.
+        inner_max_num_threads: of BLAS, OpenMP and the like in a worker; None: as many as a worker has CPUs,
+            unless the program's environment says otherwise.
         **options: of `Executor`, such as `num_cpus=2` or `num_gpus=1` for each batch.
     """
 
+    supports_inner_max_num_threads = True
     supports_retrieve_callback = True
     supports_sharedmem = False
     uses_threads = False
@@ -51,10 +54,20 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._sharing = Sharing()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many calls run at a time: one in a process forked from that of the session."""
         if n_jobs == 0:
             raise ConfigError("n_jobs == 0 in Parallel has no meaning: give 1 or more, or -1 for all CPUs")
+        if n_jobs in (None, 1):
+            return 1
+        try:
+            engine()
+        except ObjectLostError as error:
+            warnings.warn(
+                f"trainkit-backed parallel loops cannot run here, so n_jobs=1: {error}", stacklevel=3
+            )
+            return 1
         cpus = max(1, int(cluster_resources().get("CPU", 1)))
-        return 1 if n_jobs is None else n_jobs if n_jobs > 0 else max(1, cpus + 1 + n_jobs)
+        return n_jobs if n_jobs > 0 else max(1, cpus + 1 + n_jobs)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
         self.parallel = parallel
@@ -63,6 +76,10 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
             # joblib waits in a way that lends no CPU, so that a worker's calls might wait for its own CPUs.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
+        threads = self.inner_max_num_threads
+        if threads is not None:
+            limits = dict.fromkeys(self.MAX_NUM_THREADS_VARS, str(threads))
+            given["env"] = {**limits, **self._given.get("env", {})}
         self._options = {**self._given, **given}
         self._workers = Executor(count, **self._options)
         return count
