@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +19,19 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.dashboard.conftest import Asker, served
+from tests.tune.experiment.steered import Driver
 from trainkit.client import Experiment
-from trainkit.tune.results.overview import LogReader
 
 pytestmark = pytest.mark.external
 
-COUNTS = """
-import sys, time
-from pathlib import Path
-import trainkit
-from trainkit import tune
-
-class Counts(tune.Trainable):
-    def setup(self, config):
-        self.n, self.go_on = 0, Path(config["root"], "go on")
-    def step(self):
-        time.sleep(0.02)
-        self.n += 1
-        return {"n": self.n, "done": self.go_on.exists() and self.n >= 5}
-    def save_checkpoint(self, folder):
-        Path(folder, "n").write_text(str(self.n))
-    def load_checkpoint(self, folder):
-        self.n = int(Path(folder, "n").read_text())
-
-if __name__ == "__main__":
-    trainkit.init(num_cpus=2)
-    space = {"x": tune.uniform(0, 1), "kind": tune.choice(["a", "b"]), "root": sys.argv[1]}
-    grid = tune.Tuner(Counts, param_space=space,
-        tune_config=tune.TuneConfig(num_samples=3, seed=1),
-        run_config=tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)).fit()
-    print([str(result.status) for result in grid])
-"""
 ONE = "/experiments/e"
 
 
 class Program:
     """A program that runs an experiment, and a dashboard over it."""
 
-    def __init__(self, root: Path, ask: Asker, process: subprocess.Popen[str]) -> None:
-        self.root, self.ask, self.process = root, ask, process
+    def __init__(self, driver: Driver, ask: Asker) -> None:
+        self.driver, self.ask = driver, ask
 
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.ask.get(f"{ONE}/trials")["rows"]
@@ -68,42 +41,25 @@ class Program:
         found: dict[str, Any] = self.ask.checked("POST", f"{ONE}/{verb}", status, body)
         return found
 
-    def reports(self, index: int) -> int:
-        rows = self.rows()
-        return rows[index]["reports"] if len(rows) > index else 0
-
-    def finish(self) -> str:
-        (self.root / "go on").touch()
-        out, err = self.process.communicate(timeout=300)
-        assert self.process.returncode == 0, err
-        return out
-
-
-@contextmanager
-def begun(root: Path) -> Iterator[subprocess.Popen[str]]:
-    (root / "program.py").write_text(COUNTS)
-    process = subprocess.Popen(
-        [sys.executable, root / "program.py", root],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-    )
-    try:
-        assert eventually(lambda: (root / "e" / "experiment.sqlite").exists() or process.poll() is not None)
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    def finish(self) -> list[str]:
+        return [status for status, _ in self.driver.finish()]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
-    with begun(tmp_path) as process, served(tmp_path) as ask:
-        made = Program(tmp_path, ask, process)
-        assert eventually(lambda: bool(made.reports(0) and made.reports(1)) or process.poll() is not None)
-        assert process.poll() is None, process.communicate()[1]
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    made = Driver(tmp_path)
+    made.start()
+    try:
+        assert eventually(lambda: made.has_begun)
         yield made
+    finally:
+        made.kill()
+
+
+@pytest.fixture
+def program(driver: Driver) -> Iterator[Program]:
+    with served(driver.root) as ask:
+        yield Program(driver, ask)
 
 
 def test_a_trial_with_checkpoints_is_held_and_goes_on(program: Program) -> None:
@@ -111,21 +67,35 @@ def test_a_trial_with_checkpoints_is_held_and_goes_on(program: Program) -> None:
     assert program.tell("pause", trial=first)["outcome"] == f"trial {first} pauses at its next report"
     assert eventually(lambda: program.rows()[0]["status"] == "PAUSED")
     held_at = program.rows()[0]["reports"]
-    assert eventually(lambda: bool(program.reports(2))), "another trial has its place"
+    assert eventually(lambda: bool(program.driver.reports(2))), "another trial has its place"
     assert "was paused already" in program.tell("pause", 409, trial=first)["error"]
     assert program.tell("prioritise", trial=first)["done"]
     assert program.tell("resume", trial=first)["done"]
     second = program.rows()[1]["trial_id"]
     program.tell("stop", trial=second)
-    assert eventually(lambda: program.reports(0) > held_at)
+    assert eventually(lambda: program.driver.reports(0) > held_at)
     row = program.ask.get(f"{ONE}/trials/{first}")
     assert [each["iteration"] for each in row["attempts"]] == [0, held_at], "it goes on from its checkpoint"
-    assert program.finish() == "['TERMINATED', 'TERMINATED', 'TERMINATED']\n"
+    assert program.finish() == ["TERMINATED"] * 3
     history = program.ask.get(f"{ONE}/trials/{first}/history")
     assert [report["n"] for report in history] == [*range(1, len(history) + 1)], "no report is missing"
     events = program.ask.get(f"{ONE}/events")["events"]
     told = [json.loads(each["detail"])["verb"] for each in events if each["kind"] == "command"]
     assert told == ["pause", "pause", "prioritise", "resume", "stop"]
+
+
+def test_a_trial_that_waits_is_stopped_at_once(program: Program) -> None:
+    first = program.rows()[0]["trial_id"]
+    program.tell("pause", trial=first)
+    assert eventually(lambda: bool(program.driver.reports(2))), "another trial has its place"
+    program.tell("resume", trial=first)
+    assert eventually(lambda: program.rows()[0]["status"] == "PENDING")
+    answer = program.tell("stop", trial=first)
+    assert answer["outcome"] == f"trial {first} has ended"
+    row = program.rows()[0]
+    assert (row["status"], row["reason"]) == ("TERMINATED", f"stopped by {answer['by']}: not run")
+    assert (row["attempt"], program.driver.trials()[0].status) == (1, "TERMINATED")
+    assert program.finish() == ["TERMINATED"] * 3
 
 
 def test_configurations_are_added_and_limits_are_set(program: Program) -> None:
@@ -139,7 +109,7 @@ def test_configurations_are_added_and_limits_are_set(program: Program) -> None:
     assert program.ask.get(ONE)["total"] == 5
     assert program.ask.get(ONE)["settings"]["num_samples"] == 5
     assert program.tell("set", time_budget_s=3600.5)["done"]
-    assert program.finish() == f"{['TERMINATED'] * 5}\n"
+    assert program.finish() == ["TERMINATED"] * 5
     assert [row["config"]["x"] for row in program.rows()][2:4] == [0.5, 0.25]
     assert program.rows()[2]["config"]["kind"] == "b"
 
@@ -191,7 +161,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(program: Program) ->
         assert len(words) > 10, (verb, body)
     one = program.ask.get(ONE)
     assert (one["total"], one["settings"]) == (before["total"], before["settings"])
-    answers = Experiment(program.root / "e").commands()
+    answers = Experiment(program.driver.folder).commands()
     assert not any(each.done for each in answers)
     told = [
         each["detail"] for each in program.ask.get(f"{ONE}/events")["events"] if each["kind"] == "command"
@@ -199,14 +169,14 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(program: Program) ->
     assert len(told) == len(answers) and max(map(len, told)) < 10_000, "a text is cut, and says so"
     (cut,) = [each for each in map(json.loads, told) if "ccc" in each["arguments"]]
     assert cut["verb"] == "add" and cut["arguments"].endswith("c...")
-    assert program.finish() == f"{['TERMINATED'] * 3}\n", "whoever runs it has taken no harm"
+    assert program.finish() == ["TERMINATED"] * 3, "whoever runs it has taken no harm"
 
 
 def test_who_only_reads_neither_adds_nor_sets(program: Program) -> None:
-    with served(program.root, read_only=True) as reader:
+    with served(program.driver.root, read_only=True) as reader:
         reader.checked("POST", f"{ONE}/add", 403, {"config": {"x": 0.5}})
         reader.checked("POST", f"{ONE}/set", 403, {"num_samples": 9})
-    assert Experiment(program.root / "e").commands() == []
+    assert Experiment(program.driver.folder).commands() == []
     program.finish()
 
 
@@ -214,35 +184,27 @@ def test_who_only_reads_neither_adds_nor_sets(program: Program) -> None:
 
 
 def test_a_command_under_way_when_the_server_is_killed_is_in_the_history_or_was_never_taken(
-    tmp_path: Path,
+    driver: Driver,
 ) -> None:
     """The program that runs the experiment goes on, and what it took up is told to the next server."""
-    with begun(tmp_path) as process:
-        folder = tmp_path / "e"
-        assert eventually(lambda: len(reports(folder)) == 2)
-        told: list[dict[str, Any]] = []
-        for number in range(5):
-            told += killed_while_steering(tmp_path, wait_s=0.15 * number)
-        left = sorted(path.name for path in (folder / "commands").glob("*.json"))
-        with served(tmp_path) as ask:
-            # What a dead asker has left is taken up: nobody else can say that it was taken back.
-            assert eventually(lambda: not list((folder / "commands").glob("*.json"))), left
-            history = Experiment(folder).commands()
-            assert len({each.id for each in history}) == len(history), "none twice"
-            assert {each["id"] for each in told} <= {each.id for each in history}, "what was told holds"
-            program = Program(tmp_path, ask, process)
-            events = ask.get(f"{ONE}/events")["events"]
-            assert sum(each["kind"] == "command" for each in events) == len(history)
-            samples = [each.arguments["num_samples"] for each in history if each.done]
-            assert samples and ask.get(ONE)["total"] == samples[-1]
-            program.tell("set", num_samples=3)
-            assert program.finish() == f"{['TERMINATED'] * 3}\n"
-
-
-def reports(folder: Path) -> list[str]:
-    """Return the trials that have reported."""
-    with LogReader(folder) as reader:
-        return [trial.trial_id for trial in reader.trials() if trial.iteration]
+    told: list[dict[str, Any]] = []
+    for number in range(5):
+        told += killed_while_steering(driver.root, wait_s=0.15 * number)
+    commands = driver.folder / "commands"
+    left = sorted(path.name for path in commands.glob("*.json"))
+    with served(driver.root) as ask:
+        # What a dead asker has left is taken up: nobody else can say that it was taken back.
+        assert eventually(lambda: not list(commands.glob("*.json"))), left
+        history = Experiment(driver.folder).commands()
+        assert len({each.id for each in history}) == len(history), "none twice"
+        assert {each["id"] for each in told} <= {each.id for each in history}, "what was told holds"
+        program = Program(driver, ask)
+        events = ask.get(f"{ONE}/events")["events"]
+        assert sum(each["kind"] == "command" for each in events) == len(history)
+        samples = [each.arguments["num_samples"] for each in history if each.done]
+        assert samples and ask.get(ONE)["total"] == samples[-1]
+        program.tell("set", num_samples=3)
+        assert program.finish() == ["TERMINATED"] * 3
 
 
 def killed_while_steering(root: Path, wait_s: float) -> list[dict[str, Any]]:
