@@ -85,6 +85,7 @@ OTHERS = {
         tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
         tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_external_searchers.py
         tune/search/test_search_benchmarks.py tune/test_speed.py tune/integrations/test_wandb.py
+        tune/integrations/test_aim.py tune/integrations/test_comet.py tune/integrations/test_keras.py
     """,
 }
 """The files that need something else than their folder does."""
