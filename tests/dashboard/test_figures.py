@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.dashboard import samples
+from trainkit import tune
 from trainkit.dashboard import charts, figures, parameter_figures
+from trainkit.dashboard.board import Board
 from trainkit.dashboard.charts import DRAWN, KINDS, Options, available, chart
-from trainkit.dashboard.figures import Arrival, Bar, Line, Scored
+from trainkit.dashboard.figures import Arrival, Bar, Figure, Line, Scored
 from trainkit.dashboard.parameter_figures import Parameter
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
@@ -311,6 +313,39 @@ def test_the_lineage_of_a_population_ends_at_its_best(root: Path) -> None:
 def test_what_cannot_be_drawn_is_said(root: Path, kind: str, query: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         chart(root / "digits", kind, query)
+
+
+def remarks(figure: Figure) -> list[str]:
+    return [
+        each["text"] for each in figure["layout"].get("annotations", ()) if "is given for" in each["text"]
+    ]
+
+
+def test_a_mode_that_nobody_has_given_is_assumed_and_said(root: Path) -> None:
+    for kind in ("history", "curves", "parallel", "matrix", "rungs"):
+        assert remarks(chart(root / "digits", kind, {})) == []
+        assert remarks(chart(root / "digits", kind, {"metric": "accuracy", "mode": "max"})) == []
+        assert remarks(chart(root / "digits", kind, {"metric": "accuracy"})) == [
+            "no mode is given for accuracy: smaller is taken as better"
+        ]
+    assert remarks(chart(root / "digits", "edf", {"metric": "accuracy"})) == [], "none is better there"
+    assert remarks(chart(root / "digits", "pareto", {"metric": "accuracy,loss"})) != []
+
+
+def test_without_a_mode_nothing_is_the_best(root: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        for loss in (3.0, 1.0, 2.0):
+            tune.report({"loss": loss})
+
+    run = tune.RunConfig(name="no mode", storage_path=str(root), verbose=0)
+    tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss"), run_config=run).fit()
+    board = Board(root)
+    summary, (_, (row,)) = board.summary(root / "no mode"), board.table(root / "no mode").page()
+    assert (summary["metric"], summary["mode"], summary["best"]) == ("loss", None, None)
+    assert (row["last"], row["best"]) == (2.0, None)
+    assert remarks(chart(root / "no mode", "history", {})) == [
+        "no mode is given for loss: smaller is taken as better"
+    ]
 
 
 def test_a_metric_that_nobody_reported_is_named(root: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,9 @@ KINDS = {
     "compare": "learning curves of chosen trials",
 }
 """Words of each kind of chart."""
+
+UNJUDGED = ("slice", "timeline", "edf", "compare")
+"""Kinds that say of no trial that it is better than another."""
 
 MOST_CURVES = 200
 """Curves of a chart, those of the best trials."""
@@ -140,20 +143,32 @@ class Source:
     reader: ChartReader
     facts: Mapping[str, Any]
     options: Options
+    assumed: dict[str, str] = field(default_factory=dict)
+    """By metric, the mode that it was drawn by though nobody has given one."""
+
+    def mode_of(self, metric: str) -> str:
+        """Return the mode that is asked for, or the experiment's of this metric; else assume one."""
+        usual, mode = metric_and_mode(self.facts)
+        known = {each.metric: each.mode for each in known_objectives(self.facts)}
+        if usual is not None and mode is not None:
+            known[usual] = mode
+        if (given := self.options.mode or known.get(metric)) is None:
+            given = self.assumed[metric] = mode or "min"
+        return given
 
     @property
     def judged_by(self) -> tuple[str, str]:
-        """Metric and mode that are asked for, or the experiment's.
+        """Metric that is asked for, or the experiment's, and its mode.
 
         Raises:
             ConfigError: neither says one.
         """
-        objectives = {each.metric: each.mode for each in known_objectives(self.facts)}
+        objectives = [each.metric for each in known_objectives(self.facts)]
         usual = metric_and_mode(self.facts)
         metric = self.options.metric or usual[0] or next(iter(objectives), None)
         if metric is None:
             raise ConfigError("which metric is drawn? The experiment names none: choose one")
-        return metric, self.options.mode or objectives.get(metric) or usual[1] or "min"
+        return metric, self.mode_of(metric)
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
@@ -240,7 +255,15 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
     if kind not in DRAWN:
         raise ConfigError(f"there is no chart {kind[:40]!r}: the kinds are {', '.join(DRAWN)}")
     with _source(folder, Options.of(query)) as source:
-        return DRAWN[kind](source)
+        figure = DRAWN[kind](source)
+        if source.assumed and kind not in UNJUDGED:
+            figures.say(figure, "; ".join(map(_assumption, source.assumed.items())))
+        return figure
+
+
+def _assumption(assumed: tuple[str, str]) -> str:
+    metric, mode = assumed
+    return f"no mode is given for {metric}: {'smaller' if mode == 'min' else 'larger'} is taken as better"
 
 
 def available(folder: Path) -> list[str]:
@@ -461,8 +484,7 @@ def _timeline(source: Source) -> Figure:
 def _pareto(source: Source) -> Figure:
     objectives: Sequence[Objective] = known_objectives(source.facts)
     if names := [part for part in source.options.metric.split(",") if part]:
-        modes = {each.metric: each.mode for each in objectives}
-        objectives = [Objective(name, modes.get(name, source.options.mode or "min")) for name in names]
+        objectives = [Objective(name, source.mode_of(name)) for name in names]
     if len(objectives) != 2:
         raise ConfigError(
             f"a Pareto front has two objectives, and these are {len(objectives)}: give metric=ONE,OTHER"

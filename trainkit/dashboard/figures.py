@@ -382,6 +382,13 @@ def figure_of(data: Sequence[Figure], **layout: Any) -> Figure:
     return {"data": list(data), "layout": {"hovermode": "closest", **layout}}
 
 
+def say(figure: Figure, words: str) -> None:
+    """Write a remark above a figure, at its right end."""
+    place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
+    remark = {**place, "text": text(words), "showarrow": False, "font": {"size": 11}}
+    figure["layout"]["annotations"] = [*figure["layout"].get("annotations", ()), remark]
+
+
 def axis_of(name: str, *, log: bool = False) -> Figure:
     """Return an axis with its name."""
     axis: Figure = {"title": {"text": text(name)}, "automargin": True, "zeroline": False}

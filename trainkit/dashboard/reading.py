@@ -256,7 +256,7 @@ class RowReader(SharedReader):
                 are read.
         """
         names = paths(metric) if metric is not None else ("$.x", "$.x")
-        best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if metric is not None else "max(NULL)"
+        best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if mode is not None else "max(NULL)"
         for one in [None] if ids is None else sorted(ids):
             yield from self._rows_of(one, names, best, None if so_far is None else so_far.get(str(one)))
 

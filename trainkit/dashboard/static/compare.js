@@ -46,7 +46,7 @@ export async function compareView(context, name) {
   const metrics = metricsOf(experiment);
   const made = chart(name, "compare", { big: true, label: "Curves of the chosen trials", onpick: (trial) => { location.hash = path("experiments", name, "trials", trial); } });
   context.onend(() => made.end());
-  const load = () => made.load({ ...query, trials: ids.join(","), mode: experiment.mode ?? "min" });
+  const load = () => made.load({ ...query, trials: ids.join(",") });
   const { query, fields } = choices(context, metrics, load);
   const table = h("div");
   const draw = () => renew(table, sideBySide("Configurations and last reports",

@@ -93,6 +93,7 @@ function options(experiment, kind, query, changed) {
   const typed = (name, label, hint) => { const input = h("input", { value: query[name] ?? "", placeholder: hint, size: 14, onchange: () => changed({ [name]: input.value.trim() }) }); return h("label", { class: "field" }, label, input); };
   const found = [];
   if (!["timeline", "pareto"].includes(kind) && metrics.length > 1) found.push(pick("metric", "metric", metrics));
+  if (!["slice", "timeline", "pareto", "edf"].includes(kind) && (metrics.length > 1 || experiment.mode === null)) found.push(pick("mode", "better", ["", "min", "max"], (some) => ({ "": "as given", min: "smaller", max: "larger" })[some]));
   for (const each of OPTIONS[kind]) {
     if (each === "log_x") found.push(tickbox("log_x", "log x"));
     if (each === "log_y") found.push(tickbox("log_y", "log y"));
@@ -198,7 +199,7 @@ const VIEWS = {
     const changed = whenSeen(context, cards);
     const best = h("div");
     const showBest = async () => {
-      if (experiment.metric === null) return;
+      if (experiment.mode === null) return; // nobody has said what is best
       const { rows } = await get(experimentPath(experiment.name, "trials"), { sort: "last", descending: experiment.mode === "max", limit: 8 }, context.signal);
       const names = experiment.columns.config.slice(0, 6);
       renew(best, card(`Best trials by last ${experiment.metric}`, h("a", { href: withQuery(path("experiments", experiment.name), { tab: "trials", sort: "last", descending: experiment.mode === "max" }) }, "all trials"),

@@ -20,7 +20,7 @@ export async function trialView(context, name, id) {
     steering(name, "stop", "Stop", { trial: id, danger: true, question: `Trial ${id} ends; the others go on.` }));
   const metrics = [...new Set([experiment.metric, ...experiment.objectives.map((each) => each.metric), ...experiment.columns.metrics, "time_total_s"].filter(Boolean))];
   const curve = first.reports ? chart(name, "compare", { label: `Curve of ${id}` }) : null;
-  const query = { trials: id, metric: context.query.metric ?? metrics[0], mode: experiment.mode ?? "min", log_y: context.query.log_y ?? "" };
+  const query = { trials: id, metric: context.query.metric ?? metrics[0], log_y: context.query.log_y ?? "" };
   const choose = h("select", { "aria-label": "Metric", onchange: () => { query.metric = choose.value; context.keep({ metric: choose.value }); curve.load({ ...query }); } },
     metrics.map((each) => h("option", { value: each }, each)));
   choose.value = query.metric;
