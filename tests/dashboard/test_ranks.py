@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,14 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
         assert left(ask) == [], "a server that ends waits for no trace"
         one.join()
         assert "is given up" in refused(cut_off[0]) and time.monotonic() - begun < ranks.TRACE_S / 2
+        # Whoever goes away leaves no thread that waits for the rank.
+        given_up = HTTPConnection(*ask.address, timeout=60)
+        head = {"Authorization": f"Bearer {ask.server.token}"}
+        path = f"/api{own(ask)}/workers/{pids[0]}/trace"
+        given_up.request("POST", path, json.dumps({"steps": 3, "timeout_s": 300}), head)
+        assert eventually(lambda: left(ask) != [], 60)
+        given_up.close()
+        assert eventually(lambda: left(ask) == [], 60)
         (tmp_path / "hold").unlink()
         # What was given up is not recorded later, and the next request finds the rank free.
         assert eventually(lambda: ranks.ranks_of(pids[0])[0].now.batches > before + 2, 60)

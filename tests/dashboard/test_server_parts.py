@@ -9,6 +9,7 @@ import socket
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -16,12 +17,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.conftest import eventually
-from tests.dashboard.conftest import Asker, served
+from tests.dashboard.conftest import Asker, served, told
 from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
-from trainkit.dashboard.board import Board, SharedAnswers
-from trainkit.dashboard.endpoints import MAX_BESIDE, BusyError, Waiting
+from trainkit.dashboard.board import Board, SharedAnswers, TrialTable
+from trainkit.dashboard.endpoints import MAX_BESIDE, MAX_READERS, BusyError, Waiting
 from trainkit.dashboard.security import Access
 from trainkit.errors import ConfigError
 from trainkit.tune.results.overview import LogReader, experiments_in
@@ -44,6 +45,51 @@ def test_no_thread_outlives_the_server(tmp_path: Path) -> None:
             assert eventually(lambda: len(threads_of_servers()) == 2, 60)
         assert threads_of_servers() == {"trainkit-dashboard-waits", "trainkit-dashboard-looks"}
     assert threads_of_servers() == set()
+
+
+def opened(ask: Asker, path: str, method: str = "GET", body: bytes | None = None) -> HTTPConnection:
+    """Ask, and wait for no answer."""
+    connection = HTTPConnection(*ask.address, timeout=60)
+    connection.request(method, f"/api{path}", body, {"Authorization": f"Bearer {ask.server.token}"})
+    return connection
+
+
+def test_a_slow_experiment_takes_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of it, and pages, leave threads to who looks at another."""
+    for name in ("slow", "other"):
+        run = tune.RunConfig(name=name, storage_path=str(tmp_path), verbose=0)
+        tune.Tuner(lambda config: tune.report({"loss": 1.0}), run_config=run).fit()
+    go_on, refresh, held = threading.Event(), TrialTable.refresh, list[Path]()
+    go_on.set()
+
+    def slow(table: TrialTable, old_s: float = 0.0) -> int:
+        if table.folder.name == "slow" and not go_on.is_set():
+            held.append(table.folder)
+            assert go_on.wait(60)
+        return refresh(table, old_s)
+
+    monkeypatch.setattr(TrialTable, "refresh", slow)
+    with served(tmp_path) as ask:
+        streams = [opened(ask, "/stream?experiment=slow") for _ in range(6)]
+        try:
+            for each in streams:
+                assert each.getresponse().status == 200
+            go_on.clear()
+            assert eventually(lambda: held, 60)
+            streams += [opened(ask, "/experiments/slow/trials") for _ in range(50)]
+            assert eventually(lambda: len(held) == 1 + MAX_READERS, 60)
+            assert told(ask, "experiment=other", lambda heard: len(heard) == 1)
+            for each in streams[:6]:
+                each.close()
+            assert told(ask, "experiment=other", lambda heard: len(heard) == 1)
+            assert ask.get("/experiments/other/trials")["total"] == 1
+            assert len(held) == 1 + MAX_READERS
+            go_on.set()
+            assert [each.getresponse().status for each in streams[6:]] == [200] * 50
+        finally:
+            go_on.set()
+            for each in streams:
+                each.close()
 
 
 def test_a_session_is_asked_one_question_at_a_time(tmp_path: Path) -> None:

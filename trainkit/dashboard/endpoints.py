@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,6 +34,8 @@ _LONGEST = 10_000
 """Characters of a parameter."""
 
 
+MAX_READERS = 8
+"""Requests at once that read one experiment, of the 40 threads that there are for all."""
 MAX_BESIDE = 8
 """Requests at once that wait for another process beside those that are asked in turn."""
 
@@ -47,7 +51,11 @@ class Waiting:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(2 * MAX_BESIDE, "trainkit-dashboard-waits")
         self._beside = 0
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
+
+    def turn(self, asked: str, at_once: int = 1) -> asyncio.Semaphore:
+        """Return what lets so many at once do something; those behind them wait in no thread."""
+        return self._turns.setdefault(asked, asyncio.Semaphore(at_once))
 
     async def run(self, function: Callable[[Call], Response], call: Call, asked: str) -> Response:
         """Run a function in a thread; for `asked`, which '' does not name, after those before.
@@ -57,11 +65,11 @@ class Waiting:
         """
         run = partial(asyncio.get_running_loop().run_in_executor, self._threads, function, call)
         if asked:
-            async with self._turns.setdefault(asked, asyncio.Lock()):
+            async with self.turn(asked):
                 return await run()
         if self._beside == MAX_BESIDE:
             raise BusyError(
-                f"{MAX_BESIDE} traces are being recorded already: ask again when one of them is there"
+                f"{MAX_BESIDE} traces or commands are under way already: ask again when one of them is there"
             )
         self._beside += 1
         try:
@@ -152,6 +160,7 @@ class Call:
         query: values of the parameters that the endpoint declares.
         others: further parameters as texts, of an endpoint that takes any.
         body: of a request that has one.
+        gone: set once the client has gone away from an endpoint that waits beside others.
     """
 
     server: Any
@@ -160,6 +169,7 @@ class Call:
     others: Mapping[str, str]
     body: Mapping[str, Any]
     request: Request
+    gone: threading.Event = field(default_factory=threading.Event)
 
 
 def require_writable(call: Call) -> None:
@@ -168,6 +178,23 @@ def require_writable(call: Call) -> None:
         raise ForbiddenError(
             "this dashboard only reads: start it without --read-only to steer, to write notes and to trace"
         )
+
+
+@asynccontextmanager
+async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
+    """Set `call.gone` in the block once the client has gone away."""
+
+    async def watch() -> None:
+        while (await call.request.receive())["type"] != "http.disconnect":
+            pass
+        call.gone.set()
+
+    watching = asyncio.create_task(watch()) if needed else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
 
 
 @dataclass(frozen=True)
@@ -211,16 +238,20 @@ class Endpoint:
         return Route(self.path, handle, methods=[self.method])
 
     async def _handle(self, server: Any, request: Request) -> Response:
+        waiting: Waiting = server.waiting
         try:
             call = await self._call(server, request)
             if self.is_async:
                 response: Response = await self.run(call)
                 return response
             if self.waits:
-                asked = call.path.get("session", "") if self.in_turn else ""
-                waiting: Waiting = server.waiting
-                return await waiting.run(self._answered, call, asked)
-            return await run_in_threadpool(self._answered, call)
+                asked = f"ask {session}" if self.in_turn and (session := call.path.get("session")) else ""
+                async with _watched(call, needed=not self.in_turn):
+                    return await waiting.run(self._answered, call, asked)
+            if (name := call.path.get("name")) is None:
+                return await run_in_threadpool(self._answered, call)
+            async with waiting.turn(f"read {name}", MAX_READERS):
+                return await run_in_threadpool(self._answered, call)
         except NotFoundError as error:
             return refusal(404, str(error))
         except ForbiddenError as error:

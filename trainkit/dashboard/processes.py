@@ -221,9 +221,11 @@ def _trace(call: Call) -> Response:
     timeout_s = call.body.get("timeout_s", ranks.TRACE_S)
     if timeout_s > MAX_TRACE_S:
         raise ConfigError(f"timeout_s={timeout_s}: give {MAX_TRACE_S:g} seconds at most")
-    file = ranks.trace(
-        pid, session.folder, call.body["steps"], timeout_s, ended=lambda: call.server.is_ending
-    )
+
+    def ended() -> bool:
+        return call.server.is_ending or call.gone.is_set()
+
+    file = ranks.trace(pid, session.folder, call.body["steps"], timeout_s, ended=ended)
     head = {"Content-Disposition": f'attachment; filename="trace-{pid}.json"'}
     return StreamingResponse(_pieces(file), media_type=DOWNLOAD, headers=head)
 

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard.board import Board, Row, TrialTable
-from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
+from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter, Waiting
 from trainkit.dashboard.processes import sessions
 from trainkit.dashboard.reading import NotFoundError, RowReader
 from trainkit.errors import StoreError
@@ -53,6 +53,7 @@ class Watched(Protocol):
 
     board: Board
     looking: ThreadPoolExecutor
+    waiting: Waiting
 
     @property
     def is_ending(self) -> bool:
@@ -147,12 +148,16 @@ async def stream(call: Call) -> Response:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
         watch = ListWatch("experiments", server.board.summaries)
-    first = await run_in_threadpool(watch)  # what is wrong now is told by the status of the answer
-    return StreamingResponse(_told(server, watch, first), media_type=STREAM)
+    # One look at a time: those that wait for another's take no thread from the looks at something else.
+    watched = "sessions" if call.query["sessions"] else f"experiment {name}"
+    turn = server.waiting.turn(f"look at {watched}")
+    async with turn:
+        first = await run_in_threadpool(watch)  # what is wrong now is told by the status of the answer
+    return StreamingResponse(_told(server, watch, first, turn), media_type=STREAM)
 
 
 async def _told(
-    server: Watched, watch: Callable[[], Change | None], first: Change | None
+    server: Watched, watch: Callable[[], Change | None], first: Change | None, turn: asyncio.Semaphore
 ) -> AsyncIterator[str]:
     found, last = first, SYSTEM.monotonic()
     while not server.is_ending:
@@ -162,9 +167,10 @@ async def _told(
         elif SYSTEM.monotonic() - last > QUIET_S:
             yield ": nothing has changed\n\n"
             last = SYSTEM.monotonic()
+        await turn.acquire()
         begun = SYSTEM.monotonic()
         try:
-            found = await asyncio.get_running_loop().run_in_executor(server.looking, watch)
+            found = await _looked(server, watch, turn)
         except (StoreError, NotFoundError) as error:
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
@@ -172,6 +178,20 @@ async def _told(
         rest = SHARE * (now - begun)
         # To the next moment at which all look, so that one of them reads for all.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
+
+
+async def _looked(
+    server: Watched, watch: Callable[[], Change | None], turn: asyncio.Semaphore
+) -> Change | None:
+    """Look, and give the turn to the next once that has ended, which may be after the client has gone."""
+    loop, look = asyncio.get_running_loop(), server.looking.submit(watch)
+
+    def give_turn(_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(turn.release)
+
+    look.add_done_callback(give_turn)
+    return await asyncio.wrap_future(look)
 
 
 STREAMS = (

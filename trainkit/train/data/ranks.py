@@ -259,7 +259,7 @@ def _recorded(
             if not process.exists(pid):
                 raise TrainkitError(f"{name} has ended before its trace was complete")
             if ended():
-                raise TrainkitError(f"the trace of {name} is given up, as who asked for it has ended")
+                raise TrainkitError(f"the trace of {name} is given up, as who asked for it has gone")
             if SYSTEM.monotonic() > deadline:
                 since = SYSTEM.monotonic() - cells[Cell.AT]
                 raise TrainkitError(
