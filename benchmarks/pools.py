@@ -1,4 +1,4 @@
-"""Pools beside those of the standard library and of joblib.
+"""Pools beside those of the standard library and of joblib, and beside Ray's tasks if Ray is installed.
 
     python -m benchmarks.pools [--small]
 
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor as AnyExecutor
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import joblib
@@ -46,6 +47,20 @@ def submitted(executor: AnyExecutor, count: int) -> Callable[[], None]:
         futures = [executor.submit(nothing, number) for number in range(count)]
         if [future.result() for future in futures] != list(range(count)):
             raise RuntimeError("a call was answered wrongly")
+
+    return run
+
+
+def tasks_of_ray(count: int) -> Callable[[], None]:
+    """Return the work of `count` empty tasks of Ray, which it starts here."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    task = ray.remote(nothing)
+
+    def run() -> None:
+        if ray.get([task.remote(number) for number in range(count)]) != list(range(count)):
+            raise RuntimeError("a task was answered wrongly")
 
     return run
 
@@ -95,6 +110,13 @@ def main() -> None:
                 plain.look()
             mine, theirs = ([count / seconds for seconds in side] for side in sides)
             report.add(Row(f"empty calls ({words})", "1/s", MORE).measured(mine, theirs, plain.times))
+        if find_spec("ray"):
+            import ray
+
+            sides = in_turn([submitted(ours, count), tasks_of_ray(count)], rounds)
+            ray.shutdown()
+            mine, theirs = ([count / seconds for seconds in side] for side in sides)
+            report.add(Row("empty calls (tasks of Ray)", "1/s", MORE).measured(mine, theirs, plain.times))
         array = numpy.zeros(100_000_000 // 8)
         go = Path(folder, "go")
         results = ours.map(len_once, [array] * 8, [go] * 8)

@@ -50,9 +50,18 @@ def test_pythons_tests_of_its_pools(original: str, pattern: str, least: int, tmp
 
 @pytest.mark.slow
 def test_joblibs_tests_of_its_backends(tmp_path: Path) -> None:
-    pytest.importorskip("joblib.test.test_parallel")
+    pytest.importorskip("joblib.test")
     (tmp_path / "pytest.ini").touch()  # not the project's settings
-    plugins = ("-p", "tests.pools.joblib_on_trainkit", "-p", "no:xdist", "-p", "no:cacheprovider")
+    plugins = (
+        "-c",
+        "pytest.ini",
+        "-p",
+        "tests.pools.joblib_on_trainkit",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    )
     tests = ("joblib.test.test_parallel", "joblib.test.test_config")
     printed = output_of(["-m", "pytest", "-q", "-W", "ignore", *plugins, "--pyargs", *tests], tmp_path)
     ran = re.search(r"^(\d+) passed(?!.*(failed|error)).* in ", printed, re.MULTILINE)
