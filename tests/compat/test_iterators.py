@@ -70,18 +70,31 @@ def test_an_endless_iterator_is_read_as_far_as_asked(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "1\n2\n"
 
 
-def test_actors_of_the_users_are_shards() -> None:
+def test_actors_of_the_users_are_shards_and_keep_no_pass_that_is_left() -> None:
     @trainkit.remote
     class Counted(ParallelIteratorWorker):
-        def __init__(self) -> None:
-            super().__init__(range(3), False)
+        def __init__(self, repeat=False) -> None:
+            super().__init__(range(3), repeat)
 
-        def name(self) -> str:
-            return "counted"
+        def passes(self) -> int:
+            return len(self._iterations)
 
     actor = Counted.remote()
     assert list(from_actors([actor]).gather_sync()) == [0, 1, 2]
-    assert trainkit.get(actor.name.remote()) == "counted"
+    assert trainkit.get(actor.passes.remote()) == 0
+    endless = Counted.remote(repeat=True)
+    shards = from_actors([endless])
+    assert shards.take(4) == [0, 1, 2, 0]
+    for _ in shards.gather_async():
+        break
+    half = shards.part("shared", 0, 2)
+    assert [next(half), next(half)] == [0, 2]
+    assert trainkit.get(endless.passes.remote()) == 1
+    del half
+    assert list(itertools.islice(shards.part("shared", 1, 2), 2)) == [1, 0]
+    with pytest.raises(ZeroDivisionError):
+        shards.for_each(lambda item: 1 // item).take(1)
+    assert trainkit.get(endless.passes.remote()) == 0
 
 
 def test_a_shard_is_read_by_a_task() -> None:

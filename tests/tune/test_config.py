@@ -198,6 +198,10 @@ def test_settings_can_be_assigned_to_and_are_checked_as_at_first():
     with pytest.raises(ConfigError, match="max_failures=-2"):
         run.failure_config.max_failures = -2
     assert run.failure_config == tune.FailureConfig(max_failures=2), "what was refused has changed nothing"
+    with pytest.raises(
+        TypeError, match=r"ScalingConfig has no setting 'num_worker'.*num_workers.*It takes tra"
+    ):
+        tune.ScalingConfig(num_worker=2)
     with pytest.raises(AttributeError, match=r"has no setting 'num_sample'.*num_samples"):
         search.num_sample = 3
 

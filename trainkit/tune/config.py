@@ -13,6 +13,7 @@ from trainkit.tune.core.checks import (
     is_finite,
     is_name,
     is_whole,
+    named_settings,
     require,
     require_kind,
     require_mode,
@@ -41,6 +42,7 @@ Mode = Literal["min", "max"]
 DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
@@ -141,6 +143,7 @@ class TuneConfig(Settings):
         return self.mode if isinstance(self.mode, str) else None
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class RunConfig(Settings):
     """Where an experiment is kept, when its trials end, and who is told.

@@ -65,6 +65,7 @@ class _Group(NamedTuple):
 
 
 _groups: dict[str, _Group] = {}
+_joining: set[str] = set()
 _lock = threading.Lock()
 
 
@@ -118,10 +119,14 @@ def init_collective_group(
             "this engine runs all actors in one process, where they can't wait for each other: "
             "use the local engine for collective groups"
         )
-    with _lock:
-        if group_name in _groups:
+    with _lock:  # not while the others are awaited, which may take other groups of this process
+        if group_name in _groups or group_name in _joining:
             raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
+        _joining.add(group_name)
+    try:
         _groups[group_name] = _joined(world_size, rank, group_name, timedelta(milliseconds=gloo_timeout))
+    finally:
+        _joining.discard(group_name)
 
 
 def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from trainkit.clock import SYSTEM
 from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.api import get, remote, wait
+from trainkit.runtime.session import running
 
 __all__ = [
     "LocalIterator",
@@ -113,7 +114,9 @@ class _Iteration:
     def next_of(self, reader: int) -> Any:
         while not self.queues[reader]:
             item = next(self.items)
-            self.queues[self.number % len(self.queues)].append(item)
+            owner = self.number % len(self.queues)
+            if owner not in self.ended:
+                self.queues[owner].append(item)
             self.number += 1
         return self.queues[reader].popleft()
 
@@ -154,15 +157,26 @@ class ParallelIteratorWorker:
         taken: list[Any] = []
         end = SYSTEM.monotonic() + ahead_s
         pass_over = self._iterations[iteration]
+        pass_over.ended.discard(reader)
         try:
             while not taken or (SYSTEM.monotonic() < end and len(taken) < _MOST_ITEMS):
                 taken.append(pass_over.next_of(reader))
         except StopIteration:
+            self.par_iter_end(iteration, reader)
+            return taken, True
+        except BaseException:
+            self.par_iter_end(iteration, reader)
+            raise
+        return taken, False
+
+    def par_iter_end(self, iteration: str, reader: int = 0) -> None:
+        """End a pass for one of its readers, and with the last of them for good."""
+        pass_over = self._iterations.get(iteration)
+        if pass_over is not None:
             pass_over.ended.add(reader)
+            pass_over.queues[reader].clear()
             if len(pass_over.ended) == len(pass_over.queues):
                 del self._iterations[iteration]
-            return taken, True
-        return taken, False
 
 
 class _Slice(NamedTuple):
@@ -178,7 +192,7 @@ class _Slice(NamedTuple):
 
 
 class _Reader:
-    """Items of a shard, asked for before they are needed.
+    """Items of a shard, asked for before they are needed; the pass ends with the reader.
 
     Args:
         shard: where they are made.
@@ -188,6 +202,8 @@ class _Reader:
         ahead_s: seconds for which a request makes items.
     """
 
+    is_last = True
+
     def __init__(
         self, shard: _Shard, iteration: str, reader: int = 0, readers: int = 1, ahead_s: float = _AHEAD_S
     ) -> None:
@@ -195,8 +211,13 @@ class _Reader:
         self._arguments = (iteration, reader, ahead_s)
         self.started = shard.actor.par_iter_start.remote(iteration, shard.stages, readers)
         self._items: deque[Any] = deque()
-        self.is_last = False
         self.ref: Any = self._ask()
+        self._engine = running()
+        self.is_last = False
+
+    def __del__(self) -> None:
+        if not self.is_last and running() is self._engine:
+            self._actor.par_iter_end.remote(*self._arguments[:2])
 
     def _ask(self) -> Any:
         return self._actor.par_iter_take.remote(*self._arguments)
@@ -215,8 +236,12 @@ class _Reader:
 
     def taken(self) -> list[Any]:
         """Return what was asked for, and ask for more."""
-        get(self.started)
-        items, self.is_last = get(self.ref)
+        try:
+            get(self.started)
+            items, self.is_last = get(self.ref)
+        except Exception:
+            self.is_last = True  # the shard has ended the pass, or is dead
+            raise
         self.ref = None if self.is_last else self._ask()
         return list(items)
 

@@ -15,7 +15,28 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
-from trainkit.errors import MissingDependencyError, TuneArgumentError
+from trainkit.errors import ArgumentTypeError, MissingDependencyError, TuneArgumentError, did_you_mean
+
+T = TypeVar("T")
+
+
+def named_settings(cls: type[T]) -> type[T]:
+    """Return a class of settings whose constructor says for an unknown one which there are."""
+    construct = cls.__init__
+    known = [*inspect.signature(cls).parameters]
+
+    @functools.wraps(construct)
+    def init(self: T, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise ArgumentTypeError(
+                    f"{cls.__name__} has no setting {name!r}.{hint} It takes {', '.join(known)}"
+                )
+        construct(self, *args, **given)
+
+    setattr(cls, "__init__", init)  # noqa: B010 - for type checkers the class stays as it is
+    return cls
 
 
 @dataclass(frozen=True)
@@ -33,7 +54,6 @@ class SettingNames:
     resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
 
 
-T = TypeVar("T")
 _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
 
 

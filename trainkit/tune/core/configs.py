@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from trainkit.errors import did_you_mean
 from trainkit.tune.core.checks import (
+    named_settings,
     require,
     require_name,
     require_number,
@@ -43,6 +44,7 @@ class Settings:
         vars(self).update(vars(settings(**{**given, name: value})))  # its constructor: a user's takes others
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class FailureConfig(Settings):
     """Policy for trials that fail.
@@ -82,6 +84,7 @@ class FailureConfig(Settings):
         )
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class CheckpointConfig(Settings):
     """Which checkpoints are made and kept.
@@ -111,6 +114,7 @@ class CheckpointConfig(Settings):
         require_whole("checkpoint_frequency", self.checkpoint_frequency, 0, "a number of iterations, or 0")
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class SyncConfig(Settings):
     """How an experiment is copied to a `storage_path` that is no local folder.
@@ -145,6 +149,7 @@ class Resume(StrEnum):
     SKIP = "skip"
 
 
+@named_settings
 @dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
 class ResumeConfig(Settings):
     """Policy of a restore for the trials that it finds.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit import runtime
 from trainkit.errors import ConfigError, TuneArgumentError, message_of
 from trainkit.resources import QUANTUM, normalize, total
-from trainkit.tune.core.checks import require, require_one_of, require_whole
+from trainkit.tune.core.checks import named_settings, require, require_one_of, require_whole
 from trainkit.tune.core.metrics import name_of
 from trainkit.tune.core.trainables import get_trainable_cls
 
@@ -235,6 +235,7 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
     return replace(bound, parameters={**bound.parameters, **parameters})
 
 
+@named_settings
 @dataclass(frozen=True)
 class ScalingConfig:
     """A trial that starts `num_workers` processes: what they and the one that starts them reserve.
