@@ -49,7 +49,7 @@ OTHERS = {
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "process": """
-        compat/test_collective.py compat/test_iterators.py
+        compat/test_collective.py compat/test_iterators.py compat/test_ray_core_names.py
         train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
         tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
         tune/experiment/test_faults.py tune/trial/test_forms.py

@@ -76,4 +76,5 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
             setattr(sys.modules[module], name, found)
         return found
 
-    return __getattr__, lambda: sorted(home_of), sorted(home_of)
+    public = sorted(name for name in home_of if not name.startswith("_"))
+    return __getattr__, lambda: public, public

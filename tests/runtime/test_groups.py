@@ -162,7 +162,7 @@ def test_grandchildren_are_captured_too() -> None:
 def test_a_captured_child_that_no_bundle_could_hold_is_refused() -> None:
     def asks_for_too_much() -> str:
         try:
-            trainkit.remote(current).options(num_cpus=3).remote()
+            trainkit.get(trainkit.remote(current).options(num_cpus=3).remote())
         except InfeasibleError as error:
             return str(error)
         return "it was taken"

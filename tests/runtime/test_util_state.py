@@ -101,7 +101,7 @@ def test_labels_of_the_node(engine: str, hard: dict[str, object], selector: dict
             assert trainkit.get(task.remote(-1)) == 1
             assert trainkit.get(actor.remote().double.remote(2)) == 4
             continue
-        for asked in (lambda: task.remote(-1), actor.remote):  # noqa: B023
+        for asked in (lambda: trainkit.get(task.remote(-1)), actor.remote):  # noqa: B023
             with pytest.raises(InfeasibleError, match="and this machine has"):
                 asked()
 

@@ -12,11 +12,13 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.suites.parts import (
+    Begun,
     Courier,
     Keeper,
     Leaver,
     Meeting,
     Mortal,
+    Patient,
     Plain,
     Talker,
     await_file,
@@ -419,3 +421,39 @@ class ActorSuite(Suite):
     def test_a_group_that_is_not_declared_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="io"):
             trainkit.remote(Meeting).remote()
+
+    # an actor that is made on its event loop
+
+    @needs("near")
+    def test_an_async_init_has_ended_before_the_first_call(self, tmp_path: Path) -> None:
+        (tmp_path / "go").touch()
+        actor = trainkit.remote(Begun).remote(tmp_path / "go")
+        assert trainkit.get(actor.has_begun.remote(), timeout=60) == "yes"
+        grouped = trainkit.remote(Begun).options(concurrency_groups={"io": 1}).remote(tmp_path / "go")
+        assert trainkit.get(grouped.has_begun.remote(), timeout=60) == "yes"
+        failing = trainkit.remote(Begun).remote()
+        for _ in range(2):
+            with pytest.raises(LookupError, match="nothing to wait for"):
+                trainkit.get(failing.has_begun.remote(), timeout=60)
+
+    @needs("near", "concurrent")
+    def test_calls_wait_for_an_async_init(self, tmp_path: Path) -> None:
+        for options in ({}, {"concurrency_groups": {"io": 1}}):
+            go = tmp_path / str(len(options))
+            actor = trainkit.remote(Begun).options(**options).remote(go)
+            ref = actor.has_begun.remote()
+            assert trainkit.wait([ref], timeout=0.2) == ([], [ref])
+            go.touch()
+            assert trainkit.get(ref, timeout=60) == "yes"
+
+    @needs("unharmed", "background")
+    @pytest.mark.parametrize("options", [{}, {"max_concurrency": 2}])
+    def test_a_method_is_told_that_it_was_cancelled(self, options: dict[str, Any], tmp_path: Path) -> None:
+        actor = trainkit.remote(Patient).options(**options).remote()
+        ref = actor.run.remote(tmp_path / "started")
+        await_file(tmp_path / "started")
+        trainkit.cancel(ref)
+        assert trainkit.get(ref, timeout=60) == "ended early"
+        assert trainkit.get(actor.is_canceled.remote()) is False
+        with pytest.raises(ConfigError, match="outside a call"):
+            trainkit.get_runtime_context().is_canceled()

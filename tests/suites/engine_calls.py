@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -26,6 +28,7 @@ from tests.suites.parts import (
     note,
     note_late,
     numbers,
+    numbers_behind,
     sleep_and_clean_up,
     start_and_wait_for,
     start_one_that_sleeps,
@@ -33,10 +36,13 @@ from tests.suites.parts import (
     surroundings,
     wait_for,
 )
+from trainkit._private import internal_api
 from trainkit.errors import (
     ActorDiedError,
     ConfigError,
     GetTimeoutError,
+    InfeasibleError,
+    ObjectLostError,
     TaskCancelledError,
     TaskError,
 )
@@ -338,6 +344,56 @@ class CallSuite(Suite):
             return await asyncio.wait_for(waiting, SOON_S)
 
         assert asyncio.run(main()) == "waited"
+
+    # waiting for the next of a stream
+
+    @needs("background")
+    def test_a_generator_is_done_while_its_next_reference_is_there(self, tmp_path: Path) -> None:
+        stream = trainkit.remote(numbers_behind).remote(tmp_path / "go")
+        other = trainkit.put("other")
+        assert trainkit.wait([stream, other], num_returns=2, timeout=0.05) == ([other], [stream])
+        (tmp_path / "go").touch()
+        assert trainkit.wait([stream], timeout=SOON_S) == ([stream], [])
+        assert trainkit.get(next(stream)) == 0
+        assert trainkit.wait([stream, other], num_returns=2, timeout=SOON_S) == ([stream, other], [])
+        with pytest.raises(StopIteration):
+            next(stream)
+
+    @lacks("background")
+    def test_the_next_of_a_stream_is_there_when_it_is_asked_for(self) -> None:
+        stream = trainkit.remote(numbers).remote(1)
+        assert trainkit.wait([stream], timeout=0) == ([stream], [])
+        assert trainkit.get(next(stream)) == 0
+
+    # references by hand
+
+    def test_a_reference_that_is_pickled_by_hand_takes_its_value_along(self) -> None:
+        ref = trainkit.remote(_same).remote(np.arange(200_000))
+        data = cloudpickle.dumps({"ref": ref})
+        assert trainkit.get(ref)[-1] == trainkit.get(pickle.loads(data)["ref"])[-1] == 199_999
+        read = trainkit.remote(lambda data: trainkit.get(pickle.loads(data)["ref"]).sum())
+        assert trainkit.get(read.remote(data)) == 199_999 * 100_000
+
+    def test_a_value_can_be_let_go_of(self) -> None:
+        kept, freed = trainkit.put([1]), trainkit.put(np.ones(200_000))
+        internal_api.free([freed])
+        with pytest.raises(ObjectLostError):
+            trainkit.get(freed, timeout=SOON_S)
+        assert trainkit.get(kept) == [1]
+
+    # what can never run
+
+    @needs("near")
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_task_that_can_never_run_fails_with_the_reason(self, count: int) -> None:
+        task = trainkit.remote(_same).options(num_cpus=SESSION_CPUS + 1, num_returns=count)
+        refs = task.remote(1) if count > 1 else [task.remote(1)]
+        for ref in refs:
+            with pytest.raises(InfeasibleError, match="not enough CPU"):
+                trainkit.get(ref, timeout=SOON_S)
+        (failed,) = trainkit.remote(numbers).options(num_cpus=SESSION_CPUS + 1).remote(1)
+        with pytest.raises(InfeasibleError, match="not enough CPU"):
+            trainkit.get(failed, timeout=SOON_S)
 
     # what is late
 

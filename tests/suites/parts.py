@@ -84,6 +84,11 @@ def numbers(count: int, fail_at: int | None = None) -> Iterator[int]:
         yield number
 
 
+def numbers_behind(path: Path) -> Iterator[int]:
+    await_file(path)
+    yield from range(1)
+
+
 def endless(path: Path) -> Iterator[int]:
     try:
         number = 0
@@ -349,6 +354,35 @@ class Plain:
 
     def say(self) -> None:
         self.said.set()
+
+
+class Begun:
+    """It is made on its event loop, which `begin` waits for, and runs until it is told to stop."""
+
+    async def __init__(self, path: Path | None = None) -> None:
+        if path is None:
+            raise LookupError("nothing to wait for")
+        self.begun = "no"
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        self.begun = "yes"
+
+    def has_begun(self) -> str:
+        return self.begun
+
+
+class Patient:
+    """It looks whether what runs was cancelled."""
+
+    def run(self, started: Path) -> str:
+        context = trainkit.get_runtime_context()
+        started.touch()
+        while not context.is_canceled():
+            time.sleep(0.01)
+        return "ended early"
+
+    def is_canceled(self) -> bool:
+        return trainkit.get_runtime_context().is_canceled()
 
 
 class Courier:

@@ -85,15 +85,15 @@ class RaySystemError(RayError):
 
 
 class RayCgraphCapacityExceeded(RaySystemError):
-    """Not raised: there are no compiled graphs."""
+    """Not raised: a compiled graph has no channels whose room could end."""
 
 
 class RayChannelError(RaySystemError):
-    """Not raised: there are no compiled graphs."""
+    """Not raised: a compiled graph has no channels whose room could end."""
 
 
 class RayChannelTimeoutError(RayChannelError, TimeoutError):
-    """Not raised: there are no compiled graphs."""
+    """Not raised: a compiled graph has no channels whose room could end."""
 
 
 class RayDirectTransportError(RaySystemError):

@@ -258,7 +258,8 @@ def wait(
     """Wait until `num_returns` of `refs` are done, or `timeout` seconds have passed.
 
     Args:
-        refs: references, each once.
+        refs: references, each once; and generators of references, which are done as long as their next
+            reference, or their end, is there.
         num_returns: how many to wait for.
         timeout: seconds; None waits as long as it takes.
         fetch_local: without effect on one machine, where every value is at hand.
@@ -267,6 +268,13 @@ def wait(
         The done ones, at most `num_returns`, and the rest; both in the order of `refs`. A failed
         call counts as done.
     """
+    generators: dict[int, Any] = {}
+    if isinstance(refs, Sequence) and any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+        refs = list(refs)
+        for index, each in enumerate(refs):
+            if isinstance(each, ObjectRefGenerator):
+                refs[index] = each.upcoming()
+                generators[refs[index].id] = each
     checked = _checked(refs, "wait")
     if not checked:
         return [], []
@@ -280,7 +288,10 @@ def wait(
         raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
     if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
-    return session.engine().wait(checked, num_returns, timeout)
+    ready, rest = session.engine().wait(checked, num_returns, timeout)
+    if generators:
+        ready, rest = ([generators.get(ref.id, ref) for ref in part] for part in (ready, rest))
+    return ready, rest
 
 
 def _require_seconds(verb: str, timeout: Any) -> None:

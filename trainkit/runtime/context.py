@@ -131,6 +131,18 @@ class RuntimeContext:
         """Return the name of the call that this runs in, "Class.method" in an actor; None outside one."""
         return self._where.task_name
 
+    def is_canceled(self) -> bool:
+        """Return True if the call that this runs in was cancelled, so that it can end early.
+
+        Only a method of an actor has to ask, as it goes on then; a task is interrupted.
+
+        Raises:
+            ConfigError: no call runs here.
+        """
+        if self._where.task_id is None:
+            raise ConfigError("is_canceled() was asked for outside a call")
+        return engine().is_cancelled()
+
     def get_placement_group_id(self) -> str | None:
         """Return the id of the placement group that this process was started in; None outside one."""
         group = self.current_placement_group_id

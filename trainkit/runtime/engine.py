@@ -96,7 +96,11 @@ class Engine(Protocol):
         """
 
     def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
-        """Start a task; returns `spec.num_returns` references at once, or one ObjectRefGenerator."""
+        """Start a task; returns `spec.num_returns` references at once, or one ObjectRefGenerator.
+
+        If there can never be a process for it, they fail with InfeasibleError, and a warning says so; Ray
+        refuses it at once.
+        """
 
     def start_actor(self, spec: specs.ActorSpec) -> Any:
         """Ask for an actor; returns at once. Errors of its constructor reach every call to it.
@@ -148,6 +152,9 @@ class Engine(Protocol):
     def where_am_i(self) -> specs.WhereAmI:
         """This process's place in the session."""
 
+    def is_cancelled(self) -> bool:
+        """Return True if the call that this is called in was cancelled, and goes on all the same."""
+
     def current_actor(self) -> tuple[Any, specs.Interface] | None:
         """The actor that this is called in, with what its handles need to know; None outside one."""
 
@@ -159,6 +166,9 @@ class Engine(Protocol):
 
     def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Values in the order of `refs`; raises the first failure, or GetTimeoutError."""
+
+    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
+        """Let go of the values of done references in this process; `get` raises ObjectLostError then."""
 
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None

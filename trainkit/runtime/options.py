@@ -59,6 +59,7 @@ def method(
     concurrency_group: str | None = None,
     max_task_retries: int | None = None,
     retry_exceptions: bool | Sequence[type[BaseException]] = False,
+    enable_task_events: bool = True,
 ) -> Any:
     """Say how a method of a remote class is called, as a decorator with or without options.
 
@@ -73,6 +74,7 @@ def method(
         max_task_retries: see `Options.max_task_retries`; None is the actor's own.
         retry_exceptions: such a call is also made again when it raises: True for any exception, or a list of
             classes.
+        enable_task_events: without effect: what Ray can do without for it is not recorded here.
 
     Raises:
         ConfigError: it is given something else than a method, or an impossible `num_returns`.
@@ -166,10 +168,15 @@ def _takes_self(cls: type, name: str) -> bool:
     return inspect.isfunction(inspect.getattr_static(cls, name))
 
 
+def has_async_init(cls: Any) -> bool:
+    """Return True if an instance is made by an `async def __init__`, on its event loop."""
+    return inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__", None))
+
+
 def interface_of(cls: type, label: str) -> specs.Interface:
     """Return the interface of `cls` for its handles."""
     methods = {}
-    is_async = False
+    is_async = has_async_init(cls)
     for name, function in inspect.getmembers(cls, callable):
         if name.startswith("__") and name != "__call__":
             continue

@@ -108,15 +108,17 @@ class ActorMethod:
         concurrency_group: str | None = None,
         max_task_retries: int | None = None,
         retry_exceptions: bool | Sequence[type[BaseException]] | None = None,
+        enable_task_events: bool = True,
         name: str | None = None,
     ) -> ActorMethod:
         """Return the method, called otherwise.
 
         Args:
-            num_returns: see `trainkit.method`, for this and the next three.
+            num_returns: see `trainkit.method`, for this and the next four.
             concurrency_group: as above.
             max_task_retries: as above.
             retry_exceptions: as above.
+            enable_task_events: as above.
             name: of the call, which `get_task_name()` returns in it; None is "Class.method".
         """
         spec = self._spec

@@ -120,7 +120,9 @@ class Uncopied:
 class ObjectRef(Uncopied, Generic[T_co]):
     """A value that is, or will be, somewhere: give it to `get`, `wait`, or as an argument to a call.
 
-    Two references are equal when they stand for the same value, wherever they were unpickled.
+    Two references are equal when they stand for the same value, whatever process they were sent to. One that
+    is pickled by hand, into a file, say, is waited for and takes its value along: what is unpickled refers to
+    a copy of it, also in another session.
 
     Attributes:
         id: unique among all references of a session.

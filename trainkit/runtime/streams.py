@@ -43,6 +43,10 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
         """Return the next reference without blocking the event loop."""
 
     @abstractmethod
+    def upcoming(self) -> ObjectRef[Any]:
+        """A reference that is done once the next value, or the end, is there; it takes nothing."""
+
+    @abstractmethod
     def completed(self) -> ObjectRef[None]:
         """A reference that is done once the remote generator has ended; its `get` raises what that raised."""
 

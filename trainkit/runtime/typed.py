@@ -97,6 +97,7 @@ class MethodOptions(TypedDict, total=False):
     concurrency_group: str | None
     max_task_retries: int | None
     retry_exceptions: bool | Sequence[type[BaseException]]
+    enable_task_events: bool
 
 
 class CallOptions(MethodOptions, total=False):

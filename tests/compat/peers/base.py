@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,15 +216,21 @@ def run(system: System, example: Example, theirs: Path, folder: Path) -> tuple[i
         "TRAINKIT_RESULTS_DIR": str(folder / "results"),
         **example.environment,
     }
-    done = subprocess.run(
-        [sys.executable, program, *example.arguments],
-        cwd=work,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=example.limit_s,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as sessions:  # its own, as a detached actor outlives a program
+        env["TRAINKIT_RUNTIME_DIR"] = sessions
+        try:
+            done = subprocess.run(
+                [sys.executable, program, *example.arguments],
+                cwd=work,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=example.limit_s,
+                check=False,
+            )
+        finally:
+            stop = [sys.executable, "-m", "trainkit", "stop", "--all", "--yes"]
+            subprocess.run(stop, cwd=work, env=env, capture_output=True, check=False)
     return done.returncode, done.stdout

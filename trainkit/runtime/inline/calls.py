@@ -16,6 +16,7 @@ from trainkit.runtime import serialize, specs
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
 from trainkit.runtime.inline.placement import ResourceShare
+from trainkit.runtime.options import has_async_init
 from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.session import inside
@@ -271,7 +272,13 @@ class InlineActor(specs.Uncopied):
 
         def construct() -> None:
             args, kwargs = arguments(self._packed, self._resolve)
-            life.instance = self._spec.cls(*args, **kwargs)
+            cls: Any = self._spec.cls
+            if not has_async_init(cls):
+                life.instance = cls(*args, **kwargs)
+                return
+            instance: Any = cls.__new__(cls, *args, **kwargs)
+            frame.run(instance.__init__(*args, **kwargs))
+            life.instance = instance
 
         try:
             with self.busy(None, life):

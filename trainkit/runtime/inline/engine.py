@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import os
 import secrets
 import tempfile
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
-from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
+from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import specs
 from trainkit.runtime.context import address_info
@@ -32,6 +33,8 @@ from trainkit.runtime.placement import require_labels
 from trainkit.runtime.scheduling import captured
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
+
+_logger = logging.getLogger(__name__)
 
 
 def _task(frame: calls.CallFrame) -> Row:
@@ -101,9 +104,14 @@ class InlineEngine:
     # calls
 
     def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
-        spec = replace(spec, placement=self._placed(spec.placement, spec.name))
-        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         number = next(self._ids)
+        try:
+            spec = replace(spec, placement=self._placed(spec.placement, spec.name))
+        except InfeasibleError as refusal:
+            _logger.warning("%s", refusal)
+            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
+            return self._results(frame, calls.failed(refusal, spec.name), spec.num_returns)
+        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         if not self._places.has_group_of(spec.placement):
             error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
             frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
@@ -307,6 +315,10 @@ class InlineEngine:
     def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         return [_own(ref).value() for ref in refs]
 
+    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
+        for ref in map(_own, refs):
+            ref.packed, ref.failed = pack_failure(ObjectLostError(f"{ref!r} was freed"), "free()"), True
+
     def lending(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -371,6 +383,9 @@ class InlineEngine:
             was_restarted=actor is not None and actor.restarts > 0,
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
+
+    def is_cancelled(self) -> bool:
+        return False  # a call has ended before anyone has its reference
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = current_actor()

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from trainkit.errors import TaskCancelledError
-from trainkit.runtime import serialize
+from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.inline.calls import CallFrame, InlineCallRunner, Outcome, died, failed
 from trainkit.runtime.serialize import Packed, pack, unpack
@@ -54,7 +54,7 @@ class InlineRef(ObjectRef[Any]):
         """Stop what owes the value: nothing does any more."""
 
     def __reduce__(self) -> Any:
-        raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+        return session.put_again, (self.value(),)  # by hand, so with its value
 
 
 class _Completion(InlineRef):
@@ -129,6 +129,9 @@ class InlineStream(ObjectRefGenerator[Any]):
             return next(self)
         except StopIteration:
             raise StopAsyncIteration from None
+
+    def upcoming(self) -> ObjectRef[Any]:
+        return self._new_ref(_NONE, False)  # a step is taken when its value is asked for
 
     def completed(self) -> ObjectRef[None]:
         return _Completion(self._id, self)

@@ -210,6 +210,9 @@ class RayEngine:
             resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
         )
 
+    def is_cancelled(self) -> bool:
+        return bool(ray.get_runtime_context().is_canceled())
+
     def current_actor(self) -> tuple[RayActor, specs.Interface] | None:
         if ActorHost.made_of is None:
             return None
@@ -242,6 +245,9 @@ class RayEngine:
 
     def lending(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
+        ray._private.internal_api.free(self._own(refs))
 
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None

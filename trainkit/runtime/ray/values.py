@@ -233,6 +233,9 @@ class RayStream(ObjectRefGenerator[Any]):
     async def __anext__(self) -> ObjectRef[Any]:
         return RayRef(await anext(self.generator))
 
+    def upcoming(self) -> ObjectRef[Any]:
+        return RayRef(self.generator._get_next_ref())
+
     def completed(self) -> ObjectRef[None]:
         return RayRef(self.generator.completed())
 

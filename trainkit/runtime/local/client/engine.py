@@ -25,7 +25,7 @@ from trainkit.runtime.local.client.calls import CallCodec, ProcessContext
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
 from trainkit.runtime.local.client.node_client import Ids, NodeClient, show_notice
 from trainkit.runtime.local.client.promises import OwedResults
-from trainkit.runtime.local.client.refs import UnreadFailures
+from trainkit.runtime.local.client.refs import LocalRef, UnreadFailures, fail
 from trainkit.runtime.local.client.tasks import TaskPools
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.budget import StoreBudget
@@ -62,6 +62,7 @@ class LocalEngine:
 
     Attributes:
         own_handle: makes what a handle of this process's actor holds; None in other processes.
+        is_cancelled: see `Engine.is_cancelled`; a worker puts in how it looks.
     """
 
     name = "local"
@@ -86,6 +87,7 @@ class LocalEngine:
         self.context = context or ProcessContext()
         self.mark = os.environ[SESSION_MARK] if node is None else node.mark
         self.own_handle: Callable[[], tuple[Any, Interface]] | None = None
+        self.is_cancelled: Callable[[], bool] = lambda: False
         self._serial = serial
         self._totals = dict(totals)
         self._gpus = list(gpus)
@@ -290,6 +292,10 @@ class LocalEngine:
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
         return self._group
+
+    def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
+        self.get(refs, None)
+        fail((ref for ref in refs if isinstance(ref, LocalRef)), ObjectLostError, "its value was freed")
 
     def require_node(self) -> None:
         self.node.demand(messages.Available())

@@ -256,6 +256,9 @@ class LocalStream(ObjectRefGenerator[Any]):
             self.call.take_first()
             return True
 
+    def upcoming(self) -> ObjectRef[Any]:
+        return self._front() or self.call
+
     def completed(self) -> ObjectRef[None]:
         """Return a reference to the end; once it is asked for, the remote generator runs to its end."""
         self._runs_to_its_end = True

@@ -186,7 +186,7 @@ class LocalRef(ObjectRef[Any]):
         self._callbacks: list[Callable[[], None]] | None = None
 
     def __reduce__(self) -> Any:
-        raise TypeError("a reference can only be sent as an argument or a result, not pickled by hand")
+        return session.put_again, (current_client().get([self], None)[0],)  # by hand, so with its value
 
     def attach(self, peer: CallConnection | None) -> None:
         """Say over which connection the answer will come: a call is about to be made, or made again."""

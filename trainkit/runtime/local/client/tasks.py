@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from trainkit.errors import InfeasibleError
 from trainkit.resources import QUANTUM, Bundle
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import LocalRef
+from trainkit.runtime.local.client.refs import LocalRef, fail
 from trainkit.runtime.local.client.task_pool import TaskPool
 from trainkit.runtime.local.client.waiting import Waiter, pending
 from trainkit.runtime.local.wire.batching import lasting
 from trainkit.runtime.local.wire.messages import WorkerEnvironment
 from trainkit.runtime.specs import ObjectRef, Placement, TaskSpec
+
+_logger = logging.getLogger(__name__)
 
 _PLACEMENTS_KNOWN = 256
 
@@ -63,9 +67,14 @@ class TaskPools:
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         """Start a task; see `Engine.submit`."""
-        pool = self._pool(spec.placement, spec.name)
-        definition = self._codec.definition(spec.function, spec.name)
         refs = self._results.new(spec.num_returns, None)
+        try:
+            pool = self._pool(spec.placement, spec.name)
+        except InfeasibleError as error:
+            _logger.warning("%s", error)
+            fail(refs, InfeasibleError, str(error))
+            return self._results.handed_out(refs, spec.num_returns)
+        definition = self._codec.definition(spec.function, spec.name)
         # A small call doesn't carry its name, so it is that of the function.
         is_small = spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name)
         arguments = lasting(spec.args, spec.kwargs) if is_small else None

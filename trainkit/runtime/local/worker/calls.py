@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,7 +26,7 @@ from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
-from trainkit.runtime.options import method_of
+from trainkit.runtime.options import has_async_init, method_of
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
@@ -158,6 +158,7 @@ class Calls:
     Attributes:
         instance: the actor's object.
         made_of: its class, also while it is being made.
+        beginning: what its `async def __init__` has yet to do.
         begun_at: when the last call began, by the monotonic clock.
         running: the call that may be interrupted by a signal, see `interruption`; 0 for none, and as soon
             as its answer is about to be sent.
@@ -177,6 +178,7 @@ class Calls:
     _methods: dict[str, Callable[..., Any]] = field(default_factory=dict)
     instance: Any = None
     made_of: Any = None
+    beginning: Coroutine[Any, Any, None] | None = None
     begun_at: float = 0.0
     running: int = 0
     interrupted: int = 0
@@ -289,11 +291,16 @@ class Calls:
                 self.made_of = function
             if kwargs:
                 kwargs = {name: self.resolved(value) for name, value in kwargs.items()}
-            result = function(*map(self.resolved, args), **kwargs)
+            args = [self.resolved(value) for value in args]
+            if kind == channel.INIT and has_async_init(function):
+                self.instance = function.__new__(function, *args, **kwargs)
+                self.beginning = self.instance.__init__(*args, **kwargs)
+                return
+            result = function(*args, **kwargs)
             self.require_parent(method)
             if kind == channel.INIT:
                 self.instance = result
-                self._show_as(result)
+                self.show_as(result)
                 return
             if count == STREAMING:
                 self.stream(conn, call_id, result, method)
@@ -310,7 +317,7 @@ class Calls:
                 return
         self.answer(conn, call_id, answers)
 
-    def _show_as(self, instance: Any) -> None:
+    def show_as(self, instance: Any) -> None:
         """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
         spec = self._spec
         named = (spec.class_name, spec.registration.name if spec.registration else "")

@@ -327,6 +327,7 @@ class AsyncioExecutor:
             name: self._new_group(name, limit) for name, limit in limits(concurrency, _MOST_AT_ONCE).items()
         }
         self._counting = threading.Lock()
+        self._constructing: asyncio.Task[None] | None = None
         self.unfinished = 0
 
     def _new_group(self, name: str | None, limit: int) -> _Group:
@@ -378,6 +379,8 @@ class AsyncioExecutor:
                 self._construct_in_main_thread(conn, frame)
             else:
                 self._construct(conn, frame)
+                if self._calls.beginning is not None:  # calls wait for it, in `_begin_next`
+                    self._constructing = self._loop.create_task(self._begin_instance(frame))
             return
         try:
             _, method, count, args, kwargs, *said = parts_of(frame)
@@ -405,14 +408,30 @@ class AsyncioExecutor:
     def _construct_in_main_thread(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
         made = threading.Event()
 
-        def construct() -> None:
+        async def construct() -> None:
             try:
                 self._construct(conn, frame)
+                await self._begin_instance(frame)
             finally:
                 made.set()
 
-        self._loop.call_soon_threadsafe(construct)
+        self._asyncio.run_coroutine_threadsafe(construct(), self._loop)
         made.wait()
+
+    async def _begin_instance(self, frame: Frame | SmallCall) -> None:
+        """Run the `async def __init__` of the actor's class, if it has one."""
+        calls, beginning = self._calls, self._calls.beginning
+        if beginning is None:
+            return
+        method = parts_of(frame)[1]
+        try:
+            await beginning
+            calls.show_as(calls.instance)
+        except ENDS as error:
+            self._host.end(error)
+        except BaseException as error:
+            calls.require_parent(method, error)
+            calls.failed(error, INIT, frame.call_id, method, 1)
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
         self._calls.cancel(call_id, recursive)
@@ -434,6 +453,8 @@ class AsyncioExecutor:
 
     async def _begin_next(self, group: _Group, call: _Call) -> None:
         try:
+            if self._constructing is not None:
+                await self._asyncio.wait([self._constructing])
             args = [await self._resolved(value) for value in call.args]
             kwargs = {key: await self._resolved(value) for key, value in call.kwargs.items()}
             await group.free.acquire()

@@ -23,7 +23,7 @@ from trainkit.runtime import session
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, known_endpoint, shared
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import ProcessContext
+from trainkit.runtime.local.client.calls import ProcessContext, calling
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
@@ -157,6 +157,7 @@ class _Worker:
         self._calls = Calls(spec, engine.codec, engine.waiter, engine.node, self.keep_writing)
         self._runner = self._way_of_running()
         engine.node.on_notice = self._noticed
+        engine.is_cancelled = self._is_cancelled
         if spec.is_actor:
             engine.own_handle = self._own_handle
         else:
@@ -184,6 +185,10 @@ class _Worker:
         (handle,) = body.handles
         if isinstance(handle, channel.Descriptor):
             self.connect(socket.socket(fileno=handle.take()))
+
+    def _is_cancelled(self) -> bool:
+        self._node.try_read()  # the main thread may be in the call that asks
+        return calling.get()[0] in self._calls.cancelled
 
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
         """Make what one more handle of the actor holds, connected to this very process."""

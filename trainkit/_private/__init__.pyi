@@ -1,0 +1,1 @@
+from trainkit._private import internal_api as internal_api

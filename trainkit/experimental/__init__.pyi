@@ -1,0 +1,1 @@
+from trainkit.experimental import tqdm_ray as tqdm_ray

@@ -1,0 +1,1 @@
+from trainkit.compat.core.progress import *
