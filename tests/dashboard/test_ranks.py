@@ -312,6 +312,39 @@ def test_ranks_of_a_training_function(ask: Asker, tmp_path: Path) -> None:
         assert {first, second} == {each["pid"] for each in ask.get(own(ask))["ranks"]}
 
 
+def test_steps_of_optimizers_count_where_the_loader_is_not_known(ask: Asker, tmp_path: Path) -> None:
+    """As in a loop of one's own, in Lightning, Transformers and Accelerate, and in plain scripts."""
+
+    def loop(config: dict[str, Any]) -> None:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+
+        def epoch(loader: Any) -> None:
+            for (batch,) in loader:
+                model(batch).sum().backward()
+                optimizer.step()
+                time.sleep(0.01)
+
+        own_loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=4)
+        while not (tmp_path / "prepare").exists() and not (tmp_path / "end").exists():
+            epoch(own_loader)
+        while not (tmp_path / "end").exists():
+            epoch(functions.prepare_data_loader(own_loader))
+
+    with fitting(loop, tmp_path) as pids:
+        (pid,) = pids()
+        assert eventually(lambda: bool(rows_of(ask, [pid])[0]["batches_per_s"]), 60)
+        (row,) = rows_of(ask, [pid])
+        assert (row["counts"], row["wait_s"], row["data_wait_percent"]) == ("optimizer steps", None, None)
+        assert row["batches"] > 0 and row["samples_per_s"] is None and row["batches_per_s"] <= 100
+        events = json.loads(traced(ask, pid, steps=2).body)["traceEvents"]
+        assert sum(each["name"].startswith("ProfilerStep#") for each in events if each.get("ph") == "X") == 2
+        (tmp_path / "prepare").touch()
+        assert eventually(lambda: bool(rows_of(ask, [pid])[0]["samples_per_s"]), 60)
+        (row,) = rows_of(ask, [pid])
+        assert row["counts"] == "batches" and row["batches_per_s"] <= 100 and row["wait_s"] > 0
+
+
 def test_a_loop_over_a_loader_of_its_own_says_so(ask: Asker, tmp_path: Path) -> None:
     def loop(config: dict[str, Any]) -> None:
         while not (tmp_path / "end").exists():

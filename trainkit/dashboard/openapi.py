@@ -202,8 +202,9 @@ SCHEMAS: dict[str, Schema] = {
                         "world_size": WHOLE,
                         "trainer": TEXT,
                         "group": TEXT,
+                        "counts": TEXT,
                         "batches": WHOLE,
-                        "wait_s": NUMBER,
+                        "wait_s": or_null(NUMBER),
                         "step_s": NUMBER,
                         **dict.fromkeys(
                             (

@@ -31,10 +31,10 @@ const percent = (value) => (value === null ? "" : `${words(value)} %`);
 const milliseconds = (value) => (value === null ? "" : `${number(1000 * value)} ms`);
 
 function ranksTable(ranks, record) {
-  return plainTable("Ranks", ["trainer", "rank", "process", "batches", "batches/s", "samples/s", "waits for data", "waits for ranks", "own time a batch", "", "last batch", "trace"], ranks.map((each) =>
-    [each.trainer, `${each.rank} of ${each.world_size}`, each.pid, each.batches, each.batches_per_s === null ? "" : Number(each.batches_per_s.toPrecision(3)), each.samples_per_s === null ? "" : Number(each.samples_per_s.toPrecision(3)),
+  return plainTable("Ranks", ["trainer", "rank", "process", "steps", "a second", "samples/s", "waits for data", "waits for ranks", "own time a step", "", "last step", "trace"], ranks.map((each) =>
+    [each.trainer, `${each.rank} of ${each.world_size}`, each.pid, each.batches ? `${each.batches.toLocaleString()} ${each.counts}` : "", each.batches_per_s === null ? "" : Number(each.batches_per_s.toPrecision(3)), each.samples_per_s === null ? "" : Number(each.samples_per_s.toPrecision(3)),
       percent(each.data_wait_percent), percent(each.rank_wait_percent), milliseconds(each.own_s),
-      each.straggles ? badge("straggler", "warn") : each.batches ? "" : "no batch of a prepared loader yet", each.idle_s === null ? "" : `${duration(each.idle_s)} ago`,
+      each.straggles ? badge("straggler", "warn") : each.batches ? "" : "no batch of a known loader, and no step of an optimizer yet", each.idle_s === null ? "" : `${duration(each.idle_s)} ago`,
       h("button", { type: "button", class: "quiet", onclick: () => record(each) }, "Trace", h("span", { class: "hidden" }, ` of rank ${each.rank}, process ${each.pid}`))]));
 }
 

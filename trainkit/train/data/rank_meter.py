@@ -62,6 +62,7 @@ class Cell(IntEnum):
         TAKEN: how many it has.
         ANSWERED: number of the last trace that there is, or that failed.
         NUMBER: that the last one was asked for under.
+        STEPS_ONLY: 1 if what is counted is no batches but steps of optimizers.
     """
 
     BATCHES = 0
@@ -77,6 +78,7 @@ class Cell(IntEnum):
     TAKEN = 16
     ANSWERED = 17
     NUMBER = 18
+    STEPS_ONLY = 19
 
 
 class Figures(NamedTuple):
@@ -105,6 +107,9 @@ class Timed(Protocol):
 class RankMeter:
     """Counts what a rank takes from its loaders and how long that takes, and records traces.
 
+    Until the rank takes a batch of a loader that is known here, steps of torch's optimizers are counted
+    instead, whoever makes them: libraries and plain loops, whose loaders are their own.
+
     Args:
         rank: of the worker.
         world_size: how many there are.
@@ -113,10 +118,7 @@ class RankMeter:
 
     Attributes:
         models: as they are wrapped; those of DDP tell how long they wait for other ranks.
-        timed: see `Timed`; called for each pass over a loader.
     """
-
-    timed: Timed
 
     def __init__(self, rank: int, world_size: int, *, trainer: str, group: str) -> None:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -132,7 +134,38 @@ class RankMeter:
         self._is_broken = False
         about = {"rank": rank, "world_size": world_size, "trainer": trainer[:200], "group": group[-200:]}
         self._write(TEXT_AT, TEXT_BYTES, json.dumps(about))
-        self.timed = self._counting()
+        self._count = self._counting()
+        self._step: Callable[[], None] | None = None
+        self._hook: Any = None
+
+    def count_steps(self) -> None:
+        """Count the steps of optimizers in this process, until a batch is taken."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._cells[Cell.STEPS_ONLY] = 1.0
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, *_: Any) -> None:
+        if self._step is None:  # the first one, which took nobody knows how long
+            self._step = self._count(lambda: None, object())
+        else:
+            self._step()
+
+    def _count_no_steps(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
+        """Return a function for a pass over a loader; see `Timed`."""
+        self._count_no_steps()
+        if self._cells[Cell.STEPS_ONLY]:
+            self._count = self._counting()
+            self._marks = deque([Figures()], maxlen=_MARKS)
+            _LIVE.pack_into(self._memory, 0, *(0.0,) * 4)
+            _RECENT.pack_into(self._memory, 8 * Cell.OLDER, *(0.0,) * 8)
+            self._cells[Cell.STEPS_ONLY] = 0.0
+        return self._count(take, end)
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
         """Return `batches`, counted; those of a process that this one has forked are not."""
@@ -140,6 +173,7 @@ class RankMeter:
 
     def close(self) -> None:
         """Tell of this rank no more; a trace that is not complete fails."""
+        self._count_no_steps()
         if self._recording is not None:
             recording = self._recording
             self._stop_recording()

@@ -55,6 +55,7 @@ class Rank:
         recent: what it has done within the last seconds in which it took batches.
         idle_s: seconds since its last batch; None before the first.
         samples: of a batch; 0 if that is not known.
+        steps_only: what is counted are steps of optimizers instead of batches.
     """
 
     pid: int
@@ -66,6 +67,7 @@ class Rank:
     recent: Figures
     idle_s: float | None
     samples: int
+    steps_only: bool
 
     @property
     def own_s(self) -> float | None:
@@ -84,12 +86,13 @@ class Rank:
             "world_size": self.world_size,
             "trainer": self.trainer,
             "group": self.group,
+            "counts": "optimizer steps" if self.steps_only else "batches",
             "batches": int(self.now.batches),
-            "wait_s": round(self.now.wait_s, 6),
+            "wait_s": None if self.steps_only else round(self.now.wait_s, 6),
             "step_s": round(self.now.step_s, 6),
             "batches_per_s": batches_per_s,
             "samples_per_s": batches_per_s * self.samples if batches_per_s and self.samples else None,
-            "data_wait_percent": _percent(recent.wait_s, took),
+            "data_wait_percent": None if self.steps_only else _percent(recent.wait_s, took),
             "rank_wait_percent": _percent(recent.others_s, took),
             "own_s": self.own_s,
             "straggles": straggles,
@@ -176,6 +179,7 @@ def _read(pid: int, path: str) -> Rank | None:
         recent=Figures(*(new - old for new, old in zip(newer, older, strict=True))),
         idle_s=max(0.0, SYSTEM.monotonic() - cells[Cell.AT]) if cells[Cell.BATCHES] else None,
         samples=int(cells[Cell.SAMPLES]),
+        steps_only=bool(cells[Cell.STEPS_ONLY]),
     )
 
 
@@ -219,9 +223,10 @@ def trace(
     name = f"rank {rank.rank} of {rank.world_size} (process {pid})"
     if rank.idle_s is None:
         raise TrainkitError(
-            f"{name} has taken no batch so far, and a trace is of the steps between batches: it has not "
-            "begun, or its loop reads a loader of its own. Give it one by prepare_data_loader(loader), or by "
-            "iter_torch_batches() of get_dataset_shard()"
+            f"{name} has taken no batch so far, and no step of an optimizer, and a trace is of what is "
+            "between them: it has not begun, or its loop reads a loader of its own and steps no optimizer of "
+            "torch's. Give it a loader by prepare_data_loader(loader), or by iter_torch_batches() of "
+            "get_dataset_shard()"
         )
     try:
         with _opened(path) as page:

@@ -98,6 +98,7 @@ class GroupMember:
         """Return the meter of this rank, from here on; `trainer` is the name of what is trained."""
         group = "" if spec.rendezvous is None else spec.rendezvous.place
         self._meter = RankMeter(spec.rank, world_size, trainer=trainer, group=group)
+        self._meter.count_steps()
         return self._meter
 
     def apply(self, function: Callable[[], T]) -> T:
