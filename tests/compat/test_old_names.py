@@ -79,7 +79,7 @@ PLACES = {
     "trainkit.tune.stopper.stopper": "CombinedStopper Stopper",
     "trainkit.tune.stopper.timeout": "TimeoutStopper",
     "trainkit.tune.stopper.trial_plateau": "TrialPlateauStopper",
-    "trainkit.tune.syncer": "SyncConfig",
+    "trainkit.tune.syncer": "SyncConfig Syncer",
     "trainkit.tune.trainable.trainable": "Trainable",
     "trainkit.tune.trainable.util": "with_parameters",
     "trainkit.tune.tune": "run run_experiments",

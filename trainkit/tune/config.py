@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from trainkit.tune.core.configs import SyncConfig as SyncConfig
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
+from trainkit.tune.core.syncer import Syncer
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler, check_made
@@ -153,8 +154,8 @@ class RunConfig(Settings):
         storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. An
             address such as "s3://bucket/experiments": the experiment is then kept in that local folder, and
             copied to the address while it runs.
-        storage_filesystem: an fsspec file system that `storage_path` is a path of; None: the local one, or
-            the one that the address names.
+        storage_filesystem: an fsspec file system that `storage_path` is a path of, or a `tune.syncer.Syncer`,
+            which is not asked what is there before; None: the local one, or the one that the address names.
         failure_config: what happens when a trial fails.
         checkpoint_config: which checkpoints are made and kept.
         sync_config: how the copy at an address is kept.
@@ -248,11 +249,30 @@ class RunConfig(Settings):
             "tune.CheckpointConfig(num_to_keep=2)",
         )
         require_kind("sync_config", self.sync_config, SyncConfig, "tune.SyncConfig(sync_period=5)")
+        self._take_place(self.sync_config)
         if isinstance(self.verbose, bool):
             object.__setattr__(self, "verbose", int(self.verbose))
         require(
             is_whole(self.verbose) and 0 <= self.verbose <= 3, f"verbose={self.verbose!r}: give 0, 1, 2 or 3"
         )
+
+    def _take_place(self, sync: SyncConfig | None) -> None:
+        """Take where to copy to, and by what, from a SyncConfig of older scripts, which keeps the rest."""
+        if sync is None or (sync.upload_dir is None and sync.syncer in ("auto", None)):
+            return
+        own = sync.syncer if isinstance(sync.syncer, Syncer) else None
+        given = {"storage_path": sync.upload_dir, "storage_filesystem": own}
+        for name, value in given.items():
+            require(
+                value is None or getattr(self, name) is None,
+                f"{name}={getattr(self, name)!r} and {value!r} of SyncConfig contradict each other: give one",
+            )
+            object.__setattr__(self, name, getattr(self, name) if value is None else value)
+        require(
+            self.storage_path is not None,
+            "SyncConfig(syncer=...) needs an address: give RunConfig(storage_path=...), or upload_dir=",
+        )
+        object.__setattr__(self, "sync_config", replace(sync, upload_dir=None, syncer="auto"))
 
     def _check_stop(self) -> None:
         given = self.stop if isinstance(self.stop, (list, tuple)) else [self.stop]

@@ -234,7 +234,9 @@ class Mirror(Callback):
         self._delete_gone(news)
         if self._abandoned.is_set():
             return
+        self._address.push()
         self._address.replace(copy, FILENAME)
+        self._address.push()
         self._delete_dropped(kept)
         self._seen_version = version
         shutil.rmtree(workshop, ignore_errors=True)

@@ -27,6 +27,8 @@ from trainkit.errors import (
 from trainkit.resources import file_system
 from trainkit.tune import store
 from trainkit.tune.config import RunConfig
+from trainkit.tune.core.checkpoint import link_or_copy
+from trainkit.tune.core.syncer import Syncer
 from trainkit.tune.store.ownership import FOLDER as COMMANDS
 from trainkit.tune.store.schema import FILENAME, open_database
 
@@ -40,12 +42,97 @@ _NETWORK = re.compile(r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?")
 _told: set[Path] = set()
 
 
+class SyncerFileSystem:
+    """Those methods of an fsspec file system that an `Address` needs, on a local folder that a Syncer copies.
+
+    Files in that folder are links to the experiment's, where the disk has them.
+
+    Args:
+        syncer: the user's.
+        folder: that the local folder is made in; it goes when this object does.
+    """
+
+    def __init__(self, syncer: Syncer, folder: Path) -> None:
+        self.syncer = syncer
+        folder.mkdir(parents=True, exist_ok=True)
+        self._staging = tempfile.TemporaryDirectory(prefix=".syncer-", dir=folder)
+
+    def push(self, root: str) -> None:
+        """Have the Syncer copy a folder to its address."""
+        self._do("sync_up", self.syncer.sync_up, str(self._local(root)), root)
+
+    def pull(self, root: str) -> None:
+        """Have the Syncer copy what is at an address here."""
+        self.makedirs(root, exist_ok=True)
+        self._do("sync_down", self.syncer.sync_down, root, str(self._local(root)))
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        """Remove a file here, or a folder here and at its address."""
+        local = self._local(path)
+        if local.is_dir():
+            self._do("delete", self.syncer.delete, path)
+            shutil.rmtree(local)
+        else:
+            local.unlink()
+
+    def unstrip_protocol(self, path: str) -> str:
+        """Return the address, which has its protocol."""
+        return path
+
+    def invalidate_cache(self) -> None:
+        """Nothing is cached."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a folder."""
+        self._local(path).mkdir(parents=True, exist_ok=exist_ok)
+
+    def put_file(self, source: str, path: str) -> None:
+        """Take a file in."""
+        self._local(path).unlink(missing_ok=True)
+        link_or_copy(source, self._local(path))
+
+    def get_file(self, path: str, target: str) -> None:
+        """Copy a file that was pulled."""
+        shutil.copy2(self._local(path), target)
+
+    def pipe_file(self, path: str, data: bytes) -> None:
+        """Write a file."""
+        self._local(path).write_bytes(data)
+
+    def mv(self, source: str, target: str) -> None:
+        """Rename a file."""
+        os.replace(self._local(source), self._local(target))
+
+    def exists(self, path: str) -> bool:
+        """Return whether a file or folder was taken in, or pulled."""
+        return self._local(path).exists()
+
+    def find(self, root: str, detail: bool = True) -> dict[str, dict[str, Any]]:
+        """Return the files below a folder, with their sizes."""
+        local = self._local(root)
+        return {
+            f"{root}/{path.relative_to(local)}": {"size": path.stat().st_size}
+            for path in local.rglob("*")
+            if path.is_file()
+        }
+
+    def _local(self, path: str) -> Path:
+        return Path(self._staging.name, path.replace("://", "/").lstrip("/"))
+
+    def _do(self, verb: str, method: Callable[..., Any], *given: str) -> None:
+        if method(*given) is False:
+            raise StorageError(
+                f"{type(self.syncer).__name__}.{verb}{given} returned False: it can't begin now"
+            )
+        self.syncer.wait()
+
+
 @dataclass(frozen=True)
 class Address:
     """A folder on a file system of fsspec's.
 
     Attributes:
-        fs: the file system.
+        fs: the file system; or a SyncerFileSystem, which has what is needed here of one.
         root: path of the folder there.
     """
 
@@ -70,6 +157,17 @@ class Address:
         self.fs.makedirs(self.root, exist_ok=True)
         self.fs.pipe_file(self.path(name), b"trainkit")
         self.remove(name)
+        self.push()
+
+    def push(self) -> None:
+        """Have all that was put there arrive: with a Syncer, nothing has yet."""
+        if isinstance(self.fs, SyncerFileSystem):
+            self.fs.push(self.root)
+
+    def pull(self) -> None:
+        """Make ready to read; with a Syncer, all is copied here."""
+        if isinstance(self.fs, SyncerFileSystem):
+            self.fs.pull(self.root)
 
     def replace(self, source: Path, name: str) -> None:
         """Copy a file there; a reader sees the old one or the new one, whole."""
@@ -109,6 +207,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
     """
     text = os.fspath(path)
     protocol, mark, rest = text.partition("://")
+    if isinstance(filesystem, Syncer):
+        return Address(SyncerFileSystem(filesystem, _live_folder("")), text.rstrip("/"))
     if filesystem is None and not mark:
         return Path(text).expanduser().absolute()
     if filesystem is None and protocol in ("file", "local"):
@@ -117,8 +217,8 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
         return _named_by(text)
     if not isinstance(filesystem, _fsspec(text).AbstractFileSystem):
         raise ConfigError(
-            f"storage_filesystem={filesystem!r} is no fsspec file system; a pyarrow one becomes one by "
-            "fsspec.implementations.arrow.ArrowFSWrapper(filesystem)"
+            f"storage_filesystem={filesystem!r} is no fsspec file system, and no tune.syncer.Syncer; a "
+            "pyarrow one becomes one by fsspec.implementations.arrow.ArrowFSWrapper(filesystem)"
         )
     return Address(filesystem, str(filesystem._strip_protocol(text)).rstrip("/"))
 
@@ -237,7 +337,8 @@ def describe_address(address: Address | None) -> dict[str, Any]:
         again = _named_by(text).fs == address.fs  # fsspec compares classes and arguments
     except (ConfigError, MissingDependencyError):
         again = False
-    return {"copied_to": {"address": text, "filesystem": None if again else type(address.fs).__qualname__}}
+    made_by = address.fs.syncer if isinstance(address.fs, SyncerFileSystem) else address.fs
+    return {"copied_to": {"address": text, "filesystem": None if again else type(made_by).__qualname__}}
 
 
 def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -> Address | None:
@@ -379,6 +480,7 @@ def _download(address: Address, folder: Path) -> None:
 
 
 def _get_store(address: Address, folder: Path) -> None:
+    _reaching(address, address.pull)
     if not _reaching(address, address.holds_experiment):
         raise ExperimentNotFoundError(f"{address} holds no experiment: there is no {FILENAME}")
     _reaching(address, lambda: address.fs.get_file(address.path(FILENAME), str(folder / FILENAME)))
