@@ -8,8 +8,6 @@ left out.
 
 from __future__ import annotations
 
-from typing import Any
-
 import joblib._parallel_backends
 import joblib.parallel
 import pytest
@@ -60,9 +58,4 @@ def _is_ours(item: pytest.Function) -> bool:
     given = getattr(item, "callspec", None)
     backends = [value for name, value in given.params.items() if "backend" in name] if given else []
     backends = [each for each in backends if not isinstance(each, (int, list))]
-    return not backends or any(map(_names_ours, backends))
-
-
-def _names_ours(backend: Any) -> bool:
-    found = joblib.parallel.BACKENDS.get(backend) if isinstance(backend, str) else type(backend)
-    return backend is None or (isinstance(found, type) and issubclass(found, LokyBackend))
+    return not backends or any(each in (None, "loky") or type(each) is LokyBackend for each in backends)
