@@ -282,3 +282,37 @@ def test_an_argument_that_is_not_kept_is_named(fit, tmp_path, monkeypatch):
 def test_a_suite_finds_facts_that_no_file_holds():
     with pytest.raises(ConfigError, match=r"Forgets\.decide\(\) .* its fact 'at'"):
         SchedulerSuite().test_the_same_seed_gives_the_same_log(Forgets)
+
+
+# --- how many trials there will be ----------------------------------------------------------------
+
+
+class Planned(TrialScheduler):
+    """Refuses another number of trials than it began with."""
+
+    def resize(self, total_samples):
+        raise RuntimeError("planned for another number")
+
+    def decide(self, trial_id, time, score):
+        return Decision(Verdict.CONTINUE)
+
+
+def test_a_restore_whose_number_is_refused_leaves_that_of_before(fit, tmp_path):
+    fit(trainable, scheduler=Planned(), metric="loss", num_samples=2)
+    for number, again in ((4, False), (1, True)):  # 1 is the default: as it was
+        more = tune.TuneConfig(num_samples=number, scheduler=Planned())
+        tuner = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more)
+        if again:
+            assert len(tuner.fit()) == 2
+        else:
+            with pytest.raises(ConfigError, match=r"Planned\.resize\(\) .*planned for another number"):
+                tuner.fit()
+
+
+def test_a_number_of_trials_that_cannot_be_set_is_refused_with_its_class():
+    with pytest.raises(TypeError, match=r"Own\.total_samples is a property that can't be set"):
+
+        class Own(Planned):
+            @property
+            def total_samples(self):
+                return 5

@@ -75,6 +75,8 @@ class Controller:
         steering: Steering | None = None,
     ) -> None:
         self._owed = owed or {}
+        self.refused_total = False
+        """True if the scheduler has refused the number of trials that this run was to have."""
         self.ledger = ledger
         self.trials = list(trials)
         by_id = {trial.trial_id: trial for trial in self.trials}
@@ -102,6 +104,14 @@ class Controller:
         paused.set_aside(self._state)
         begin_budget(self._state, 0.0)
 
+    def _tell_total(self, time: float) -> None:
+        """Tell the scheduler of another number of trials, which a restore may be given."""
+        try:
+            steering.tell_total(self._state, time)
+        except ConfigError:
+            self.refused_total = True
+            raise
+
     # --- what the loop calls ----------------------------------------------------------------------
 
     def begin(self, time: float) -> ev.Step:
@@ -110,7 +120,7 @@ class Controller:
         begin_budget(state, time)
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
-        guarded(state, time, steering.tell_total, state, time)  # a restore may be given another number
+        guarded(state, time, self._tell_total, time)
         for trial in self.trials:  # a kill may have come between the end of one and this
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)

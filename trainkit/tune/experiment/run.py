@@ -299,7 +299,7 @@ class ExperimentRun:
         mirror: running.Mirror | None,
         since: float,
     ) -> running.Controller:
-        restored = running.Restored([])
+        restored, before = running.Restored([]), {"num_samples": self._facts["tune_config"]["num_samples"]}
         if self._resume is not None and isinstance(reader, running.ExperimentReader):
             restored = self._restore(self._resume, reader, store, ledger)
             if by := restored.steering.paused_by:
@@ -386,6 +386,8 @@ class ExperimentRun:
                 finally:
                     ending = controller.ending or ("" if controller.done else "cut short")
                     end |= {"ending": ending, "in_order": controller.done, **loop.info()}
+                    if controller.refused_total:  # the next restore has the number of before
+                        store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
                     interrupts.give_back()  # a Ctrl-C ends the wait for the copy
         finally:

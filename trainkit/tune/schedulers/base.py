@@ -221,6 +221,12 @@ class TrialScheduler(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_methods(cls, TrialScheduler)
+        own = vars(cls).get("total_samples")
+        if isinstance(own, property) and own.fset is None:
+            raise TypeError(
+                f"{cls.__name__}.total_samples is a property that can't be set, and the experiment sets it: "
+                "it is how many trials there will be; give the property another name"
+            )
 
     @property
     def deciding(self) -> TrialScheduler:
