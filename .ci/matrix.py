@@ -31,7 +31,7 @@ assert len(results) == 4 and not results.errors, results
 TORCH = """
 import torch
 from torch import nn
-from trainkit.train.torch import TrainingOperator, TorchTrainer
+from trainkit.train import TorchTrainer, TrainingOperator
 class Operator(TrainingOperator):
     def setup(self, config):
         model = nn.Linear(4, 1)

@@ -183,7 +183,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
         self._checked_cv_orig = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
+        # Before scikit-learn 1.9 only a search that halves has it.
+        if hasattr(self, "_check_input_parameters"):
+            self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
         self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
         # The order is scikit-learn's: these calls may draw from the same generator.
         search = None if self._has_own_rounds() else self._search()
