@@ -374,6 +374,7 @@ class CallSuite(Suite):
         read = trainkit.remote(lambda data: trainkit.get(pickle.loads(data)["ref"]).sum())
         assert trainkit.get(read.remote(data)) == 199_999 * 100_000
 
+    @needs("near")
     def test_a_value_can_be_let_go_of(self) -> None:
         kept, freed = trainkit.put([1]), trainkit.put(np.ones(200_000))
         internal_api.free([freed])

@@ -168,7 +168,11 @@ class Engine(Protocol):
         """Values in the order of `refs`; raises the first failure, or GetTimeoutError."""
 
     def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
-        """Let go of the values of done references in this process; `get` raises ObjectLostError then."""
+        """Let go of the values of done references in this process; `get` raises ObjectLostError then.
+
+        Raises:
+            ConfigError: the engine can't: Ray lets go of a value with its last reference alone.
+        """
 
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None

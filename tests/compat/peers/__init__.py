@@ -4,5 +4,11 @@ from __future__ import annotations
 
 from tests.compat.peers import ray_docs, ray_tune, raysgd, scikit_learn
 
-SYSTEMS = (ray_tune.SYSTEM, ray_docs.TUNE, raysgd.SYSTEM, scikit_learn.SYSTEM)
+SYSTEMS = (
+    ray_tune.SYSTEM,
+    ray_docs.TUNE,
+    ray_docs.CORE,
+    raysgd.SYSTEM,
+    scikit_learn.SYSTEM,
+)
 """In the order of docs/compatibility.md."""

@@ -247,7 +247,7 @@ class RayEngine:
         return nullcontext()
 
     def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
-        ray._private.internal_api.free(self._own(refs))
+        raise ConfigError("Ray frees a value when its last reference is gone, and not before: drop them")
 
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None

@@ -13,6 +13,7 @@ import ray
 
 from trainkit.runtime.ray import errors
 from trainkit.runtime.serialize import Packed, attached, claim, deregister, pack, register, unpack
+from trainkit.runtime.session import engine, put_again
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import Callbacks, DynamicObjectRefGenerator, ObjectRefGenerator
 
@@ -75,7 +76,7 @@ class RayRef(ObjectRef[Any]):
         self.session = session
 
     def __reduce__(self) -> Any:
-        return RayRef, (self.ref,)
+        return put_again, (engine().get([self], None)[0],)  # by hand, so with its value
 
     def future(self, into: Future[Any] | None = None) -> Future[Any]:
         ours: Future[Any] = into or Future()
@@ -217,6 +218,16 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
     return seal((cut_args, cut_kwargs), f"the arguments of {where}"), refs
 
 
+class _Upcoming(RayRef):
+    """Ray's generator in the place of a reference: to `ray.wait` it is done while its next value is there."""
+
+    __slots__ = ()
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__(generator.completed())
+        self.ref = generator
+
+
 class RayStream(ObjectRefGenerator[Any]):
     """Ray's generator of references, handing out ours.
 
@@ -234,7 +245,7 @@ class RayStream(ObjectRefGenerator[Any]):
         return RayRef(await anext(self.generator))
 
     def upcoming(self) -> ObjectRef[Any]:
-        return RayRef(self.generator._get_next_ref())
+        return _Upcoming(self.generator)
 
     def completed(self) -> ObjectRef[None]:
         return RayRef(self.generator.completed())
