@@ -341,7 +341,7 @@ def test_a_module_of_today_has_the_names_of_a_former_one_besides_its_own() -> No
     assert attic._secret == 2
     assert "trainkit.attic.shelf" not in sys.modules
     assert importlib.import_module("trainkit.attic.shelf").loaded
-    with pytest.raises(AttributeError, match=r"trainkit\.attic\.candle is no more: take the lamp"):
+    with pytest.raises(AttributeError, match=r"trainkit\.attic\.candle is not here: take the lamp"):
         attic.candle  # noqa: B018
     assert {"kept", "lamp", "light", "chest"} <= set(dir(attic))
     assert inspect.getsource(attic).startswith('"""A package of today.')
@@ -357,3 +357,15 @@ def test_former_modules_were_moved_renamed_and_split() -> None:
     assert dir(cellar.box) == ["lamp", "loaded"]
     with pytest.warns(RuntimeWarning, match="found in sys.modules"):
         assert runpy.run_module("trainkit.cellar.cask")["_secret"] == 2  # as `python -m` does
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "tune.search", "tune.logger", "train", "air"])
+def test_every_public_name_of_rays_is_here_or_says_what_to_use(module):
+    theirs = set(importlib.import_module(f"ray.{module}").__all__)
+    ours = importlib.import_module(f"trainkit.{module}")
+    row = finder.table().get(f"trainkit.{module}", finder.Row())
+    assert {name for name in theirs if not hasattr(ours, name)} <= row.gone.keys()
+    for name in theirs & row.gone.keys():
+        with pytest.raises(AttributeError, match=f"{name} is not here: "):
+            getattr(ours, name)

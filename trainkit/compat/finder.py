@@ -201,7 +201,7 @@ def add_names(module: ModuleType, row: Row) -> None:
             if name in row.names:
                 return named(row, name)
             if name in row.gone:
-                raise AttributeError(f"{path}.{name} is no more: {row.gone[name]}")
+                raise AttributeError(f"{path}.{name} is not here: {row.gone[name]}")
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
             # A real package's own modules come before its old names; Python imports them after this error.

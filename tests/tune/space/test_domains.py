@@ -296,7 +296,7 @@ def test_domains_are_changed_and_drawn_from_as_rays_are():
     assert tune.randint(0, 10**9).sample(size=3, random_state=7) == tune.randint(0, 10**9).sample(
         size=3, random_state=np.random.default_rng(7)
     )
-    with pytest.raises(AttributeError, match=r"tune\.function is no more.*sample_from"):
+    with pytest.raises(AttributeError, match=r"tune\.function is not here.*sample_from"):
         tune.function  # noqa: B018
 
 
