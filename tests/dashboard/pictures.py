@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
+
+from playwright.sync_api import Browser
 
 import trainkit
 from tests.conftest import eventually
 from tests.dashboard import samples
 from tests.dashboard.browser import Sight, alive, chromium, reports, served
+from tests.dashboard.test_ranks import training
 
 ROUTES = {
     "experiments": "#/",
@@ -61,6 +65,27 @@ def main(folder: Path) -> None:
             phone = Sight.of(browser, address, viewport={"width": 400, "height": 800})
             take(phone, ROUTES["overview"], folder / "dashboard-phone.png")
             phone.close()
+            ranks(browser, address, Path(above), folder / "dashboard-ranks.png")
+
+
+def ranks(browser: Browser, address: str, scratch: Path, file: Path) -> None:
+    """Train on two ranks, one of them slow in its step, and take a picture of both."""
+    trainkit.init(num_cpus=2, log_to_driver=False)
+    try:
+        with training(scratch, steps=1):
+            seen = Sight.of(browser, address)
+            (session,) = [
+                each["session_id"] for each in seen.ask("/api/sessions") if each["driver_pid"] == os.getpid()
+            ]
+            seen.go(f"#/sessions/{session}")
+            trainers = seen.page.locator("section[aria-label=Trainers]")
+            # The figures are of some seconds.
+            assert eventually(lambda: "straggler" in trainers.inner_text(), 60)
+            trainers.screenshot(path=file)
+            assert seen.complaints == [], seen.complaints
+            seen.close()
+    finally:
+        trainkit.shutdown()
 
 
 def take(seen: Sight, route: str, file: Path) -> None:

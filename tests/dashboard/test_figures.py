@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.dashboard import samples
+from tests.dashboard.conftest import served
 from trainkit import tune
 from trainkit.dashboard import charts, figures, parameter_figures
 from trainkit.dashboard.board import Board
@@ -343,6 +344,8 @@ def test_without_a_mode_nothing_is_the_best(root: Path) -> None:
     summary, (_, (row,)) = board.summary(root / "no mode"), board.table(root / "no mode").page()
     assert (summary["metric"], summary["mode"], summary["best"]) == ("loss", None, None)
     assert (row["last"], row["best"]) == (2.0, None)
+    with served(root) as ask:
+        assert ask.get("/experiments/no%20mode")["objectives"] == [{"metric": "loss", "mode": None}]
     assert remarks(chart(root / "no mode", "history", {})) == [
         "no mode is given for loss: smaller is taken as better"
     ]

@@ -101,6 +101,24 @@ def test_each_page_of_a_running_experiment(sight: Sight, live: Path) -> None:
     walk(sight, live.name)
 
 
+def test_a_button_of_the_page_before_cannot_be_pressed_while_another_is_loaded(
+    sight: Sight, live: Path
+) -> None:
+    page = sight.page
+    (trial,) = best(sight, live.name)
+    sight.go(f"#/experiments/{live.name}")
+    held: list[Route] = []
+    page.route("**/trials/*", lambda route: held.append(route))
+    page.evaluate("route => { location.hash = route; }", f"#/experiments/{live.name}/trials/{trial}")
+    page.wait_for_function("document.getElementById('main').inert")
+    expect(page.locator("h1")).to_have_text(live.name)  # whose Stop would end all its trials
+    for each in held:
+        each.continue_()
+    page.unroute("**/trials/*")
+    expect(page.locator("h1")).to_have_text(trial)
+    page.wait_for_function("!document.getElementById('main').inert")
+
+
 def test_a_session_shows_its_processes_and_their_stacks(sight: Sight, live: Path) -> None:
     page = sight.page
     owner = sight.ask(f"/api/experiments/{live.name}")["owner"]
@@ -112,6 +130,8 @@ def test_a_session_shows_its_processes_and_their_stacks(sight: Sight, live: Path
     page.locator(".scroll[aria-label=Processes]").get_by_role("button", name="Stacks").last.click()
     expect(page.locator("pre[aria-label=Stacks]")).to_contain_text("most recent call first")
     assert serious(page) == []
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert sight.complaints == []
 
 

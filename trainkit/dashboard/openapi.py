@@ -52,7 +52,7 @@ _SUMMARY = {
     "path": TEXT,
     "metric": or_null(TEXT),
     "mode": or_null(TEXT),
-    "objectives": many(record({"metric": TEXT, "mode": TEXT})),
+    "objectives": many(record({"metric": TEXT, "mode": or_null(TEXT)})),
     "created": or_null(NUMBER),
     "owner": or_null(WHOLE),
     "running": TRUTH,

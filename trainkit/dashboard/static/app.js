@@ -61,6 +61,7 @@ async function show() {
     },
   };
   main.setAttribute("aria-busy", "true");
+  main.inert = shown !== null && shown !== raw; // what is shown still is of another page, such as its Stop
   try {
     if (!route) throw new Error("There is no such page. Begin again with the list of experiments.");
     await route[1](context, ...route[0].slice(1).map(decodeURIComponent));
@@ -70,6 +71,7 @@ async function show() {
     context.show(h("h1", null, "Not shown"), failure(error));
   }
   if (mine.signal.aborted) return;
+  main.inert = false;
   main.removeAttribute("aria-busy");
   if (shown !== null && shown !== raw) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
   shown = raw;

@@ -2,7 +2,7 @@
 
 import { experimentPath, get, renews, trialPath } from "./api.js";
 import { chart, literal, tools } from "./charts.js";
-import { badge, card, h, number, path, reloading, renew, words } from "./dom.js";
+import { badge, card, h, number, path, reloading, renew, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
 
 const MOST = 20; // trials
@@ -109,7 +109,7 @@ export async function experimentsCompared(context, given) {
   const table = h("div");
   const draw = () => renew(table, sideBySide("Experiments",
     experiments.map((each) => [h("a", { href: path("experiments", each.name) }, each.name), " ", stateBadge(each)]),
-    [["Results", experiments.map((each) => ({ objective: each.objectives.map((some) => `${some.mode} ${some.metric}`).join(", "), trials: `${each.trials}${each.total ? ` of ${each.total}` : ""}`,
+    [["Results", experiments.map((each) => ({ objective: objectivesOf(each), trials: `${each.trials}${each.total ? ` of ${each.total}` : ""}`,
       "best value": each.best ? number(each.best.value) : "", "best trial": each.best?.trial_id }))],
     ["Best configuration", experiments.map((each) => each.best?.config ?? {})],
     ["Search space", experiments.map((each) => each.space)],

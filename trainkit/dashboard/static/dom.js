@@ -72,6 +72,9 @@ export function meter(counts, total) {
 
 export const tile = (value, label, title) => h("div", { class: "tile", title }, h("b", null, value), h("span", null, label));
 
+// What an experiment is judged by; a metric without a mode has no best.
+export const objectivesOf = (experiment) => experiment.objectives.map(({ metric, mode }) => `${mode ?? "no mode for"} ${metric}`).join(", ");
+
 export function card(title, actions, ...content) {
   return h("section", { class: "card", "aria-label": title },
     h("div", { class: "head" }, h("h2", null, title), h("span", { class: "grow" }), actions), content);

@@ -2,7 +2,7 @@
 
 import { experimentPath, get, post, put, renews, trialPath } from "./api.js";
 import { chart, tools } from "./charts.js";
-import { ask, attempt, badge, card, conceal, debounced, duration, h, meter, number, pairs, path, plainTable, reloading, renew, tile, toast, when, withQuery, words } from "./dom.js";
+import { ask, attempt, badge, card, conceal, debounced, duration, h, meter, number, pairs, path, plainTable, reloading, renew, tile, toast, when, withQuery, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
 import { trialTable } from "./table.js";
 
@@ -260,7 +260,7 @@ const VIEWS = {
   async settings(context, experiment, status) {
     return h("div", { class: "halves" }, card("Settings", null, pairs("Settings", experiment.settings)),
       card("Search space", null, pairs("Search space", experiment.space)),
-      card("Where", null, pairs("Where", { folder: experiment.path, started: when(experiment.created), objectives: experiment.objectives.map((each) => `${each.mode} ${each.metric}`).join(", ") })),
+      card("Where", null, pairs("Where", { folder: experiment.path, started: when(experiment.created), objectives: objectivesOf(experiment) })),
       note(experiment.note, experimentPath(experiment.name, "note"), status.read_only));
   },
 };

@@ -1,7 +1,7 @@
 // The list of experiments.
 
 import { get } from "./api.js";
-import { badge, h, meter, number, path, renew, when, words } from "./dom.js";
+import { badge, h, meter, number, path, renew, when, words, objectivesOf } from "./dom.js";
 
 const COLUMNS = [
   ["experiment", (each) => each.name], ["state", (each) => each.state], ["trials", (each) => each.trials],
@@ -57,9 +57,9 @@ export async function experimentsView(context) {
       h("td", null, h("div", { class: "row" }, meter(each.counts, each.total),
         h("span", { class: "num" }, `${each.trials}${each.total ? ` / ${each.total}` : ""}`)),
         h("div", { class: "soft" }, Object.entries(each.counts).map(([name, some]) => `${some} ${name.toLowerCase()}`).join(", "))),
-      h("td", null, each.best ? [h("strong", null, `${each.metric} ${number(each.best.value)}`),
+      h("td", { class: "wide" }, each.best ? [h("strong", null, `${each.metric} ${number(each.best.value)}`),
         h("div", { class: "soft" }, Object.entries(each.best.config).slice(0, 4).map(([name, some]) => `${name} ${words(some)}`).join(", "))]
-        : h("span", { class: "soft" }, each.objectives.map((some) => `${some.mode} ${some.metric}`).join(", "))),
+        : h("span", { class: "soft" }, objectivesOf(each))),
       h("td", null, when(each.created)))));
     if (!rows.length) renew(body, h("tr", null, h("td", { colspan: COLUMNS.length + 1, class: "empty" },
       experiments.length ? "No experiment has this text." : `There is no experiment in ${status.root} yet.`)));
