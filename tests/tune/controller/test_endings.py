@@ -134,6 +134,15 @@ def test_an_experiment_of_a_name_that_is_there_goes_beside_it(fit, caplog):
         assert [result.config["x"] for result in tune.ResultGrid.from_path(grid.experiment_path)] == [x]
 
 
+def test_a_name_that_is_chosen_is_of_no_folder_of_the_users(tmp_path):
+    run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
+    (tmp_path / "e_2").mkdir()
+    (tmp_path / "e_3").touch()
+    folders = [tune.Tuner(lambda config: 1.0, run_config=run).fit().experiment_path for _ in range(2)]
+    assert folders == [f"{tmp_path}/e", f"{tmp_path}/e_4"]
+    assert list((tmp_path / "e_2").iterdir()) == []
+
+
 def test_a_second_fit_goes_beside_the_first_and_leaves_its_results(tmp_path):
     run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
     tuner = tune.Tuner(lambda config: config["x"], param_space={"x": 1.0}, run_config=run)

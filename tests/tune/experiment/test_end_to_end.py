@@ -44,6 +44,15 @@ def tuner(tmp_path):
     return tuner
 
 
+def test_of_programs_that_begin_at_once_each_has_a_folder(tmp_path):
+    def fit(_):
+        run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
+        return tune.Tuner(lambda config: 1.0, run_config=run).fit().experiment_path
+
+    begun = [trainkit.remote(num_cpus=0)(fit).remote(number) for number in range(3)]
+    assert sorted(trainkit.get(begun)) == [f"{tmp_path}/e", f"{tmp_path}/e_2", f"{tmp_path}/e_3"]
+
+
 def test_each_trial_has_a_process_of_its_own(tuner):
     def trainable(config):
         for step in range(5):

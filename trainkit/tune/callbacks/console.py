@@ -223,7 +223,7 @@ class ConsoleCallback(Callback):
         ending = info.get("ending", "")
         if self._display is not None:
             try:
-                self._draw(trials, info, ending or "all trials have ended")
+                self._draw(trials, info, ending or info.get("why_fewer") or "all trials have ended")
             finally:
                 self._display.close()
                 self._display = None
@@ -232,6 +232,8 @@ class ConsoleCallback(Callback):
         elapsed = duration(info["time"] - self._progress.started)
         words = f"{self._progress.counts()} in {elapsed}"
         say(f"Ended early: {ending}. {words}" if ending else words)
+        if not ending and (why := info.get("why_fewer")):
+            say(f"Fewer trials than asked for: {why} (allow_duplicates=True in TuneConfig repeats them)")
         if best := self._progress.best_config_words():
             say(one_line(best))
         if failed := self._progress.failed_words(self._path):

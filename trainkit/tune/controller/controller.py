@@ -175,6 +175,11 @@ class Controller:
                 del error
 
     @property
+    def why_fewer(self) -> str:
+        """Reason why there were fewer trials than asked for; '' if there were not."""
+        return self._state.source.reason
+
+    @property
     def ending(self) -> str:
         """Reason of the early end in words; '' if there is none."""
         return self._state.ending.why if self._state.ending is not None else ""
@@ -219,7 +224,7 @@ class Controller:
                 paused.leave_lines(state, trial)
                 lifecycle.terminate(state, trial, time, f"{self.ending}: not run")
             _let_paused_go(state, time, f"{self.ending}: {NOT_PROMOTED}")
-        ended = self.ending or state.source.reason or "all trials have ended"
+        ended = self.ending or self.why_fewer or "all trials have ended"
         state.step.records.append(ev.Noted(time, "ended", ended))
         return state.step.take()
 

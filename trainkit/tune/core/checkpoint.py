@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 
 from trainkit.errors import CheckpointError
+from trainkit.runtime import session
 
 
 def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
@@ -143,6 +144,12 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 """Names by `checkpoint_dirname`, of whole ones and of those aside; other folders are the user's."""
 
 
+def scratch() -> Path | None:
+    """Return where an actor makes temporary folders, so that they go with its session; None: anywhere."""
+    engine = session.running()
+    return None if engine is None or engine.current_actor() is None else engine.scratch_dir()
+
+
 class Checkpoint:
     """A directory of files that a trial saved, to go on from or to load a model from.
 
@@ -170,7 +177,7 @@ class Checkpoint:
         Raises:
             CheckpointError: a part of it can't be pickled.
         """
-        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_")
+        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_", dir=scratch())
         try:
             write_dictionary(folder, data)
         except BaseException:

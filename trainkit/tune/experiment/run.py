@@ -9,6 +9,7 @@ import datetime
 import functools
 import itertools
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, cast
 
 from trainkit import settings
 from trainkit.clock import SYSTEM, Clock
-from trainkit.errors import TuneArgumentError, TuneError
+from trainkit.errors import ConfigError, StoreError, TuneArgumentError, TuneError
 from trainkit.tune import experiment as running
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import RunConfig, TuneConfig
@@ -237,7 +238,12 @@ class ExperimentRun:
             mirror.check(new=self._resume is None)
         if store is None:
             since = self._now()
-            store = opened.enter_context(contextlib.closing(self._open_store()))
+            try:
+                store = opened.enter_context(contextlib.closing(self._open_store()))
+            except (ConfigError, StoreError):
+                if self._in_memory or not running.is_taken(self.folder, None):
+                    raise
+                return self._run_once(opened)  # another program was faster: go beside it too
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
@@ -253,10 +259,15 @@ class ExperimentRun:
         self._take_plan()
 
     def _go_beside(self) -> None:
-        """Take the next free name, such as "name_2", where the experiment's own is another's."""
+        """Choose the next free name, such as "name_2", if there is an experiment of this one's own name.
+
+        Nothing at all is in a folder that is chosen so: what is there is the user's.
+        """
         folder, address = self.folder, self._address = self._named
         numbers = itertools.count(2)
-        while running.is_taken(self.folder, self._address):
+        while (self.folder != folder and os.path.lexists(self.folder)) or running.is_taken(
+            self.folder, self._address
+        ):
             number = next(numbers)
             self.folder = folder.with_name(f"{folder.name}_{number}")
             if address is not None:
@@ -386,6 +397,7 @@ class ExperimentRun:
                 finally:
                     ending = controller.ending or ("" if controller.done else "cut short")
                     end |= {"ending": ending, "in_order": controller.done, **loop.info()}
+                    end["why_fewer"] = controller.why_fewer
                     if controller.refused_total:  # the next restore has the number of before
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)

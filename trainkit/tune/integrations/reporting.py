@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import MissingDependencyError
-from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checkpoint import Checkpoint, scratch
 from trainkit.tune.trial.context import report
 
 logger = logging.getLogger("trainkit.tune")
@@ -63,7 +63,7 @@ class Reporter:
         if save is None:
             report(picked)
             return
-        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_") as folder:
+        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_", dir=scratch()) as folder:
             save(str(Path(folder, filename)))
             report(picked, checkpoint=Checkpoint.from_directory(folder))
 

@@ -30,6 +30,7 @@ from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import link_or_copy
 from trainkit.tune.core.syncer import Syncer
 from trainkit.tune.store.ownership import FOLDER as COMMANDS
+from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME, open_database
 
 logger = logging.getLogger("trainkit.tune")
@@ -389,11 +390,15 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
 def is_taken(folder: Path, address: Address | None) -> bool:
     """Return True if there is an experiment in a folder, or at its address, whether it can be read or not.
 
+    One that another program makes just now is there too.
+
     Raises:
         StorageError: the address can't be reached.
     """
-    if address is None or (folder / FILENAME).exists():
-        return (folder / FILENAME).exists()
+    if (folder / FILENAME).exists() or owner_of(folder) is not None:
+        return True
+    if address is None:
+        return False
     try:
         return address.holds_experiment()
     except Exception as error:
