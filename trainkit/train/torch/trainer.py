@@ -108,14 +108,14 @@ class DataParallelTrainer:
             SerializationError: the function can't be sent to a worker; the part is named.
             KeyboardInterrupt: Ctrl-C; the run can be gone on with.
         """
-        with named_as(SettingNames(resume=_RESUME)):
+        with named_as(SettingNames(resume=_RESUME, doing="Training")):
             grid = self._tuner().fit()
         result = grid[0]
         if not grid.num_terminated and not grid.num_errors:
             folder = os.path.dirname(str(result.path))
             raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
         if result.error is not None:
-            raise TrainingFailedError(failed_text(result)) from result.error
+            raise TrainingFailedError(failed_text(result, self.run_config.name)) from result.error
         return replace(result, config={"train_loop_config": dict(self._options.train_loop_config)})
 
     @classmethod
@@ -198,7 +198,8 @@ class DataParallelTrainer:
             log.warning("TorchTrainer: the run at %s goes on with another configuration: %s", path, changed)
         if self._restored_from is None:
             start = "its start" if latest is None else latest.path
-            log.warning("TorchTrainer: a run is at %s already, fit() goes on with it from %s", path, start)
+            end = "has finished" if any(each.reason == "finished" for each in before) else "is there already"
+            log.warning("TorchTrainer: the run at %s %s, fit() goes on with it from %s", path, end, start)
         finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
         return again(resume_config=rule)
@@ -223,10 +224,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def failed_text(result: Result) -> str:
-    """Return the message for a run that has failed."""
-    error = result.error
+def failed_text(result: Result, name: str | None) -> str:
+    """Return the message for a run that has failed, of a given name or of one that was made for it."""
+    again = "fit()" if name is not None else "with RunConfig(name=...) fit()"
     return (
-        f"the run in {result.path} has failed: {error}; with RunConfig(name=...) fit() goes on with it from "
-        "its last checkpoint, and FailureConfig(max_failures=...) tries it again by itself"
+        f"the run in {result.path} has failed; {again} goes on with it from its last checkpoint, and "
+        f"FailureConfig(max_failures=...) tries it again by itself. The error: {result.error}"
     )

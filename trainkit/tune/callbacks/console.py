@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import did_you_mean
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.checks import doing, is_finite, is_number
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.stoppers import AUTOMATIC, misspelt, reported_names
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
@@ -174,7 +174,7 @@ class ConsoleCallback(Callback):
         self._display = self._open()
         if self._display is None:
             where = f"in {self._path}" if self._path else "in memory"
-            say(f"Tuning {where}, with {describe(info['resources'])}")
+            say(f"{doing()} {where}, with {describe(info['resources'])}")
             self.refresh_s = self._summary_s = SUMMARY_S
         else:
             self.refresh_s = REFRESH_S

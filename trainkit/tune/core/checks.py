@@ -47,11 +47,13 @@ class SettingNames:
         names: by the tuner's setting, the user's argument.
         other: format of a setting that is not in `names`, with its name as the only field; "": the tuner's.
         resume: how the user goes on with an experiment that has ended early; "{path!r}" in it is its folder.
+        doing: what an experiment does, in a word.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     other: str = ""
     resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
+    doing: str = "Tuning"
 
 
 _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
@@ -78,6 +80,11 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
     current = _CURRENT.get() or SettingNames()
     other = current.other.format(name) if current.other else f"{owner}({name}={value})"
     return current.names.get(name) or (other if owner else name)
+
+
+def doing() -> str:
+    """Return what an experiment does, in a word."""
+    return (_CURRENT.get() or SettingNames()).doing
 
 
 def how_to_resume(path: object) -> str:
