@@ -107,13 +107,19 @@ for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
     assert done.stdout.splitlines() == expected, done.stderr
 
 
+PLACEHOLDER = "__editable__.mine-1.0.finder.__path_hook__"
+"""What setuptools puts on sys.path for an editable install with a namespace package; no folder."""
+
+
 def test_an_environment_is_left_as_it_was_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "path", ["", PLACEHOLDER, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", f"tests:{tmp_path}")
     before = (os.getcwd(), list(sys.path), sys.stdout, sys.stderr, dict(os.environ), os.fstat(1), os.fstat(2))
     environment = TrialEnvironment(("out", "err"), chdir=True)
     with pytest.raises(KeyError), environment.entered(str(tmp_path), own_process=True):
         assert os.getcwd() == str(tmp_path)
-        assert sys.path[0] == before[0]  # where modules beside the script are found
+        assert sys.path[:2] == [before[0], PLACEHOLDER]  # where modules beside the script are found
+        assert os.environ["PYTHONPATH"] == f"{before[0]}/tests:{tmp_path}"
         assert os.environ["TUNE_ORIG_WORKING_DIR"] == before[0]
         print("seen")
         raise KeyError
@@ -180,6 +186,24 @@ def test_a_file_that_lies_where_the_program_runs_is_told_of(fit, tmp_path, monke
     (result,) = fit(lambda config: Path("data.txt").read_text())
     assert isinstance(result.error, FileNotFoundError)
     assert f"there is {tmp_path}/data.txt" in str(result.error)
+
+
+def test_modules_are_found_from_a_trials_folder(fit, tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "found_beside.py").write_text("value = 3")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, "lib", PLACEHOLDER])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["lib", os.environ.get("PYTHONPATH", "")]))
+
+    def trainable(config):
+        import found_beside
+
+        program = "import found_beside; print(found_beside.value)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        return {"here": found_beside.value, "there": int(done.stdout), "hooked": PLACEHOLDER in sys.path}
+
+    metrics = fit(trainable)[0].metrics
+    assert (metrics["here"], metrics["there"], metrics["hooked"]) == (3, 3, True)
 
 
 def test_a_restored_experiment_keeps_both(fit, tmp_path):

@@ -170,10 +170,14 @@ def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):
     trainable = AsDictionary()
     trainable.train()
     for path in (trainable.save(str(tmp_path / "saved")), trainable.save()):
-        for given in (path, Path(path), tune.Checkpoint(path)):
+        for given in (path, str(path), Path(path), path.checkpoint):
             other = AsDictionary()
             other.restore(given)
-            assert (other.count, other.given) == (1, "dict")
+            assert (other.count, other.given, other.iteration) == (1, "dict", 1)
+    Path(path, ".counted.json").unlink()  # a Tuner's have none
+    other = AsDictionary()
+    other.restore(path)
+    assert (other.count, other.iteration) == (1, 0)
 
 
 # --- where they are defined: row 1.19 -------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ def test_what_a_stopped_function_returns_is_not_a_result(fit):
     for result in grid:
         assert [row["step"] for row in result.history] == [0, 1, 2]
         assert result.reason == "step=2 reached 2"
+
+
+@pytest.mark.parametrize("chdir", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_trial_outlives_the_folder_that_the_program_runs_in(
+    fit, tmp_path, monkeypatch, caplog, chdir, before
+):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+
+    def trainable(config):
+        if gone.exists():
+            gone.rmdir()
+        return 3.0
+
+    if before:
+        gone.rmdir()
+    (result,) = fit(trainable, run={"chdir_to_trial_dir": chdir})
+    assert result.error is None
+    assert "TUNE_ORIG_WORKING_DIR" not in os.environ
+    assert ("can't be returned to" in caplog.text) == chdir
 
 
 def test_a_raising_stop_function_fails_its_trial_alone(fit):

@@ -232,8 +232,9 @@ class CSVLoggerCallback(LoggerCallback):
 def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys of `rows` that are none of `columns`, in order of appearance."""
     known = set(columns)
+    # A list, as a generator is called for each of its keys.
     return list(
-        dict.fromkeys(key for row in rows if not row.keys() <= known for key in row if key not in known)
+        dict.fromkeys([key for row in rows if not row.keys() <= known for key in row if key not in known])
     )
 
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import faulthandler
 import functools
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,13 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.settings import OLD_WORKING_DIR
+
+logger = logging.getLogger(__name__)
+
+SEARCH_PATH = "PYTHONPATH"
+
+Moved = list[tuple[str | None, str, str]]
+"""Entries of `sys.path`, and values of the variable that is named, each as it is now and as it was."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +49,28 @@ class TrialEnvironment:
             trial_dir: the trial's folder.
             own_process: False where trials run in the program itself.
         """
-        with contextlib.ExitStack() as undo:
-            before = os.getcwd()
-            is_first = OLD_WORKING_DIR not in os.environ
-            if is_first:
-                os.environ[OLD_WORKING_DIR] = before
-            undo.callback(_leave, before if self.chdir else None, is_first)
+        before = _working_dir()
+        is_first = before != "" and OLD_WORKING_DIR not in os.environ
+        if is_first:
+            os.environ[OLD_WORKING_DIR] = before
+        moved: Moved = []
+        try:  # an exit stack would cost a report as much again
             if self.chdir:
-                _move(before, trial_dir, undo)
-            if self.log_files is not None:
-                _redirect([os.path.join(trial_dir, name) for name in self.log_files], undo, own_process)
-            try:
+                os.chdir(trial_dir)
+                if before:
+                    _move(before, moved)
+            if self.log_files is None:
                 yield
-            except FileNotFoundError as error:
-                if self.chdir and isinstance(error.filename, str):
-                    _tell_where(error, before)
-                raise
+            else:
+                with contextlib.ExitStack() as undo:
+                    _redirect([os.path.join(trial_dir, name) for name in self.log_files], undo, own_process)
+                    yield
+        except FileNotFoundError as error:
+            if self.chdir and isinstance(error.filename, str):
+                _tell_where(error, before)
+            raise
+        finally:
+            _leave(before if self.chdir else None, is_first, moved)
 
 
 def divert(paths: Sequence[str]) -> None:
@@ -97,33 +111,63 @@ def _is_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _move(before: str, folder: str, undo: contextlib.ExitStack) -> None:
+def _working_dir() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody has removed it: a trial need not care
+        return ""
+
+
+def _move(before: str, moved: Moved) -> None:
+    """Let modules be found where they were before, here and by programs that the trial starts."""
     # '' on the search path means the working directory: modules beside the script are still to be found.
     for place, entry in enumerate(sys.path):
-        if isinstance(entry, str) and entry[:1] != os.sep:  # as os.path.isabs, at each report
-            sys.path[place] = whole = os.path.join(before, entry) if entry else before
-            undo.callback(_put_back, whole, entry)
-    os.chdir(folder)
+        if type(entry) is str and entry[:1] != os.sep:  # as os.path.isabs, at each report
+            whole = os.path.join(before, entry) if entry else before
+            if os.path.exists(
+                whole
+            ):  # else a name for an import hook, such as setuptools' of editable installs
+                sys.path[place] = whole
+                moved.append((None, whole, entry))
+    found = os.environ.get(SEARCH_PATH)
+    if found and (whole := _absolute(found, before)) != found:
+        os.environ[SEARCH_PATH] = whole
+        moved.append((SEARCH_PATH, whole, found))
 
 
-def _leave(before: str | None, is_first: bool) -> None:
-    if before is not None:
-        os.chdir(before)
+@functools.lru_cache(16)
+def _absolute(paths: str, folder: str) -> str:
+    return os.pathsep.join([os.path.join(folder, path) for path in paths.split(os.pathsep)])
+
+
+def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
     if is_first:
         try:  # a context manager would cost a report as much again
             del os.environ[OLD_WORKING_DIR]
         except KeyError:
-            return  # the trial has removed it
-
-
-def _put_back(whole: str, entry: str) -> None:
-    if whole in sys.path:
-        sys.path[sys.path.index(whole)] = entry
+            is_first = False  # the trial has removed it
+    for variable, whole, entry in moved:
+        if variable is None:
+            if whole in sys.path:
+                sys.path[sys.path.index(whole)] = entry
+        elif os.environ.get(variable) == whole:
+            os.environ[variable] = entry
+    if before is None:
+        return
+    try:
+        os.chdir(before)
+    except OSError as error:  # the trial's result is not to be lost
+        logger.warning(
+            "the folder that the program ran in, %r, can't be returned to (%s), so the process goes on in "
+            "the trial's: have programs run in a folder that stays while trials do",
+            before,
+            error,
+        )
 
 
 def _tell_where(error: FileNotFoundError, before: str) -> None:
     there = os.path.join(before, error.filename)
-    if not os.path.isabs(error.filename) and os.path.exists(there):
+    if before and not os.path.isabs(error.filename) and os.path.exists(there):
         error.add_note(
             f"A trial runs in its own folder; where the program runs, there is {there}: give the trial an "
             f"absolute path, begin it with os.environ[{OLD_WORKING_DIR!r}], or have trials run there, by "

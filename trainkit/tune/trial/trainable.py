@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trainkit.errors import CheckpointError, ConfigError
@@ -16,6 +18,9 @@ from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
+
+COUNTED = ".counted.json"
+"""Holds how far the trainable had come, in what is saved without a Tuner, which knows it by itself."""
 
 
 class WrittenCheckpoint(str):
@@ -147,7 +152,7 @@ class Trainable:
     def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
 
-        What `restore` is handed as it is returned here, it counts its steps on from.
+        Without a Tuner, `restore` counts its steps on from there.
 
         Args:
             checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
@@ -161,6 +166,8 @@ class Trainable:
             shutil.rmtree(partial, ignore_errors=True)
             os.makedirs(partial)
             keep_returned(partial, self.save_checkpoint(partial))
+            if not self._trial.trial_id:
+                Path(partial, COUNTED).write_text(json.dumps(self._meter.counted))
             commit_directory(partial, target, durable=self._trial.durable)
         except OSError as error:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
@@ -172,10 +179,12 @@ class Trainable:
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
         """Go on from this checkpoint, or the one in this folder."""
-        if isinstance(checkpoint, WrittenCheckpoint):
-            iteration, spent_s = checkpoint.metrics["training_iteration"], checkpoint.metrics["time_total_s"]
-            self._meter = ReportMeter(replace(self._trial, iteration=iteration, time_total_s=spent_s))
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
+        written = Path(folder, COUNTED)
+        if not self._trial.trial_id and written.exists():
+            counted = json.loads(written.read_text())
+            iteration, spent_s = counted["training_iteration"], counted["time_total_s"]
+            self._meter = ReportMeter(replace(self._trial, iteration=iteration, time_total_s=spent_s))
         self.load_checkpoint(given_back(folder))
 
     def take_over(self, trial: TrialSpec) -> bool:
