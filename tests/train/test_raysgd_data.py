@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,23 @@ def test_parts_of_a_data_set_are_apart_and_transformed() -> None:
         ]
         assert parts[0] == [([0.0, -1.0], [0.0, 2.0]), ([-4.0, -5.0], [8.0, 10.0])]
         assert [x for x, _ in parts[1]] == [[-2.0, -3.0], [-6.0, -7.0]]
+
+
+def test_a_pass_that_has_failed_begins_anew(tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    fault.touch()
+
+    def load(x):
+        if x == 3 and fault.exists():
+            raise OSError("the disk is away")
+        return x
+
+    shard = Dataset(from_items(range(6), 1), batch_size=2, download_func=load).get_shard(0)
+    with pytest.raises(OSError, match="the disk is away"):
+        list(shard)
+    fault.unlink()
+    for _ in range(2):
+        assert [batch.tolist() for batch in shard] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_residual_networks_keep_small_images_large() -> None:

@@ -66,8 +66,12 @@ class Dataset:
             atexit.register(_OPEN.clear)  # before the session ends, which it needs to be let go
             _OPEN[place] = self.iter.part(place[0], number, parts)
         # `yield from` would close the pass where the loop over this one is left.
-        for samples in _OPEN[place]:  # noqa: UP028
-            yield samples
+        try:
+            for samples in _OPEN[place]:  # noqa: UP028
+                yield samples
+        except Exception:  # it has ended by that, and the next loop begins anew
+            _OPEN.pop(place, None)
+            raise
         del _OPEN[place]
 
 
