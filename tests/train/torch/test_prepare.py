@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import inspect
 import io
+import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +33,12 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
-from trainkit.train.data.rank_meter import Cell, RankMeter
+from trainkit.train.data import ranks
+from trainkit.train.data.rank_meter import TEXT_AT, TEXT_BYTES, Cell, RankMeter, write_text
 from trainkit.train.torch import (
     accelerate,
     backward,
+    libraries,
     prepare,
     prepare_data_loader,
     prepare_model,
@@ -248,6 +254,20 @@ def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture
     assert meter._cells[Cell.BATCHES] == 2
 
 
+@pytest.mark.parametrize("sign", ["\u5b9e", "\U0001f600", "\x01", '"', "\udcff"])
+def test_names_of_any_signs_are_told_as_far_as_they_have_room(sign: str) -> None:
+    def told() -> list[str]:
+        return [row["trainer"] + row["group"] for row in ranks.rows([os.getpid()]) if row["rank"] == 77]
+
+    meter = RankMeter(77, 78, trainer="first" + sign * 500, group=sign * 500 + "last")
+    (name,) = told()
+    seen = sign.encode(errors="replace").decode()
+    assert name.startswith("first" + seen * 60) and name.endswith(seen * 60 + "last")
+    assert set(name) == set("firstlast" + seen)
+    write_text(meter._memory, TEXT_AT, TEXT_BYTES, '{"rank": 7')  # as it is read while it is written
+    assert told() == []
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_recording_ends_with_its_thread() -> None:
     meter = RankMeter(0, 1, trainer="t", group="g")
@@ -260,3 +280,42 @@ def test_a_recording_ends_with_its_thread() -> None:
     assert meter._recording is None
     assert meter._cells[Cell.ANSWERED] == 1
     meter.close()
+
+
+STATE = """
+import torch
+
+class PartialState:
+    num_processes = 1
+    device = torch.device("cpu")
+    mixed_precision = "fp16"
+
+    def __init__(self):
+        pass
+
+class AcceleratorState(PartialState):
+    pass
+"""
+
+
+def test_a_library_is_checked_for_all_who_asked_once_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks for it first, without importing it, changes nothing."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
+    (tmp_path / "accelerate" / "state.py").write_text(STATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("accelerate", "accelerate.state"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    told: list[str] = []
+    libraries.watch_ranks(0, 2, told.append)
+    libraries.watch_libraries()
+    libraries.watch_libraries()  # as where several workers run in this process
+    assert importlib.util.find_spec("accelerate.state") is not None
+    state: Any = importlib.import_module("accelerate.state")
+    state.PartialState()
+    assert len(told) == 1 and "Accelerate counts 1 process where there are 2 ranks" in told[0]
+    with pytest.raises(ConfigError, match="mixed_precision='fp16', and this worker has no GPU"):
+        state.AcceleratorState()

@@ -33,6 +33,8 @@ NAME = "tk-rank"
 PAGE_BYTES = 8192
 TEXT_AT, TEXT_BYTES = 1024, 1024
 """Where the page has who the rank is, as JSON."""
+_NAME_BYTES = 400
+"""Bytes there of each of its two names."""
 FOLDER_AT, FOLDER_BYTES = 2048, 4096
 """Where the page has the folder that a trace is wanted in."""
 ERROR_AT, ERROR_BYTES = 6144, 2048
@@ -132,8 +134,13 @@ class RankMeter:
         self._others_s = 0.0
         self._recording: _Recording | None = None
         self._is_broken = False
-        about = {"rank": rank, "world_size": world_size, "trainer": trainer[:200], "group": group[-200:]}
-        self._write(TEXT_AT, TEXT_BYTES, json.dumps(about))
+        about = {
+            "rank": rank,
+            "world_size": world_size,
+            "trainer": _within(trainer[:_NAME_BYTES], slice(-1)),
+            "group": _within(group[-_NAME_BYTES:], slice(1, None)),
+        }
+        self._write(TEXT_AT, TEXT_BYTES, json.dumps(about, ensure_ascii=False))
         self._count = self._counting()
         self._step: Callable[[], None] | None = None
         self._hook: Any = None
@@ -373,6 +380,13 @@ def _page() -> mmap.mmap:
         return mmap.mmap(fd, PAGE_BYTES)
     finally:
         os.close(fd)  # the page has an open file of its own
+
+
+def _within(name: str, shorter: slice) -> str:
+    """Return as much of a name as has room there; `shorter` leaves out a character."""
+    while len(json.dumps(name, ensure_ascii=False).encode(errors="replace")) > _NAME_BYTES:
+        name = name[shorter]
+    return name
 
 
 def write_text(memory: mmap.mmap, at: int, size: int, text: str) -> None:

@@ -160,13 +160,10 @@ def _pages(pid: int) -> list[str]:
 def _read(pid: int, path: str) -> Rank | None:
     try:
         with _opened(path) as page:
-            about = read_text(page.memory, TEXT_AT, TEXT_BYTES)
+            facts = json.loads(read_text(page.memory, TEXT_AT, TEXT_BYTES))
             cells = list(page.cells[: len(Cell) + 16])
-    except (OSError, ValueError):  # it has ended meanwhile
+    except (OSError, ValueError):  # it has ended meanwhile, or left its trainer
         return None
-    if not about:  # it has left its trainer
-        return None
-    facts = json.loads(about)
     older = Figures(*cells[Cell.OLDER : Cell.NEWER])
     newer = Figures(*cells[Cell.NEWER : Cell.ASKED])
     return Rank(

@@ -8,7 +8,6 @@ of several processes for the only one, and each of them would train a model of i
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,32 +51,43 @@ def _watch(checks: Mapping[str, Callable[[Any], None]]) -> None:
     for name, check in checks.items():
         if name in sys.modules:
             check(sys.modules[name])
-    if not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OnImport(checks))
+        else:
+            _ON_IMPORT.add(name, check)
 
 
 class _OnImport(MetaPathFinder):
     """Has the checks of a library made once it is imported."""
 
-    def __init__(self, checks: Mapping[str, Callable[[Any], None]]) -> None:
-        self._awaited = {name: check for name, check in checks.items() if name not in sys.modules}
+    def __init__(self) -> None:
+        self._awaited: dict[str, list[Callable[[Any], None]]] = {}
+
+    def add(self, name: str, check: Callable[[Any], None]) -> None:
+        """Have a module that is not imported yet checked."""
+        if check not in self._awaited.setdefault(name, []):
+            self._awaited[name].append(check)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname not in self._awaited:
             return None
-        check = self._awaited.pop(fullname)
-        spec = importlib.util.find_spec(fullname)
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = functools.partial(_run, loader.exec_module, check)
+            loader.exec_module = functools.partial(self._run, loader.exec_module, fullname)
         return spec
 
+    def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
+        execute(module)  # one that was only looked for, or has failed, is awaited still
+        for check in self._awaited.pop(name, ()):
+            check(module)
 
-def _run(execute: Callable[[ModuleType], None], check: Callable[[Any], None], module: ModuleType) -> None:
-    execute(module)
-    check(module)
+
+_ON_IMPORT = _OnImport()
 
 
 def check_states(module: Any) -> None:
@@ -92,7 +102,8 @@ def check_states(module: Any) -> None:
 
 def _check_after(state: Any, check: Callable[[Any], None]) -> None:
     plain = state.__init__
-    if hasattr(plain, "__wrapped__"):  # an engine without processes of its own runs several workers here
+    made = getattr(plain, "checks", ())
+    if check in made:  # an engine without processes of its own runs several workers here
         return
 
     @functools.wraps(plain)
@@ -101,6 +112,7 @@ def _check_after(state: Any, check: Callable[[Any], None]) -> None:
         check(self)
 
     state.__init__ = init
+    state.__init__.checks = (*made, check)
 
 
 def check_processes(state: Any) -> None:
