@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -202,13 +202,20 @@ def printing(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": 1.0}
 
 
-def test_who_asks_at_a_time_shares_an_answer_begun_since() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_asks_at_a_time_shares_an_answer_begun_since(fails: bool) -> None:
     shared, go, made = SharedAnswers(), threading.Event(), []
 
     def make() -> int:
         made.append(len(made))
         assert go.wait(60)
+        if fails:
+            raise LookupError(made[-1])
         return made[-1]
+
+    def got(asked: Future[int]) -> int:
+        error = asked.exception(60)
+        return error.args[0] if isinstance(error, LookupError) else asked.result()
 
     with ThreadPoolExecutor(5) as threads:
         first = threads.submit(shared.answer, "chart", make)
@@ -216,10 +223,24 @@ def test_who_asks_at_a_time_shares_an_answer_begun_since() -> None:
         others = [threads.submit(shared.answer, "chart", make) for _ in range(4)]
         assert eventually(lambda: shared._lines["chart"].count == 5)
         go.set()
-        assert [first.result(60), *(each.result(60) for each in others)] == [0, 1, 1, 1, 1]
-        with pytest.raises(ZeroDivisionError):
-            shared.answer("chart", lambda: 1 / 0)
+        assert [got(each) for each in (first, *others)] == [0, 1, 1, 1, 1]
     assert shared._lines == {}
+
+
+def test_a_file_that_grows_is_sent_as_it_was(tmp_path: Path) -> None:
+    finished(tmp_path, "e", printing, True)
+    (log,) = tmp_path.glob("e/*/stdout")
+    size = (1 << 25) + 1  # more than the connection holds
+    with served(tmp_path) as ask:
+        (row,) = ask.get("/experiments/e/trials")["rows"]
+        os.truncate(log, size)
+        connection = opened(ask, f"/experiments/e/trials/{row['trial_id']}/files/stdout")
+        reply = connection.getresponse()
+        with log.open("ab") as file:
+            file.write(b"more")
+        assert reply.headers["Content-Length"] == str(size)
+        assert len(reply.read()) == size
+        connection.close()
 
 
 def test_only_what_was_printed_is_a_log(tmp_path: Path) -> None:

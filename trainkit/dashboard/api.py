@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from trainkit.client import Answer, Experiment
 from trainkit.clock import SYSTEM
@@ -203,7 +203,11 @@ def file(call: Call) -> Any:
         return files.listed(folder, below)
     if not path.is_file():
         raise NotFoundError(f"{below!r} is neither a file nor a folder")
-    return FileResponse(path, media_type=DOWNLOAD, filename=path.name)
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise NotFoundError(f"{below!r} cannot be read: {error.strerror}") from error
+    return files.download(opened, path.name)
 
 
 def events(call: Call) -> dict[str, Any]:

@@ -390,6 +390,7 @@ class _Line:
         self.count = 0
         self.begun = -math.inf
         self.answer: Any = None
+        self.error: Exception | None = None
 
 
 class SharedAnswers:
@@ -404,7 +405,7 @@ class SharedAnswers:
         self._lines: dict[Hashable, _Line] = {}
 
     def answer(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns: called here, or by another who asks for `key`."""
+        """Return what `make` returns, or raise its error: called here, or by another who asks for `key`."""
         came = SYSTEM.monotonic()
         with self._lock:
             line = self._lines.setdefault(key, _Line())
@@ -413,14 +414,21 @@ class SharedAnswers:
             with line.lock:
                 if line.begun < came:
                     begun = SYSTEM.monotonic()
-                    line.answer = make()
+                    line.answer = line.error = None
+                    try:
+                        line.answer = make()
+                    except Exception as error:
+                        line.error = error
                     line.begun = begun
+                if line.error is not None:
+                    raise line.error
                 return line.answer
         finally:
             with self._lock:
                 line.count -= 1
                 if not line.count:
                     del self._lines[key]
+                    line.error = None  # its traceback holds this frame
 
 
 class Board:
@@ -471,7 +479,10 @@ class Board:
     def summaries(self) -> list[dict[str, Any]]:
         """Return the summaries of all experiments, of a damaged one what is wrong with it."""
         found = []
-        for folder in experiments(self.root):
+        folders = list(experiments(self.root))
+        for gone in set(self._seen.copy()).difference(folders):
+            self._seen.pop(gone, None)
+        for folder in folders:
             try:
                 found.append(self.summary(folder))
             except StoreError as error:

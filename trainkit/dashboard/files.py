@@ -7,10 +7,14 @@ import json
 import os
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
-from trainkit.dashboard.endpoints import QueryParameter
+from starlette.responses import Response, StreamingResponse
+
+from trainkit.dashboard.endpoints import DOWNLOAD, QueryParameter
 from trainkit.dashboard.reading import NotFoundError
 from trainkit.errors import StoreError
 from trainkit.tune.results import printed
@@ -23,6 +27,7 @@ NOTES = "notes.json"
 MAX_NOTE = 20_000
 """Characters of a note."""
 _MAX_ENTRIES = 10_000
+_PIECE_BYTES = 1 << 20
 _WRITING = threading.Lock()
 
 
@@ -57,6 +62,21 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
                 }
             )
     return {"path": below, "entries": entries}
+
+
+def download(file: BinaryIO, name: str) -> Response:
+    """Return an open file as a download: what it holds now, as a trial may still write it."""
+    size, quoted = os.fstat(file.fileno()).st_size, quote(os.fsencode(name), safe="")
+    shown = f'filename="{name}"' if name == quoted else f"filename*=utf-8''{quoted}"
+    head = {"Content-Disposition": f"attachment; {shown}", "Content-Length": str(size)}
+    return StreamingResponse(_pieces(file, size), media_type=DOWNLOAD, headers=head)
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    with file:
+        while size and (piece := file.read(min(size, _PIECE_BYTES))):
+            size -= len(piece)
+            yield piece
 
 
 # --- notes ----------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard import files
@@ -33,7 +32,6 @@ MAX_TRACE_S = 300.0
 """Seconds that a trace may take."""
 MAX_LOGS = 20
 """Log files that are read at once; of more, the latest."""
-_PIECE_BYTES = 1 << 20
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
@@ -56,6 +54,8 @@ class ProcessorMeter:
         with self._lock:
             before = self._last.get(pid)
             if before is None or before[0] != start:
+                for ended in [each for each in self._last if not process.exists(each)]:
+                    del self._last[ended]
                 self._last[pid] = (start, used, now)
                 return None
             if now - before[2] >= 0.2:  # the kernel counts in hundredths of a second
@@ -226,13 +226,7 @@ def _trace(call: Call) -> Response:
         return call.server.is_ending or call.gone.is_set()
 
     file = ranks.trace(pid, session.folder, call.body["steps"], timeout_s, ended=ended)
-    head = {"Content-Disposition": f'attachment; filename="trace-{pid}.json"'}
-    return StreamingResponse(_pieces(file), media_type=DOWNLOAD, headers=head)
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        yield from iter(partial(file.read, _PIECE_BYTES), b"")
+    return files.download(file, f"trace-{pid}.json")
 
 
 _SESSION = "/api/sessions/{session}"
