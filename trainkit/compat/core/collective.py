@@ -69,8 +69,8 @@ _joining: set[str] = set()
 _lock = threading.Lock()
 
 
-class MeetingPoint:
-    """Actor where the ranks of a group learn where they meet; it ends with the last of them."""
+class RendezvousActor:
+    """Actor that tells the ranks of a group the place of their rendezvous; it ends with the last of them."""
 
     def __init__(self) -> None:
         self._token = uuid.uuid4().hex
@@ -132,26 +132,26 @@ def init_collective_group(
 def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     from torch import distributed as dist
 
-    meeting: Any = api.remote(MeetingPoint)
-    point = meeting.options(name=f"collective-{name}", get_if_exists=True, num_cpus=0).remote()
-    held: list[Any] = [point]
+    actor_class: Any = api.remote(RendezvousActor)
+    actor = actor_class.options(name=f"collective-{name}", get_if_exists=True, num_cpus=0).remote()
+    held: list[Any] = [actor]
     address = "127.0.0.1"
     if rendezvous.on_one_machine():
-        place = f"file://{api.scratch_dir() / f'collective-{api.get(point.token.remote())}'}"
+        place = f"file://{api.scratch_dir() / f'collective-{api.get(actor.token.remote())}'}"
     else:
         address = rendezvous.own_address()
         if rank == 0:
             listening = rendezvous.RendezvousStore(address)
             held.append(listening)
-            api.get(point.tell.remote(listening.place))
-        place = api.get(point.place.remote(), timeout=timeout.total_seconds())
+            api.get(actor.tell.remote(listening.place))
+        place = api.get(actor.place.remote(), timeout=timeout.total_seconds())
     store = rendezvous.rendezvous_store(place, size, timeout)
     gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined, unused-ignore]
     options = gloo._Options()
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    group.barrier().wait()  # all hold the meeting point now
+    group.barrier().wait()  # all hold the actor now
     return _Group(rank, size, group, [*held, store])
 
 
