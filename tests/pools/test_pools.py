@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import trainkit
 from trainkit.errors import ConfigError
 from trainkit.pools import Executor, Pool
-from trainkit.pools.executor import AHEAD_S, BrokenWorkerError, ahead, share
+from trainkit.pools.executor import AHEAD_S, BrokenWorkerError, InitializerError, ahead, share
 from trainkit.resources import QUANTUM
 
 
@@ -150,6 +150,34 @@ def test_an_initializer_runs_once_in_each_worker(tmp_path: Path) -> None:
     notes = {int(path.name): path.read_text() for path in tmp_path.iterdir()}
     assert pids <= set(notes)
     assert set(notes.values()) == {"x"}
+
+
+def unlicensed(folder):
+    (folder / str(os.getpid())).open("a").write("x")
+    wait_for(folder / "go")
+    raise ValueError("no licence")
+
+
+def test_an_initializer_that_fails_breaks_its_executor_alone(tmp_path: Path) -> None:
+    with Executor(2, initializer=unlicensed, initargs=(tmp_path,)) as executor:
+        calls = [executor.submit(double, x) for x in range(20)]
+        (tmp_path / "go").touch()
+        for call in calls:
+            with pytest.raises(BrokenProcessPool, match=r"initializer raised ValueError.*no licence"):
+                call.result(timeout=60)
+        with pytest.raises(InitializerError, match="make a new executor"):
+            executor.submit(double, 1)
+    (tmp_path / "go").unlink()
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"x"}
+
+    def nested() -> int:
+        with Executor(1, initializer=sys.exit, initargs=(3,)) as executor:
+            return executor.submit(double, 1).result()
+
+    with Executor(1, initializer=double, initargs=(1,)) as executor:
+        with pytest.raises(InitializerError, match=r"SystemExit\(3\)"):
+            executor.submit(nested).result(timeout=60)
+        assert executor.submit(double, 1).result() == 2
 
 
 def test_a_dead_worker_fails_its_call_alone() -> None:
@@ -290,13 +318,17 @@ def test_a_call_that_is_being_sent_is_ended_too(tmp_path: Path) -> None:
     executor.shutdown()
 
 
-def test_calls_that_wait_fail_with_their_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_calls_fail_with_their_session(engine: str, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
     script = tmp_path / "program.py"
     script.write_text(
         "import time, trainkit\nfrom trainkit.pools import Executor\nfrom trainkit.runtime import session\n"
-        "trainkit.init(num_cpus=1)\nexecutor = Executor(1)\n"
+        f"trainkit.init(num_cpus=1, engine={engine!r})\nexecutor = Executor(1)\ntold = []\n"
         "calls = [executor.submit(time.sleep, 600) for _ in range(5)]\n"
-        "trainkit.shutdown()\n"
+        "calls[0].add_done_callback(told.append)\n"
+        "trainkit.shutdown()\nexecutor.shutdown()\nassert told == calls[:1]\n"
         "for call in calls:\n    print(type(call.exception(timeout=60)).__name__)\n"
         "print(session.running())\n"
         "try:\n    executor.submit(abs, 1)\nexcept Exception as error:\n    print(error)\n"
@@ -514,6 +546,11 @@ def test_a_callback_has_ended_when_the_result_is_there() -> None:
         inner = pool.apply_async(double, (2,), callback=told.append)
         pool.apply_async(double, (3,), callback=lambda _: told.append(inner.get())).wait()
         assert sorted(told) == [2, 4, 4]
+        pool.apply_async(double, (4,), callback=lambda _: told.extend(pool.imap_unordered(double, [5]))).wait(
+            60
+        )
+        assert told[3:] == [10]
+        assert pool.map_async(double, [], callback=told.append).get() == [] and told[4:] == []
 
 
 def test_proxies_of_a_manager_travel() -> None:

@@ -9,6 +9,7 @@ where one takes microseconds.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import math
@@ -30,6 +31,7 @@ from trainkit.errors import (
     NotInitializedError,
     SerializationError,
     TaskError,
+    TrainkitError,
     WorkerDiedError,
 )
 from trainkit.resources import QUANTUM
@@ -65,7 +67,22 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
     """
 
     def __reduce__(self) -> Any:
-        return _broken, (str(self), vars(self))
+        return _broken, (BrokenWorkerError, str(self), vars(self))
+
+
+class InitializerError(TrainkitError, futures.BrokenExecutor):
+    """The executor's initializer has failed in a worker: the executor takes no more calls.
+
+    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
+
+    Attributes:
+        pool: id of the executor's preparation of workers.
+    """
+
+    pool: str
+
+    def __reduce__(self) -> Any:
+        return _broken, (InitializerError, str(self), vars(self))
 
 
 class EndedError(Exception):
@@ -211,12 +228,22 @@ class PoolFuture(futures.Future[T]):
                 self._result = result
                 self._state = _FINISHED
         if not is_unseen:
-            super().set_result(result)
+            self._settle(super().set_result, result)
         self._pool.on_end(self)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        super().set_exception(_as_raised(exception))
+        raised = _as_raised(exception)
+        if isinstance(raised, InitializerError):
+            self._pool.break_by(raised)
+        self._settle(super().set_exception, raised)
         self._pool.on_end(self)
+
+    def _settle(self, by: Callable[[Any], None], what: Any) -> None:
+        try:
+            by(what)
+        except futures.InvalidStateError:
+            if self._pool.has_session():  # else `shutdown` has failed it
+                raise
 
 
 def _as_raised(error: BaseException | None) -> BaseException | None:
@@ -228,21 +255,28 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
         raised.__cause__ = RemoteTraceback(f'\n"""\n{error.remote_traceback}"""')
         return raised
     if isinstance(error, WorkerDiedError):
-        return _broken(str(error), vars(error))
+        return _broken(BrokenWorkerError, str(error), vars(error))
     return error
 
 
-def _broken(message: str, attributes: Mapping[str, Any]) -> BrokenWorkerError:
-    broken = _broken_class()(message)
+def _broken(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseException:
+    broken = _broken_class(kind)(message)
     vars(broken).update(attributes)
     return broken
 
 
 @functools.cache
-def _broken_class() -> type[BrokenWorkerError]:
+def _broken_class(kind: Any) -> type[BaseException]:
     from concurrent.futures.process import BrokenProcessPool  # with all of multiprocessing
 
-    return type("BrokenWorkerError", (BrokenWorkerError, BrokenProcessPool), {"__module__": __name__})
+    return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
+
+
+def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
+    """Fail calls that have waited, but for those that are cancelled."""
+    for each in calls:
+        if each.set_running_or_notify_cancel():
+            futures.Future.set_exception(each, error)
 
 
 def _as_pickled(error: BaseException) -> BaseException:
@@ -271,8 +305,9 @@ class Executor(futures.Executor):
 
     It takes the place of `ProcessPoolExecutor`. A future holds what the function raised, with the remote
     traceback as its cause. A call whose worker dies runs again, three times unless `max_retries` says
-    otherwise; then it fails alone, by an error that is a `BrokenExecutor` too. A function is sent once, with
-    the global names that it uses as they are then; what a closure or a bound method holds goes with the call.
+    otherwise; then it fails alone, by an error that is a `BrokenExecutor` too. A failing initializer breaks
+    the executor, as there. A function is sent once, with the global names that it uses as they are then; what
+    a closure or a bound method holds goes with the call.
 
     Args:
         max_workers: calls that run at a time; None: as many as there are CPUs. More than that share them.
@@ -340,6 +375,7 @@ class Executor(futures.Executor):
         self._ended = 0
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
+        self._failure: InitializerError | None = None
         _open.add(self)
         # Anew each time, behind the session's own, so that it comes before that.
         atexit.unregister(_finish_all)
@@ -350,12 +386,15 @@ class Executor(futures.Executor):
 
         Raises:
             RuntimeError: the executor is shut down.
+            InitializerError: its initializer has failed.
             NotInitializedError: the session in which it was made has ended.
         """
-        if running() is not self._engine:
+        if not self.has_session():
             raise NotInitializedError(SESSION_ENDED)
         future: PoolFuture[T] = PoolFuture(self, (fn, args, kwargs))
         with self._lock:
+            if self._failure is not None:
+                raise _broken(InitializerError, str(self._failure), vars(self._failure)) from self._failure
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if len(self._sent) >= self._window:
@@ -423,6 +462,19 @@ class Executor(futures.Executor):
         """Return whether this thread runs one of the callbacks."""
         return self._calling == threading.get_ident()
 
+    def has_session(self) -> bool:
+        """Return whether the session in which the executor was made is there."""
+        return running() is self._engine
+
+    def break_by(self, error: InitializerError) -> None:
+        """Fail the calls that wait and take no more, unless `error` is of another executor's initializer."""
+        if self._before is None or error.pool != self._before.pool:
+            return
+        with self._lock:
+            self._failure = error
+            lost = self._drop_waiting()
+        _fail(lost, error)
+
     def on_end(self, future: PoolFuture[Any]) -> None:
         """Send what has waited for the end of calls, several at once where many are ahead of the workers."""
         with self._lock:
@@ -436,14 +488,24 @@ class Executor(futures.Executor):
                 more = min(self._most_ahead, ahead(self._ended, now - self._since))
                 self._window, self._refilled_at = self.workers + more, self.workers + more // 2 - 1
                 self._ended, self._since = 0, now
-            has_session = running() is self._engine
+            has_session = self.has_session()
             calls = self._next_calls() if has_session else []
             lost = [] if has_session else self._drop_waiting()
-        for each in lost:
-            if each.set_running_or_notify_cancel():
-                futures.Future.set_exception(each, NotInitializedError(SESSION_ENDED))
+        _fail(lost, NotInitializedError(SESSION_ENDED))
         if calls:
             self._send(calls)
+
+    def _fail_all(self) -> None:
+        """Fail all calls, of which an engine whose session has ended may tell nothing more."""
+        error = NotInitializedError(SESSION_ENDED)
+        with self._lock:
+            waiting, sent = self._drop_waiting(), list(self._sent)
+            self._sent.clear()
+        _fail(waiting, error)
+        for each in sent:
+            if each.running():  # else another thread is about to send it, which fails
+                with contextlib.suppress(futures.InvalidStateError):  # it has ended just now
+                    futures.Future.set_exception(each, error)
 
     def _drop_waiting(self) -> list[PoolFuture[Any]]:
         """Take all calls that wait; the lock is held."""
@@ -516,14 +578,18 @@ class Executor(futures.Executor):
         for future in dropped:
             future.cancel()
             future.set_running_or_notify_cancel()
+        if wait:
+            for future in list(self._sent) if self.is_nested else ():
+                future.lend_cpus(None)
+            with self._quiet:
+                # Engines differ in what they tell of calls when a session ends: so it is looked for.
+                while (self._sent or self._waiting) and self.has_session():
+                    self._quiet.wait(LOOK_S)
+        if not self.has_session():
+            self._fail_all()
         if not wait:
             return
-        for future in list(self._sent) if self.is_nested else ():
-            future.lend_cpus(None)
         with self._quiet:
-            # Engines differ in what they tell of calls when a session ends: so it is looked for.
-            while (self._sent or self._waiting) and running() is self._engine:
-                self._quiet.wait(LOOK_S)
             # A callback can't wait for itself.
             while self._owed_callbacks and not self.is_in_callback():
                 self._quiet.wait(LOOK_S)
@@ -535,7 +601,7 @@ class Executor(futures.Executor):
         with self._lock:
             self._is_killed = True
             refs = [future.ref for future in self._sent if future.ref is not None]
-        if running() is self._engine:
+        if self.has_session():
             for ref in refs:
                 cancel(ref, force=True)
 
@@ -583,16 +649,36 @@ def _finish_all() -> None:
 
 # --- in the worker ----------------------------------------------------------------------------
 
-_ready: set[str] = set()
+_prepared: dict[str, str] = {}
+"""What the initializers of pools have raised in this process; nothing of those that have not failed."""
 
 
 def _run(before: _Before | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Call `fn`, after what this process has to do before its first call of a pool."""
-    if before is not None and before.pool not in _ready:
-        initializer, initargs = get(before.ref)
-        initializer(*initargs)
-        _ready.add(before.pool)
+    if before is not None:
+        _prepare(before)
     return _survive(fn, args, kwargs)
+
+
+def _prepare(before: _Before) -> None:
+    """Call the initializer once in this process.
+
+    Raises:
+        InitializerError: it has failed, now or before.
+    """
+    cause = None
+    if before.pool not in _prepared:
+        initializer, initargs = get(before.ref)
+        raised = ""
+        try:
+            _survive(initializer, initargs, {})
+        except Exception as error:
+            cause = error.error if isinstance(error, EndedError) else error
+            raised = repr(cause)
+        _prepared[before.pool] = raised
+    if raised := _prepared[before.pool]:
+        message = f"the executor's initializer raised {raised} in a worker: mend it, and make a new executor"
+        raise _broken(InitializerError, message, {"pool": before.pool}) from cause
 
 
 def _guarded(fn: Callable[..., T]) -> Callable[..., T]:

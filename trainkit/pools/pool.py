@@ -41,7 +41,7 @@ class AsyncResult(Generic[T]):
         self._parts = parts
         self._joined = joined
         self._has_told = threading.Event()
-        if callback is None and error_callback is None:
+        if not parts or (callback is None and error_callback is None):  # none for no items, as elsewhere
             self._has_told.set()
         else:
             self._when_done(callback, error_callback)
@@ -65,8 +65,6 @@ class AsyncResult(Generic[T]):
 
         for part in self._parts:
             part.add_done_callback(tell)
-        if not self._parts:
-            tell(None)
 
     def get(self, timeout: float | None = None) -> T:
         """Return the result; raises what the function raised, or `multiprocessing.TimeoutError`."""
@@ -137,7 +135,8 @@ class ResultIterator(Iterator[T]):
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        part.add_done_callback(self._parts.put)
+        # Not by the executor's thread for callbacks: one that reads these results would keep them back.
+        futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:
         """Take no more calls."""
