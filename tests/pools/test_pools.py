@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 import trainkit
 from trainkit.errors import ConfigError
 from trainkit.pools import Executor, Pool
-from trainkit.pools.executor import AHEAD_S, BrokenWorkerError, InitializerError, ahead, share
+from trainkit.pools.executor import AHEAD_S, ahead, share
+from trainkit.pools.worker import BrokenWorkerError, InitializerError
 from trainkit.resources import QUANTUM
 
 

@@ -18,11 +18,11 @@ import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
@@ -31,11 +31,20 @@ from trainkit.errors import (
     NotInitializedError,
     SerializationError,
     TaskError,
-    TrainkitError,
     WorkerDiedError,
 )
+from trainkit.pools.worker import (
+    BrokenWorkerError,
+    EndedError,
+    InitializerError,
+    Preparation,
+    broken_pool,
+    guarded,
+    run,
+    run_chunk,
+)
 from trainkit.resources import QUANTUM
-from trainkit.runtime.api import cancel, cluster_resources, get, put, wait
+from trainkit.runtime.api import cancel, cluster_resources, put, wait
 from trainkit.runtime.options import ACTORS_ONLY, Options
 from trainkit.runtime.remote import RemoteFunction
 from trainkit.runtime.session import engine, running
@@ -58,43 +67,6 @@ MOST_FUNCTIONS = 100
 LOOK_S = 0.5
 """Seconds between looks at whether the session is still there."""
 SESSION_ENDED = "the session in which this executor was made has ended: make a new executor"
-
-
-class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
-    """The worker that ran the call has died; other calls go on, and further ones may be submitted.
-
-    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
-    """
-
-    def __reduce__(self) -> Any:
-        return _broken, (BrokenWorkerError, str(self), vars(self))
-
-
-class InitializerError(TrainkitError, futures.BrokenExecutor):
-    """The executor's initializer has failed in a worker: the executor takes no more calls.
-
-    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
-
-    Attributes:
-        pool: id of the executor's preparation of workers.
-    """
-
-    pool: str
-
-    def __reduce__(self) -> Any:
-        return _broken, (InitializerError, str(self), vars(self))
-
-
-class EndedError(Exception):
-    """`SystemExit` or `KeyboardInterrupt` that a function has raised, on its way to the future.
-
-    Args:
-        error: what was raised.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 def share(cpus: float, workers: int) -> float:
@@ -255,21 +227,8 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
         raised.__cause__ = RemoteTraceback(f'\n"""\n{error.remote_traceback}"""')
         return raised
     if isinstance(error, WorkerDiedError):
-        return _broken(BrokenWorkerError, str(error), vars(error))
+        return broken_pool(BrokenWorkerError, str(error), vars(error))
     return error
-
-
-def _broken(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseException:
-    broken = _broken_class(kind)(message)
-    vars(broken).update(attributes)
-    return broken
-
-
-@functools.cache
-def _broken_class(kind: Any) -> type[BaseException]:
-    from concurrent.futures.process import BrokenProcessPool  # with all of multiprocessing
-
-    return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
 
 
 def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
@@ -286,18 +245,6 @@ def _as_pickled(error: BaseException) -> BaseException:
         return error
     cause.add_note(str(error))
     return cause
-
-
-class _Before(NamedTuple):
-    """Preparation of a worker for its first call of a pool.
-
-    Attributes:
-        pool: its id.
-        ref: of the initializer and its arguments, which a worker fetches once.
-    """
-
-    pool: str
-    ref: ObjectRef[tuple[Callable[..., object], tuple[Any, ...]]]
 
 
 class Executor(futures.Executor):
@@ -351,11 +298,11 @@ class Executor(futures.Executor):
         own = {"num_returns": 1, "max_calls": max_tasks_per_child, "num_cpus": share(total, self.workers)}
         self._options = Options().updated({**own, **options}, foreign=ACTORS_ONLY)
         self._engine = engine()
-        self._runs_any = RemoteFunction(_run, self._options)
+        self._runs_any = RemoteFunction(run, self._options)
         self._functions: dict[FunctionType, RemoteFunction[..., Any]] = {}
         self._before = None
         if initializer is not None:
-            self._before = _Before(uuid.uuid4().hex, put((initializer, initargs)))
+            self._before = Preparation(uuid.uuid4().hex, put((initializer, initargs)))
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
         self._waiting: deque[PoolFuture[Any]] = deque()
@@ -394,7 +341,9 @@ class Executor(futures.Executor):
         future: PoolFuture[T] = PoolFuture(self, (fn, args, kwargs))
         with self._lock:
             if self._failure is not None:
-                raise _broken(InitializerError, str(self._failure), vars(self._failure)) from self._failure
+                raise broken_pool(
+                    InitializerError, str(self._failure), vars(self._failure)
+                ) from self._failure
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if len(self._sent) >= self._window:
@@ -428,7 +377,7 @@ class Executor(futures.Executor):
             return iter(())
         if chunksize == 1:
             return super().map(fn, *zip(*items, strict=True), timeout=timeout)
-        chunks = super().map(_run_chunk, itertools.repeat(fn), _chunked(items, chunksize), timeout=timeout)
+        chunks = super().map(run_chunk, itertools.repeat(fn), _chunked(items, chunksize), timeout=timeout)
         return itertools.chain.from_iterable(chunks)
 
     def submit_chunks(
@@ -437,7 +386,7 @@ class Executor(futures.Executor):
         """Start `fn(*item)` for each item, `chunksize` items a call; yield futures of their results."""
         left = iter(items)
         while chunk := [*itertools.islice(left, chunksize)]:
-            yield self.submit(_run_chunk, fn, chunk)
+            yield self.submit(run_chunk, fn, chunk)
 
     def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
         """Return what has `fn` called in another thread, one callback at a time; `shutdown` waits for it."""
@@ -561,7 +510,7 @@ class Executor(futures.Executor):
             if remote is None:
                 if len(self._functions) >= MOST_FUNCTIONS:
                     self._functions.clear()
-                remote = self._functions[fn] = RemoteFunction(_guarded(fn), self._options)
+                remote = self._functions[fn] = RemoteFunction(guarded(fn), self._options)
             return remote.remote(*args, **kwargs)
         return self._runs_any.remote(self._before, fn, *args, **kwargs)
 
@@ -645,70 +594,3 @@ _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 def _finish_all() -> None:
     for executor in list(_open):
         executor.shutdown()
-
-
-# --- in the worker ----------------------------------------------------------------------------
-
-_prepared: dict[str, str] = {}
-"""What the initializers of pools have raised in this process; nothing of those that have not failed."""
-
-
-def _run(before: _Before | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `fn`, after what this process has to do before its first call of a pool."""
-    if before is not None:
-        _prepare(before)
-    return _survive(fn, args, kwargs)
-
-
-def _prepare(before: _Before) -> None:
-    """Call the initializer once in this process.
-
-    Raises:
-        InitializerError: it has failed, now or before.
-    """
-    cause = None
-    if before.pool not in _prepared:
-        initializer, initargs = get(before.ref)
-        raised = ""
-        try:
-            _survive(initializer, initargs, {})
-        except Exception as error:
-            cause = error.error if isinstance(error, EndedError) else error
-            raised = repr(cause)
-        _prepared[before.pool] = raised
-    if raised := _prepared[before.pool]:
-        message = f"the executor's initializer raised {raised} in a worker: mend it, and make a new executor"
-        raise _broken(InitializerError, message, {"pool": before.pool}) from cause
-
-
-def _guarded(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that calls `fn`, and goes on where `fn` would end the process."""
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> T:
-        return _survive(fn, args, kwargs)
-
-    return call
-
-
-def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-    try:
-        return fn(*args, **kwargs)
-    except (SystemExit, KeyboardInterrupt) as error:
-        if type(error) not in (SystemExit, KeyboardInterrupt):  # by which the runtime cancels a call
-            raise
-        if type(error) is KeyboardInterrupt and not engine().is_worker:  # the caller's own Ctrl-C, inline
-            raise
-        raise EndedError(error) from error
-
-
-def _run_chunk(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Return `fn` of each item of `chunk`."""
-    refs = {each for item in chunk for each in item if isinstance(each, ObjectRef)}
-    values = dict(zip(refs, get(list(refs)), strict=True)) if refs else {}
-    if not values:
-        return [fn(*item) for item in chunk]
-    return [
-        fn(*(values.get(each, each) if isinstance(each, ObjectRef) else each for each in item))
-        for item in chunk
-    ]
