@@ -319,7 +319,7 @@ def test_a_call_that_is_being_sent_is_ended_too(tmp_path: Path) -> None:
     executor.shutdown()
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.external)])
 def test_calls_fail_with_their_session(engine: str, tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
