@@ -116,7 +116,7 @@ class PlacementSuite(Suite):
 
     def test_what_a_group_captures_must_fit_into_it(self) -> None:
         def ask_for_more() -> None:
-            trainkit.remote(num_cpus=3)(bundles_here).remote()
+            trainkit.get(trainkit.remote(num_cpus=3)(bundles_here).remote())
 
         group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
         there = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
