@@ -98,7 +98,7 @@ def owner_of(folder: Path) -> int | None:
                 return int(pid) if pid.isdecimal() else 0
             if not pid.isdecimal() or not os.path.exists(f"/proc/{pid}"):
                 return None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
