@@ -18,8 +18,8 @@ from typing import Any
 
 import cloudpickle
 
+from trainkit import runtime
 from trainkit.errors import CheckpointError
-from trainkit.runtime import session
 
 
 def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
@@ -146,7 +146,7 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 
 def scratch() -> Path | None:
     """Return where an actor makes temporary folders, so that they go with its session; None: anywhere."""
-    engine = session.running()
+    engine = runtime.session.running()
     return None if engine is None or engine.current_actor() is None else engine.scratch_dir()
 
 
