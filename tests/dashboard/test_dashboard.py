@@ -25,7 +25,7 @@ from trainkit.dashboard.board import Board, TrialTable
 from trainkit.dashboard.openapi import reference
 from trainkit.dashboard.reading import NotFoundError, RowReader, experiments
 from trainkit.dashboard.server import ENDPOINTS, Dashboard
-from trainkit.dashboard.stream import ExperimentWatch
+from trainkit.dashboard.stream import ExperimentWatch, Since
 from trainkit.errors import DashboardError
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.results.overview import LogReader, Overview
@@ -476,21 +476,21 @@ def note(folder: Path, count: int) -> None:
 
 def test_entries_of_the_log_are_told_though_no_trial_has_changed(three: Path) -> None:
     watch = ExperimentWatch(Board(three.parent), three)
-    first = watch()
+    since, first = watch(Since())
     assert first is not None and first["events"] == []
     number = 2 * stream.MAX_EVENTS + 7
     note(three, number)
     heard: list[Any] = []
     for _ in range(20):
         time.sleep(stream.EVERY_S / 2)
-        change = watch()
+        since, change = watch(since)
         if change is not None:
             assert change["changed"] == ["events"] and len(change["events"]) <= stream.MAX_EVENTS
             heard += change["events"]
         if len(heard) >= number:
             break
     assert [each["detail"] for each in heard] == [str(each) for each in range(number)]
-    assert watch() is None
+    assert watch(since) == (since, None)
 
 
 def test_texts_of_any_length_are_short_in_a_row_and_whole_in_a_trial(tmp_path: Path) -> None:

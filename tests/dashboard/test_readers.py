@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -24,10 +25,11 @@ import trainkit
 from tests.conftest import eventually
 from tests.dashboard.conftest import Asker
 from trainkit import tune
-from trainkit.dashboard import reading, stream
+from trainkit.dashboard import reading
 from trainkit.dashboard.board import TrialTable
 from trainkit.dashboard.reading import ChartReader, RowReader
 from trainkit.dashboard.security import BoundedConnection
+from trainkit.dashboard.threads import NICE, Threads
 from trainkit.tune.results.overview import LogReader, Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
 
@@ -200,8 +202,9 @@ def test_looks_stand_back_for_the_programs_that_they_look_at() -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    with stream.looking() as threads:
-        assert threads.submit(priority).result() == min(19, priority() + stream.NICE)
+    threads = Threads()
+    assert asyncio.run(threads.look(priority, "priorities")) == min(19, priority() + NICE)
+    threads.close()
 
 
 WRITES = """

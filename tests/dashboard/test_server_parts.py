@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from tests.dashboard.conftest import Asker, served, told
 from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
-from trainkit.dashboard.board import Board, SharedAnswers, TrialTable
-from trainkit.dashboard.endpoints import MAX_BESIDE, MAX_READERS, BusyError, Waiting
+from trainkit.dashboard.board import Board, TrialTable
 from trainkit.dashboard.security import Access
+from trainkit.dashboard.threads import MAX_BESIDE, MAX_READERS, BusyError, Threads
 from trainkit.errors import ConfigError
 from trainkit.tune.results.overview import LogReader, experiments_in
 from trainkit.tune.results.printed import printed_files
@@ -76,7 +76,8 @@ def test_a_slow_experiment_takes_few_threads(tmp_path: Path, monkeypatch: pytest
                 assert each.getresponse().status == 200
             go_on.clear()
             assert eventually(lambda: held, 60)
-            streams += [opened(ask, "/experiments/slow/trials") for _ in range(50)]
+            # No two of them ask for the same, which they would share.
+            streams += [opened(ask, f"/experiments/slow/trials?limit={place + 1}") for place in range(50)]
             assert eventually(lambda: len(held) == 1 + MAX_READERS, 60)
             assert told(ask, "experiment=other", lambda heard: len(heard) == 1)
             for each in streams[:6]:
@@ -92,54 +93,50 @@ def test_a_slow_experiment_takes_few_threads(tmp_path: Path, monkeypatch: pytest
                 each.close()
 
 
-def test_a_session_is_asked_one_question_at_a_time(tmp_path: Path) -> None:
+def test_a_session_is_asked_one_question_at_a_time() -> None:
     """The next takes no thread as it waits, so that other sessions are answered."""
-    waiting, go_on = Waiting(), threading.Event()
+    threads, go_on = Threads(), threading.Event()
     begun: list[str] = []
 
-    def question(call: Any) -> Any:
-        begun.append(call)
-        assert call == "other" or go_on.wait(60)
-        return call
+    def question(words: str) -> str:
+        begun.append(words)
+        assert words == "other" or go_on.wait(60)
+        return words
 
     async def ask() -> None:
         slow = [
-            asyncio.create_task(waiting.run(question, f"slow {number}", "a"))  # type: ignore[arg-type]
+            asyncio.create_task(threads.wait(partial(question, f"slow {number}"), "a"))
             for number in range(20)
         ]
-        other: Any = await waiting.run(question, "other", "b")  # type: ignore[arg-type]
-        assert other == "other" and set(begun) <= {"other", "slow 0"}
+        assert await threads.wait(partial(question, "other"), "b") == "other"
+        assert set(begun) <= {"other", "slow 0"}
         go_on.set()
         assert len(await asyncio.gather(*slow)) == 20
 
     asyncio.run(ask())
-    waiting.close()
+    threads.close()
     assert [each for each in begun if each != "other"] == [f"slow {number}" for number in range(20)]
 
 
 def test_requests_beside_others_leave_threads_to_them() -> None:
-    waiting, go_on = Waiting(), threading.Event()
+    threads, go_on = Threads(), threading.Event()
 
-    def question(call: Any) -> Any:
-        assert call == "other" or go_on.wait(60)
-        return call
+    def slow() -> bool:
+        return go_on.wait(60)
 
     async def ask() -> None:
-        slow = [
-            asyncio.create_task(waiting.run(question, "slow", ""))  # type: ignore[arg-type]
-            for _ in range(MAX_BESIDE)
-        ]
+        beside = [asyncio.create_task(threads.wait(slow, "")) for _ in range(MAX_BESIDE)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="ask again"):
-            await waiting.run(question, "slow", "")  # type: ignore[arg-type]
+            await threads.wait(slow, "")
         for number in range(2 * MAX_BESIDE):
-            await waiting.run(question, "other", f"{number}")  # type: ignore[arg-type]
+            assert await threads.wait(lambda: "other", f"{number}") == "other"
         go_on.set()
-        assert len(await asyncio.gather(*slow)) == MAX_BESIDE
-        await waiting.run(question, "other", "")  # type: ignore[arg-type]
+        assert await asyncio.gather(*beside) == [True] * MAX_BESIDE
+        assert await threads.wait(lambda: "other", "") == "other"
 
     asyncio.run(ask())
-    waiting.close()
+    threads.close()
 
 
 def test_the_names_of_the_machine_are_known_before_anybody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,27 +201,41 @@ def printing(config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_who_asks_at_a_time_shares_an_answer_begun_since(fails: bool) -> None:
-    shared, go, made = SharedAnswers(), threading.Event(), []
+    threads, made = Threads(), list[asyncio.Event]()
 
-    def make() -> int:
-        made.append(len(made))
-        assert go.wait(60)
+    async def make() -> int:
+        place = len(made)
+        made.append(asyncio.Event())
+        await made[place].wait()
         if fails:
-            raise LookupError(made[-1])
-        return made[-1]
+            raise LookupError(place)
+        return place
 
-    def got(asked: Future[int]) -> int:
-        error = asked.exception(60)
-        return error.args[0] if isinstance(error, LookupError) else asked.result()
+    async def asked() -> int:
+        try:
+            return await threads.share("chart", make)
+        except LookupError as error:
+            return int(error.args[0])
 
-    with ThreadPoolExecutor(5) as threads:
-        first = threads.submit(shared.answer, "chart", make)
-        assert eventually(lambda: made == [0])
-        others = [threads.submit(shared.answer, "chart", make) for _ in range(4)]
-        assert eventually(lambda: shared._lines["chart"].count == 5)
-        go.set()
-        assert [got(each) for each in (first, *others)] == [0, 1, 1, 1, 1]
-    assert shared._lines == {}
+    async def ask() -> None:
+        first = [asyncio.create_task(asked()) for _ in range(2)]
+        while not made:
+            await asyncio.sleep(0)
+        later = [asyncio.create_task(asked()) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        assert len(made) == 1, "who has come meanwhile waits until it is made"
+        made[0].set()
+        assert await asyncio.gather(*first) == [0, 0], "those who ask at one moment share it"
+        while len(made) == 1:
+            await asyncio.sleep(0)
+        later.pop(0).cancel()  # it has the others' answer made
+        made[1].set()
+        assert await asyncio.gather(*later) == [1, 1, 1]
+
+    asyncio.run(ask())
+    threads.close()
+    gc.collect()
+    assert not threads._lines
 
 
 def test_a_file_that_grows_is_sent_as_it_was(tmp_path: Path) -> None:

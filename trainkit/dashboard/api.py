@@ -291,11 +291,7 @@ def chart(call: Call) -> dict[str, Any]:
     kind = call.path["kind"]
     if kind not in charts.KINDS:
         raise NotFoundError(f"there is no chart {kind[:100]!r}: give {', '.join(charts.KINDS)}")
-    server: Served = call.server
-    folder, options = folder_of(call), call.others
-    key = (folder, kind, *sorted(options.items()))
-    figure: dict[str, Any] = server.board.shared.answer(key, lambda: charts.chart(folder, kind, options))
-    return figure
+    return charts.chart(folder_of(call), kind, call.others)
 
 
 def note(call: Call) -> dict[str, Any]:

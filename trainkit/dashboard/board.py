@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sqlite3
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -382,55 +381,6 @@ class Seen:
     cost_s: float
 
 
-class _Line:
-    """Those who ask for one thing at a time, and what the last of them got."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.count = 0
-        self.begun = -math.inf
-        self.answer: Any = None
-        self.error: Exception | None = None
-
-
-class SharedAnswers:
-    """Answers that take long, made once for all who ask at a time.
-
-    Pages hear of a change at once, and ask for the same chart then. No answer was begun before it was asked
-    for, so it is as new as one's own.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lines: dict[Hashable, _Line] = {}
-
-    def answer(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns, or raise its error: called here, or by another who asks for `key`."""
-        came = SYSTEM.monotonic()
-        with self._lock:
-            line = self._lines.setdefault(key, _Line())
-            line.count += 1
-        try:
-            with line.lock:
-                if line.begun < came:
-                    begun = SYSTEM.monotonic()
-                    line.answer = line.error = None
-                    try:
-                        line.answer = make()
-                    except Exception as error:
-                        line.error = error
-                    line.begun = begun
-                if line.error is not None:
-                    raise line.error
-                return line.answer
-        finally:
-            with self._lock:
-                line.count -= 1
-                if not line.count:
-                    del self._lines[key]
-                    line.error = None  # its traceback holds this frame
-
-
 class Board:
     """Experiments of one folder, as the dashboard sees them.
 
@@ -444,7 +394,6 @@ class Board:
         self._tables: OrderedDict[Path, TrialTable] = OrderedDict()
         self._alive = weakref.WeakValueDictionary[Path, TrialTable]()
         self._seen: dict[Path, Seen] = {}
-        self.shared = SharedAnswers()
 
     def folder_of(self, name: str) -> Path:
         """Return the folder of the experiment with this name; only folders that were found are opened.

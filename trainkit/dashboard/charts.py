@@ -322,11 +322,13 @@ def _lines(source: Source, trial_ids: Sequence[str], best: int) -> Figure:
     (metric, mode), options = source.judged_by, source.options
     lines = []
     for trial_id in trial_ids:
-        points = [
-            (across, up)
-            for across, up in source.reader.curve(trial_id, metric, options.x)
-            if (across > 0 or not options.log_x) and (up > 0 or not options.log_y)
-        ]
+        points = source.reader.curve(trial_id, metric, options.x)
+        if options.log_x or options.log_y:
+            points = [
+                (across, up)
+                for across, up in points
+                if (across > 0 or not options.log_x) and (up > 0 or not options.log_y)
+            ]
         if points:
             lines.append(Line(trial_id, points))
     if not lines:

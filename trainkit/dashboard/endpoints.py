@@ -7,14 +7,11 @@ import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +19,7 @@ from starlette.routing import Route
 
 from trainkit.dashboard.reading import NotFoundError
 from trainkit.dashboard.security import answer, refusal
+from trainkit.dashboard.threads import BusyError, Threads
 from trainkit.errors import ConfigError, TrainkitError
 
 logger = logging.getLogger("trainkit.dashboard")
@@ -32,58 +30,6 @@ Schema = dict[str, Any]
 STREAM, DOWNLOAD = "text/event-stream", "application/octet-stream"
 _LONGEST = 10_000
 """Characters of a parameter."""
-
-
-MAX_READERS = 8
-"""Requests at once that read one experiment, of the 40 threads that there are for all."""
-MAX_BESIDE = 8
-"""Requests at once that wait for another process beside those that are asked in turn."""
-
-
-class Waiting:
-    """Threads for the endpoints that wait for another process, which no other endpoint needs.
-
-    Of what is asked one question at a time, such as a session, the next question waits for the answer to the
-    one before, and takes no thread by then. Those beside them, such as traces, may take minutes each: half of
-    the threads are kept from them.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(2 * MAX_BESIDE, "trainkit-dashboard-waits")
-        self._beside = 0
-        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
-
-    def turn(self, asked: str, at_once: int = 1) -> asyncio.Semaphore:
-        """Return what lets so many at once do something; those behind them wait in no thread."""
-        return self._turns.setdefault(asked, asyncio.Semaphore(at_once))
-
-    async def run(self, function: Callable[[Call], Response], call: Call, asked: str) -> Response:
-        """Run a function in a thread; for `asked`, which '' does not name, after those before.
-
-        Raises:
-            BusyError: as many as may be run beside others already.
-        """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._threads, function, call)
-        if asked:
-            async with self.turn(asked):
-                return await run()
-        if self._beside == MAX_BESIDE:
-            raise BusyError(
-                f"{MAX_BESIDE} traces or commands are under way already: ask again when one of them is there"
-            )
-        self._beside += 1
-        try:
-            return await run()
-        finally:
-            self._beside -= 1
-
-    def close(self) -> None:
-        """Wait for those that run; nothing else begins."""
-        self._threads.shutdown(cancel_futures=True)
-
-
-class BusyError(Exception):
-    """Request that this server carries out later, as too many like it are under way."""
 
 
 class ForbiddenError(Exception):
@@ -238,20 +184,17 @@ class Endpoint:
         return Route(self.path, handle, methods=[self.method])
 
     async def _handle(self, server: Any, request: Request) -> Response:
-        waiting: Waiting = server.waiting
+        threads: Threads = server.threads
         try:
             call = await self._call(server, request)
             if self.is_async:
                 response: Response = await self.run(call)
                 return response
-            if self.waits:
-                asked = f"ask {session}" if self.in_turn and (session := call.path.get("session")) else ""
-                async with _watched(call, needed=not self.in_turn):
-                    return await waiting.run(self._answered, call, asked)
-            if (name := call.path.get("name")) is None:
-                return await run_in_threadpool(self._answered, call)
-            async with waiting.turn(f"read {name}", MAX_READERS):
-                return await run_in_threadpool(self._answered, call)
+            make = partial(self._made, threads, call)
+            if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
+                asked = request.url.path, request.url.query
+                return await threads.share(asked, make)
+            return await make()
         except NotFoundError as error:
             return refusal(404, str(error))
         except ForbiddenError as error:
@@ -262,6 +205,14 @@ class Endpoint:
             return refusal(429, str(error))
         except TrainkitError as error:
             return refusal(409, str(error))
+
+    async def _made(self, threads: Threads, call: Call) -> Response:
+        """Have the answer made in a thread."""
+        make = partial(self._answered, call)
+        if not self.waits:
+            return await threads.read(make, call.path.get("name"))
+        async with _watched(call, needed=not self.in_turn):
+            return await threads.wait(make, call.path.get("session", "") if self.in_turn else "")
 
     def _answered(self, call: Call) -> Response:
         found = self.run(call)

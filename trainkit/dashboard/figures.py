@@ -147,9 +147,10 @@ def curves(
             }
         )
     layout = {"xaxis": axis_of(x.replace("_", " "), log=log_x), "yaxis": axis_of(metric, log=log_y)}
-    values = [up for line in lines for _, up in line.points]
-    if others and not log_y and (ends := limit(values, mode)) is not None:
-        layout["yaxis"]["range"] = list(ends)
+    if others and not log_y:
+        values = [up for line in lines for _, up in line.points]
+        if (ends := limit(values, mode)) is not None:
+            layout["yaxis"]["range"] = list(ends)
     return figure_of(traces, **layout, legend={"traceorder": "reversed"}, hovermode="closest")
 
 

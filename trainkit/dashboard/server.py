@@ -35,14 +35,14 @@ from trainkit.dashboard.board import Board
 from trainkit.dashboard.endpoints import (
     Call,
     Endpoint,
-    Waiting,
     refuse_fault,
     refuse_http,
 )
 from trainkit.dashboard.openapi import OBJECT
 from trainkit.dashboard.reading import NotFoundError
 from trainkit.dashboard.security import MAX_BODY, MAX_HEAD, Access, BoundedConnection, Guard
-from trainkit.dashboard.stream import STREAMS, looking
+from trainkit.dashboard.stream import STREAMS
+from trainkit.dashboard.threads import Threads
 
 __all__ = ["ENDPOINTS", "MAX_BODY", "Dashboard", "NotFoundError"]
 
@@ -90,8 +90,7 @@ class Dashboard:
         self.token = secrets.token_urlsafe(24)
         self.board = Board(root)
         self.read_only = read_only
-        self.waiting = Waiting()
-        self.looking = looking()
+        self.threads = Threads()
         self._socket = _listening(host, port)
         self.server_address: tuple[str, int] = self._socket.getsockname()[:2]
         config = uvicorn.Config(
@@ -148,8 +147,7 @@ class Dashboard:
         """Listen no more, and end what waits for other processes, and what looks for changes."""
         self._server.should_exit = True  # a trace that is being recorded is given up
         self._socket.close()
-        self.waiting.close()
-        self.looking.shutdown(cancel_futures=True)
+        self.threads.close()
 
     def _application(self, access: Access) -> ASGIApp:
         drawing = StaticFiles(directory=Path(plotly.__file__).parent / "package_data")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM
 from trainkit.dashboard.board import Board, Row, TrialTable
-from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter, Waiting
+from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
 from trainkit.dashboard.processes import sessions
 from trainkit.dashboard.reading import NotFoundError, RowReader
+from trainkit.dashboard.threads import Threads
 from trainkit.errors import StoreError
 from trainkit.tune.core.metrics import encode
 
@@ -32,32 +29,32 @@ MAX_ROWS = 200
 """Trials that are sent at once; of more it is said that there are more, and who shows a page asks for it."""
 MAX_EVENTS = 200
 
-NICE = 10
-"""How far looks stand back for the programs that they look at, as `nice` has it."""
-
 Change = dict[str, Any]
-
-
-def _stand_back() -> None:
-    if sys.platform == "linux":  # elsewhere it is the whole process that has a priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, os.nice(0) + NICE))
-
-
-def looking() -> ThreadPoolExecutor:
-    """Return threads for the looks of one server, which stand back."""
-    return ThreadPoolExecutor(4, "trainkit-dashboard-looks", _stand_back)
 
 
 class Watched(Protocol):
     """Server, as streams know it."""
 
     board: Board
-    looking: ThreadPoolExecutor
-    waiting: Waiting
+    threads: Threads
 
     @property
     def is_ending(self) -> bool:
         """True once streams have to end."""
+
+
+class Since(NamedTuple):
+    """What a listener was told before.
+
+    Attributes:
+        generation: of the trials; None: nothing.
+        seq: place of the last entry of the log.
+        known: other things, as JSON.
+    """
+
+    generation: int | None = None
+    seq: int = 0
+    known: str = ""
 
 
 class ExperimentWatch:
@@ -69,14 +66,14 @@ class ExperimentWatch:
     """
 
     def __init__(self, board: Board, folder: Path) -> None:
+        self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
         self._table: TrialTable | None = None
-        self._generation: int | None = None
-        self._seq = 0
-        self._summary: dict[str, Any] = {}
 
-    def __call__(self) -> Change | None:
-        """Look; return what has changed, or None; at first, the summary, and that the trials are to be read.
+    def __call__(self, since: Since) -> tuple[Since, Change | None]:
+        """Look; return what is known now, and what has changed, or None.
+
+        Who knows nothing is told the summary, and that the trials are to be read.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -86,30 +83,30 @@ class ExperimentWatch:
         generation = self._table.refresh(EVERY_S / 2)
         newest = self._table.newest
         summary = self._board.summary(self._folder, at_leisure=True)
-        if self._generation is None:
+        if since.generation is None:
             # What has changed since the page was made is not known: it is to be asked for again.
             rows, more = list[Row](), True
         else:
-            rows, more = self._table.changed_since(self._generation, MAX_ROWS)
-        events = []
-        if self._generation is None or newest < self._seq:  # another experiment of the same name
-            self._seq = newest
-        elif newest > self._seq:
+            rows, more = self._table.changed_since(since.generation, MAX_ROWS)
+        events, seq = [], newest
+        # Where the log is shorter than it was, it is another experiment of the same name.
+        if since.generation is not None and newest > since.seq:
             with RowReader(self._folder) as reader:
-                events = reader.events_after(self._seq, MAX_EVENTS)
+                events = reader.events_after(since.seq, MAX_EVENTS)
             is_all = len(events) < MAX_EVENTS
-            self._seq = max([newest] * is_all + [each["seq"] for each in events])
+            seq = max([newest] * is_all + [each["seq"] for each in events])
+        known = encode(summary)
         changed = ["trials"] * bool(rows or more) + ["events"] * bool(events)
-        changed += ["summary"] * (summary != self._summary)
-        self._generation, self._summary = generation, summary
+        changed += ["summary"] * (known != since.known)
+        now = Since(generation, seq, known)
         if not changed:
-            return None
-        return {
+            return now, None
+        return now, {
             "changed": changed,
             "rows": rows,
             "more": more,
             "events": events,
-            "seq": self._seq,
+            "seq": seq,
             "summary": summary,
         }
 
@@ -124,18 +121,17 @@ class ListWatch:
     """
 
     def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
+        self.name = name
         self._ignored = ignored
-        self._name, self._read = name, read
-        self._last: list[dict[str, Any]] | None = None
+        self._read = read
 
-    def __call__(self) -> Change | None:
-        """Look; return the list if it has changed, or None."""
+    def __call__(self, since: Since) -> tuple[Since, Change | None]:
+        """Look; return what is known now, and the list if it has changed, or None."""
         found = self._read()
-        compared = [{name: value for name, value in each.items() if name != self._ignored} for each in found]
-        if compared == self._last:
-            return None
-        self._last = compared
-        return {"changed": [self._name], self._name: found}
+        now = Since(
+            known=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
+        )
+        return now, None if now == since else {"changed": [self.name], self.name: found}
 
 
 async def stream(call: Call) -> Response:
@@ -143,55 +139,48 @@ async def stream(call: Call) -> Response:
     server: Watched = call.server
     name = call.query["experiment"]
     if call.query["sessions"]:
-        watch: Callable[[], Change | None] = ListWatch("sessions", sessions, "age_s")
+        watch: ExperimentWatch | ListWatch = ListWatch("sessions", sessions, "age_s")
     elif name:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
         watch = ListWatch("experiments", server.board.summaries)
-    # One look at a time: those that wait for another's take no thread from the looks at something else.
-    watched = "sessions" if call.query["sessions"] else f"experiment {name}"
-    turn = server.waiting.turn(f"look at {watched}")
-    async with turn:
-        first = await run_in_threadpool(watch)  # what is wrong now is told by the status of the answer
-    return StreamingResponse(_told(server, watch, first, turn), media_type=STREAM)
+    first = await _look(server.threads, watch, Since())  # what is wrong now is told by the status
+    return StreamingResponse(_told(server, watch, *first), media_type=STREAM)
+
+
+async def _look(
+    threads: Threads, watch: ExperimentWatch | ListWatch, since: Since
+) -> tuple[Since, str | None]:
+    """Look once for all who were told the same; return what is known now, and what they are to be told."""
+
+    def look() -> tuple[Since, str | None]:
+        now, change = watch(since)
+        return now, None if change is None else encode({**change, "time": SYSTEM.now()})
+
+    return await threads.share((watch.name, since), lambda: threads.look(look, watch.name))
 
 
 async def _told(
-    server: Watched, watch: Callable[[], Change | None], first: Change | None, turn: asyncio.Semaphore
+    server: Watched, watch: ExperimentWatch | ListWatch, since: Since, found: str | None
 ) -> AsyncIterator[str]:
-    found, last = first, SYSTEM.monotonic()
+    last = SYSTEM.monotonic()
     while not server.is_ending:
         if found is not None:
-            yield f"event: change\ndata: {encode({**found, 'time': SYSTEM.now()})}\n\n"
+            yield f"event: change\ndata: {found}\n\n"
             last = SYSTEM.monotonic()
         elif SYSTEM.monotonic() - last > QUIET_S:
             yield ": nothing has changed\n\n"
             last = SYSTEM.monotonic()
-        await turn.acquire()
         begun = SYSTEM.monotonic()
         try:
-            found = await _looked(server, watch, turn)
+            since, found = await _look(server.threads, watch, since)
         except (StoreError, NotFoundError) as error:
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now = SYSTEM.monotonic()
         rest = SHARE * (now - begun)
-        # To the next moment at which all look, so that one of them reads for all.
+        # To the next moment at which all look, so that one of them looks for all.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
-
-
-async def _looked(
-    server: Watched, watch: Callable[[], Change | None], turn: asyncio.Semaphore
-) -> Change | None:
-    """Look, and give the turn to the next once that has ended, which may be after the client has gone."""
-    loop, look = asyncio.get_running_loop(), server.looking.submit(watch)
-
-    def give_turn(_: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(turn.release)
-
-    look.add_done_callback(give_turn)
-    return await asyncio.wrap_future(look)
 
 
 STREAMS = (
