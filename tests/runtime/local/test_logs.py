@@ -17,7 +17,8 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.talkers import Rank, Talker
 from trainkit import settings
-from trainkit.runtime.local.node.logs import LineDeduplicator, SessionLogs
+from trainkit.runtime.local.node.logs import LineDeduplicator, OutputPipe, SessionLogs
+from trainkit.runtime.local.wire.messages import output_mark
 from trainkit.runtime.session import engine
 
 
@@ -215,6 +216,69 @@ def test_an_actor_is_shown_by_its_repr(session: None, capfd: pytest.CaptureFixtu
     names = ["Rank(rank=0)", "Rank(rank=1)", "worker"]
     expected = [f"({name} pid={pid}) hello" for name, pid in zip(names, pids, strict=True)]
     assert sorted(capfd.readouterr().out.splitlines()) == sorted(expected)
+
+
+def first() -> int:
+    print("one")
+    return os.getpid()
+
+
+def second(captured: str = "") -> int:
+    print("half", end="", flush=True)
+    print(" and half")
+    print("an error", file=sys.stderr)
+    if captured:
+        kept, file = os.dup(1), os.open(captured, os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1)
+        print("captured")
+        os.dup2(kept, 1)
+    os.system("echo of another program")
+    return os.getpid()
+
+
+def test_what_a_task_prints_is_shown_under_its_own_name(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainkit.init(num_cpus=1)
+    one, two = trainkit.remote(first), trainkit.remote(second)
+    pids = trainkit.get([one.remote()])
+    pids += trainkit.get([two.remote(str(tmp_path / "captured"))])
+    pids += trainkit.get([one.options(name="named").remote()])
+    pids += trainkit.get([one.remote()])
+    trainkit.shutdown()
+    (pid,) = set(pids)
+    out, err = capfd.readouterr()
+    assert [line for line in out.splitlines() if f"pid={pid}" in line] == [
+        f"(first pid={pid}) one",
+        f"(second pid={pid}) half and half",
+        f"(pid={pid}) of another program",
+        f"(named pid={pid}) one",
+        f"(first pid={pid}) one",
+    ]
+    assert f"(second pid={pid}) an error\n" in err
+    (file,) = folder.glob("*/*.out")
+    assert file.read_text() == "one\nhalf and half\nof another program\none\none\n"
+    assert (tmp_path / "captured").read_text() == "captured\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
+def test_marks_are_taken_out_wherever_a_read_ends(size: int) -> None:
+    printed = (
+        b"plain\n" + output_mark("f") + b"a\x1d\nb" + output_mark("") + b"c\n" + output_mark("g") + b"d\x1d"
+    )
+    found: list[tuple[str | None, list[str]]] = []
+    kept: list[bytes] = []
+    ours, theirs = os.pipe()
+    pipe = OutputPipe(ours, lambda lines, name: found.append((name, lines)), kept.append)
+    for start in range(0, len(printed), size):
+        os.write(theirs, printed[start : start + size])
+        pipe.read()
+    os.close(theirs)
+    pipe.drain()
+    pipe.close()
+    lines = [(name, line) for name, some in found for line in some]
+    assert lines == [(None, "plain"), ("f", "a\x1d"), ("f", "b"), ("", "c"), ("g", "d\x1d")]
+    assert b"".join(kept) == b"plain\na\x1d\nbc\nd\x1d"
 
 
 @pytest.mark.parametrize("variable", ["TRAINKIT_DEDUP_LOGS", "RAY_DEDUP_LOGS"])

@@ -21,7 +21,7 @@ from trainkit.clock import SYSTEM
 from trainkit.resources import describe_bytes
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.records import DRIVER, Notify, WorkerRecord
-from trainkit.runtime.local.wire.messages import Output, Waits
+from trainkit.runtime.local.wire.messages import MARK, MARK_END, MARKED, Output, Waits
 from trainkit.settings import LOG_DIR, dedup_logs
 
 WINDOW_S = 5.0
@@ -30,6 +30,8 @@ _MOST_LINES = 1_000
 _TAIL_LINES = 50
 _READ_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 16
+_LONGEST_MARK = 1 << 10
+_SIGN = MARK[:1]
 
 
 @dataclass
@@ -249,18 +251,25 @@ class OutputPipe:
 
     Args:
         fd: the reading end, owned from here on.
-        on_lines: called with each batch of whole lines, as a terminal would show them in the end.
+        on_lines: called with each batch of whole lines, as a terminal would show them in the end, and the
+            name of the function that printed them; None where the worker runs one alone, "" if it is unknown.
         on_bytes: called with all that comes, as it comes.
     """
 
     def __init__(
-        self, fd: int, on_lines: Callable[[list[str]], None], on_bytes: Callable[[bytes], None]
+        self,
+        fd: int,
+        on_lines: Callable[[list[str], str | None], None],
+        on_bytes: Callable[[bytes], None],
     ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self._on_lines = on_lines
         self._on_bytes = on_bytes
         self._partial = b""
+        self._cut = b""
+        self._name: str | None = None
+        self._partial_of: str | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self) -> bool:
@@ -269,28 +278,57 @@ class OutputPipe:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return True
-        self._on_bytes(data)
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if not data or len(self._partial) > _LONGEST_LINE_BYTES:
-            if self._partial:
-                lines.append(self._partial)
-            self._partial = b""
-        if lines:
-            texts = [_shown(line) for line in lines]
-            self.tail.extend(texts)
-            self._on_lines(texts)
+        if not self._cut and _SIGN not in data:
+            self._take(data)
+        else:
+            self._take_marked(self._cut + data, is_last=not data)
+        if not data:
+            self._end_line()
         return bool(data)
+
+    def _take_marked(self, data: bytes, is_last: bool) -> None:
+        """Take output in which there may be marks, the last of them maybe cut off."""
+        at = data.rfind(_SIGN)
+        rest = data[at:]
+        may_go_on = MARK.startswith(rest) or (rest.startswith(MARK) and MARK_END not in rest)
+        is_cut = at >= 0 and not is_last and may_go_on and len(rest) < _LONGEST_MARK
+        self._cut = rest if is_cut else b""
+        printed, *marked = MARKED.split(data[:at] if is_cut else data)
+        self._take(printed)
+        for name, printed in zip(marked[::2], marked[1::2], strict=True):
+            self._name = name.decode(errors="replace")
+            self._take(printed)
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            return
+        self._on_bytes(data)
+        if self._partial_of != self._name:
+            self._end_line()
+            self._partial_of = self._name
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if lines:
+            self._tell([_shown(line) for line in lines])
+        if len(self._partial) > _LONGEST_LINE_BYTES:
+            self._end_line()
+
+    def _end_line(self) -> None:
+        """Take what has come of a line as a whole one."""
+        if self._partial:
+            text = _shown(self._partial)
+            self._partial = b""
+            self._tell([text])
+
+    def _tell(self, lines: list[str]) -> None:
+        self.tail.extend(lines)
+        self._on_lines(lines, self._partial_of)
 
     def drain(self) -> None:
         """Take all that is there, when nothing more of interest can come."""
         with contextlib.suppress(OSError):
             while self.read() and _readable(self.fd):
                 pass
-        if self._partial:
-            text = _shown(self._partial)
-            self._partial = b""
-            self.tail.append(text)
-            self._on_lines([text])
+        self._end_line()
 
     def close(self) -> None:
         """Close the reading end."""
@@ -327,11 +365,12 @@ class WorkerOutput:
         self._logs_fail = False
         self.files_of, self.forget = logs.files_of, logs.forget
 
-    def show(self, worker: WorkerRecord, kind: str, lines: list[str]) -> None:
-        """Show lines of a worker in the driver."""
+    def show(self, worker: WorkerRecord, kind: str, lines: list[str], name: str | None = None) -> None:
+        """Show lines of a worker in the driver; under its own name where `name` is None."""
         if not self._is_shown:
             return
-        name, pid, is_error = worker.shown_as or worker.name, worker.pid or 0, kind == "err"
+        name = worker.shown_as or worker.name if name is None else name
+        pid, is_error = worker.pid or 0, kind == "err"
         if self._repeated is not None:
             lines = self._repeated.fresh(worker.serial, name, pid, is_error, lines, SYSTEM.monotonic())
             if self._repeated:

@@ -285,7 +285,7 @@ class WorkerProcesses:
         def pipe(kind: str, end: Descriptor) -> OutputPipe:
             return OutputPipe(
                 end.take(),
-                lambda lines: self._output.show(worker, kind, lines),
+                lambda lines, name: self._output.show(worker, kind, lines, name),
                 lambda data: self._output.keep(worker, kind, data),
             )
 

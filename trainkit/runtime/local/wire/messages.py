@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -381,8 +382,19 @@ class ShownAs(NamedTuple):
     name: str
 
 
+MARK = b"\x1dtrainkit:"
+MARK_END = b"\x1e"
+MARKED = re.compile(MARK + b"([^\x1e]*)" + MARK_END)
+"""Mark in a worker's output, with the name of the function that prints what follows; "" if it is unknown."""
+
+
+def output_mark(name: str) -> bytes:
+    """Return the mark that a worker writes before what the function `name` prints."""
+    return MARK + name.encode(errors="backslashreplace").replace(MARK_END, b"") + MARK_END
+
+
 class Output(NamedTuple):
-    """Lines that a worker printed."""
+    """Lines that a worker printed, with the name of the actor or function; "" if that is not known."""
 
     name: str
     pid: int

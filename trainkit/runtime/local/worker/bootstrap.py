@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import io
 import json
 import os
 import signal
@@ -12,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import threadpoolctl
 
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.messages import WorkerSpec
+from trainkit.runtime.local.wire.messages import WorkerSpec, output_mark
 from trainkit.settings import SESSION_MARK
 
 
@@ -102,11 +103,50 @@ class Inherited:
         sys.path[:] = self.sys_path
 
 
+class TaskOutput(io.FileIO):
+    """Standard output or error of a worker, in which several functions may run one after the other.
+
+    What Python writes is marked with the name of the function; other programs and C code write around it.
+    """
+
+    label = ""
+    """Name of the function that runs; "" while it is the one by whose name the node knows the process."""
+    pipes: ClassVar[dict[int, int]] = {}
+    """Inodes of the pipes to the node, by descriptor: nothing is marked that user code has led elsewhere."""
+
+    def write(self, data: Any, /) -> int:
+        if not TaskOutput.label or not _leads_to_node(self.fileno()):
+            return super().write(data)
+        left = memoryview(output_mark(TaskOutput.label) + bytes(data) + output_mark(""))
+        while left:
+            left = left[super().write(left) :]
+        return len(data)
+
+
+def _leads_to_node(fd: int) -> bool:
+    try:
+        return os.fstat(fd).st_ino == TaskOutput.pipes.get(fd)
+    except OSError:  # user code has closed it
+        return False
+
+
+def show_as(name: str) -> None:
+    """Have what is printed from here on shown under `name`, the function that runs."""
+    if not TaskOutput.label:  # nobody knows from here on whose is what is written around Python
+        for fd in filter(_leads_to_node, TaskOutput.pipes):
+            os.write(fd, output_mark(""))
+    TaskOutput.label = name
+
+
+def _standard(fd: int) -> io.TextIOWrapper:
+    binary = io.BufferedWriter(TaskOutput(fd, "w", closefd=False))
+    return io.TextIOWrapper(binary, "utf-8", "backslashreplace", line_buffering=True)
+
+
 def prepare() -> None:
     """Set up in a template what its workers need, and each would set up alike."""
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace", encoding="utf-8")  # noqa: SIM115
+    sys.stdout, sys.stderr = _standard(1), _standard(2)
     sys.argv[:] = [""]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
@@ -122,6 +162,7 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
     for fd, standard in ((null, 0), (out, 1), (err, 2)):
         os.dup2(fd, standard)
     os.close(null)
+    TaskOutput.pipes.update({fd: os.fstat(fd).st_ino for fd in (1, 2)})
     inherited.enter()
     given = inherited.environ.keys() | spec.env.keys()
     threads = str(max(1, int(spec.cpus)))
