@@ -1,4 +1,4 @@
-"""A call that is refused leaves the trainer as it was; one that is interrupted ends it."""
+"""A call that is refused or interrupted leaves the trainer as it was."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
+import trainkit
 from tests.train.operators import Digits
-from trainkit.errors import CheckpointError, ConfigError, GangError
+from trainkit.errors import CheckpointError, ConfigError, GangError, InfeasibleError
 from trainkit.train import TorchTrainer, TrainingOperator
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -146,25 +147,79 @@ def test_an_error_of_a_single_worker_is_told_as_it_is() -> None:
 
 
 class Slow(Digits):
+    """In its second epoch each worker hangs, once."""
+
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
-        Path(self.config["mark"]).touch()
-        time.sleep(600)
+        mark = Path(self.config["marks"], str(self.world_rank))
+        if batch_info["epoch_idx"] == 1 and not mark.exists():
+            mark.touch()
+            time.sleep(600)
+        return super().train_batch(batch, batch_info)
 
 
-def interrupt_once(mark: Path) -> None:
-    while not mark.exists():
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+def slow(folder: Path, **options: Any) -> TorchTrainer:
+    (folder / "marks").mkdir()
+    config = {"samples": 8, "batch_size": 2, "marks": str(folder / "marks")}
+    return TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False, **options)
 
 
-def test_an_interrupted_epoch_ends_the_workers(tmp_path: Path) -> None:
-    config = {"samples": 8, "mark": str(tmp_path / "mark")}
-    with TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False) as trainer:
-        threading.Thread(target=interrupt_once, args=(tmp_path / "mark",), daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-        with pytest.raises(GangError, match=r"train\(\) was interrupted by KeyboardInterrupt.*load\(\)"):
-            trainer.validate()
+def interrupted(call: Callable[[], Any], marks: Path) -> None:
+    """Let Ctrl-C come to `call` once both workers hang in it."""
+
+    def interrupt() -> None:
+        while len(list(marks.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "use_local"),
+    [(TorchTrainer.train, False), (TorchTrainer.train, True), (TorchTrainer.lr_find, False)],
+)
+def test_after_ctrl_c_the_trainer_goes_on_from_the_state_before(
+    call: Callable[[TorchTrainer], Any], use_local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with slow(tmp_path, use_local=use_local) as trainer:
+        trainer.train()
+        before = trainer.state_dict()
+        interrupted(lambda: call(trainer), tmp_path / "marks")
+        assert "ended" not in repr(trainer)
+        trainer.save(tmp_path / "checkpoint")
+        assert str(trainer.state_dict()) == str(before)
+        assert trainer.train()["epoch"] == 2
+        after = str(trainer.state_dict())
+    assert f"{call.__name__}() was interrupted" in caplog.text
+    with slow(tmp_path / "checkpoint", use_local=use_local) as trainer:
+        for rank in "01":
+            (tmp_path / "checkpoint" / "marks" / rank).touch()
+        trainer.load(tmp_path / "checkpoint")
+        trainer.train()
+        assert str(trainer.state_dict()) == after
+
+
+def test_an_interrupted_epoch_without_a_snapshot_ends_the_trainer(tmp_path: Path) -> None:
+    with slow(tmp_path) as trainer:
+        trainer.train(max_retries=0)
+        interrupted(lambda: trainer.train(max_retries=0), tmp_path / "marks")
+        why = r"train\(\) was interrupted by KeyboardInterrupt, and no snapshot.*max_retries=0.*load\(\)"
+        with pytest.raises(GangError, match=why):
+            trainer.save(tmp_path / "checkpoint")
+
+
+def test_an_interrupted_trainer_waits_for_no_place_that_its_own_program_holds(tmp_path: Path) -> None:
+    cpus = trainkit.cluster_resources()["CPU"] / 2
+    with slow(tmp_path, num_cpus_per_worker=cpus) as trainer:
+        trainer.train()
+        interrupted(trainer.train, tmp_path / "marks")
+        with small(2, num_cpus_per_worker=cpus) as other:
+            with pytest.raises(InfeasibleError, match="a TorchTrainer that was interrupted asks for"):
+                trainer.save(tmp_path / "checkpoint")
+            assert other.train()["epoch"] == 1
+        trainer.save(tmp_path / "checkpoint")
 
 
 def test_a_dropped_trainer_leaves_its_process_group() -> None:

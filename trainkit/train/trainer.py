@@ -157,8 +157,9 @@ class TorchTrainer:
 
         Raises:
             GangError: workers died or hung, and there is no retry left; the trainer has ended.
-            KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch, and
-                the trainer with them: make a new one, and load a checkpoint.
+            KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch. The
+                next call, such as `save`, forms new ones, with the state from before this epoch. With
+                `max_retries=0` no such state is kept: make a new trainer, and load a checkpoint.
             Exception: what the operator raised in a worker, with that worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)

@@ -5,6 +5,8 @@
               ▼
       places that still fit ──▶ new group ──▶ setup, restore the snapshot ──▶ the same call again
 
+Ctrl-C ends the group in the middle of a call, and frees its places; the next call begins with a new group.
+
 A snapshot is the workers' state between two calls. It is held in shared memory, so it outlives them. One is
 taken at the end of each epoch of training. Later calls may change a small part of it: that part is taken
 again, or the call is noted and repeated. Before the first call, setup with the same seed is enough.
@@ -107,8 +109,8 @@ class ElasticWorkerGroup:
 
     @property
     def ended(self) -> str | None:
-        """The reason why there are no workers any more; None while there are."""
-        return self._group.ended
+        """The reason why no call is possible any more; None while one is, by these workers or by new ones."""
+        return self._group.ended if self._snapshot is None else None
 
     @property
     def local_worker(self) -> Worker | None:
@@ -117,11 +119,11 @@ class ElasticWorkerGroup:
 
     def has_data(self, what: str) -> bool:
         """Return True if the operator has registered "train" or "validation" data."""
-        group = self._group
-        if what not in group.data and group.ended is None:
+        if what not in self._group.data and self.ended is None:
             name = "train" if what == "train" else "validate"
-            group.data = self.run(Call("data", first=True, name=name))[0]
-        return what in group.data
+            found = self.run(Call("data", first=True, name=name))[0]
+            self._group.data = found
+        return what in self._group.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
         """Run `call`; if workers are lost, form the group again and run it again, from the state before.
@@ -151,8 +153,11 @@ class ElasticWorkerGroup:
         if training:
             try:
                 self._through_losses(self._grow, "train")
-            except BaseException:
+            except Exception:
                 self.close(force=True)
+                raise
+            except BaseException:
+                self._interrupt("train")
                 raise
         keeps = max_retries > 0 and not self._keeps_nothing()
         if keeps and self._snapshot is None:
@@ -181,6 +186,7 @@ class ElasticWorkerGroup:
         Raises:
             ObjectStoreFullError: there is no room for a snapshot of the state.
         """
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # forms new workers after Ctrl-C
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
@@ -201,17 +207,18 @@ class ElasticWorkerGroup:
         try:
             yield workers
         except Exception:
-            self._go_back(held)
+            self._go_back(held, what)
             raise
         except BaseException:
-            self.close(force=True)
+            self._snapshot = held
+            self._interrupt(what)
             raise
-        self._go_back(held)
+        self._go_back(held, what)
 
-    def _go_back(self, held: Snapshot) -> None:
+    def _go_back(self, held: Snapshot, what: str) -> None:
         self._group.close()
         self._snapshot = held
-        with self._closed_if_ended():
+        with self._closed_if_ended(what):
             self._group = self._placed(self._allowed, again=True)
             self._start_again()
 
@@ -264,7 +271,8 @@ class ElasticWorkerGroup:
     # -- calling -------------------------------------------------------------------------------
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
-        with self._closed_if_ended():
+        self._through_losses(lambda: self._form_after_interruption(what), what)
+        with self._closed_if_ended(what):
             return self._through_losses(
                 lambda: self._retrying(once, what, max_retries, effect), what, again=max_retries > 0
             )
@@ -283,7 +291,8 @@ class ElasticWorkerGroup:
                 failures.append(error)
             except BaseException as error:
                 # Workers that live on may have done a part of it, which the snapshot knows nothing of.
-                if effect is not Effect.NOTHING and self._loss(error) is None:
+                lives_on = self._group.ended is None
+                if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
                 raise
             if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
@@ -342,13 +351,25 @@ class ElasticWorkerGroup:
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
-    def _closed_if_ended(self) -> Iterator[None]:
+    def _closed_if_ended(self, what: str) -> Iterator[None]:
         """Free the places of an ended group at the end of the block, so that others may have them."""
         try:
             yield
-        finally:
+        except Exception:
             if self._group.ended is not None:
                 self.close(force=True)
+            raise
+        except BaseException:
+            if self._group.ended is not None:
+                self._interrupt(what)
+            raise
+
+    def _interrupt(self, what: str) -> None:
+        """End the workers in the middle of a call, and keep the snapshot for those of the next call."""
+        self._group.close(force=True, why=f"{what}() was interrupted")
+        if self._snapshot is None:
+            self._group.ended = f"{self._group.ended}, {recovery.NO_SNAPSHOT}"
+        self._placement.give_back()
 
     def _call(self, call: Call) -> list[Any]:
         if call.first:
@@ -425,6 +446,13 @@ class ElasticWorkerGroup:
             self._session.renew()
         self._group = self._placed(self._allowed, again=True)
 
+    def _form_after_interruption(self, what: str) -> None:
+        if self._snapshot is None or self._group.ended is None:
+            return
+        why = self._group.ended
+        self._group = self._placed(self._allowed, again=False)
+        log.warning("%s", recovery.go_on_text(why, what))
+
     def _form_again(self, error: GangError, what: str) -> None:
         before = self._group.world_size
         why = str(error).partition("\n")[0]
@@ -477,7 +505,9 @@ class ElasticWorkerGroup:
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [self._options.bundle] * sizes[-1]
-            scheduling.make_room(smallest, runtime.cluster_resources(), "a new TorchTrainer")
+            new = not hasattr(self, "_group")
+            who = "a new TorchTrainer" if new else "a TorchTrainer that was interrupted"
+            scheduling.make_room(smallest, runtime.cluster_resources(), who)
         for size in sizes:
             wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:

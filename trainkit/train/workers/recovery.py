@@ -76,6 +76,15 @@ def give_up_text(method: str, failures: Sequence[str]) -> str:
 _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
 
 
+NO_SNAPSHOT = "and no snapshot held their state: train() keeps one unless max_retries=0"
+"""Why a trainer cannot go on after an interruption."""
+
+
+def go_on_text(why: str, method: str) -> str:
+    """Return the log's line for workers that are formed again, as Ctrl-C has ended those before."""
+    return f"{why}; the workers are formed again for {method}(), with the state from before the interruption"
+
+
 def no_snapshot_text(lost: str) -> str:
     """Return the message for workers that were lost together with their training."""
     return f"{lost}; no snapshot holds the workers' state: {_NEW}"
