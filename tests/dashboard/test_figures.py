@@ -13,11 +13,11 @@ import pytest
 from tests.dashboard import samples
 from tests.dashboard.conftest import served
 from trainkit import tune
-from trainkit.dashboard import charts, figures, parameter_figures
+from trainkit.dashboard import charts
 from trainkit.dashboard.board import Board
-from trainkit.dashboard.charts import DRAWN, KINDS, Options, available, chart
-from trainkit.dashboard.figures import Arrival, Bar, Figure, Line, Scored
-from trainkit.dashboard.parameter_figures import Parameter
+from trainkit.dashboard.charts import DRAWN, KINDS, Options, available, chart, figures, parameter_figures
+from trainkit.dashboard.charts.figures import Arrival, Bar, Figure, Line, Scored
+from trainkit.dashboard.charts.parameter_figures import Parameter
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
 from trainkit.tune.results.result_grid import ResultGrid

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.dashboard.charts import chart
-from trainkit.dashboard.figures import Figure, text
+from trainkit.dashboard.charts.figures import Figure, text
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checks import load, require

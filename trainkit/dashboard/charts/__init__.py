@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.dashboard import figures, parameter_figures
-from trainkit.dashboard.figures import Figure, Line, Scored
-from trainkit.dashboard.parameter_figures import Parameter
+from trainkit.dashboard.charts import figures, parameter_figures
+from trainkit.dashboard.charts.figures import Figure, Line, Scored
+from trainkit.dashboard.charts.parameter_figures import Parameter
 from trainkit.dashboard.reading import ChartReader
 from trainkit.errors import ConfigError, MetricError, did_you_mean
 from trainkit.tune.core.checks import require_one_of

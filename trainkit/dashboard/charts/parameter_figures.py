@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from trainkit.dashboard.figures import (
+from trainkit.dashboard.charts.figures import (
     BEST,
     OTHERS,
     Figure,
