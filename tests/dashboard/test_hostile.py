@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import eventually
 from tests.dashboard.conftest import Asker, served
 from trainkit.dashboard import security
+from trainkit.dashboard.access import Access
 
 SECRET = b"the content of a file that nobody may read"
 BIG = security.MAX_BODY + 1
@@ -324,5 +325,5 @@ def test_it_listens_where_it_was_told(root: Path) -> None:
             assert int(reply.split()[1]) == status, (name, reply[:300])
     with served(root, host="127.0.0.2") as ask:
         assert ask.get("/status"), "its own address"
-    access = security.Access("t", "::1")
+    access = Access("t", "::1")
     assert access.knows_host("[::1]:80") and access.knows_host("LOCALHOST") and not access.knows_host("[::2]")

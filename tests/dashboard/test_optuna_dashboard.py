@@ -113,6 +113,7 @@ def test_it_shows_every_experiment(client: Client):
         ("/api/studies", "GET", {"Authorization": "Bearer wrong"}),
         ("/api/studies", "POST", {}),
         ("/dashboard", "GET", {"Host": "evil.example:80"}),
+        ("/dashboard", "GET", {"Host": "localhost:evil.example"}),
     ],
 )
 def test_who_was_not_shown_the_address_is_refused(client: Client, path: str, method: str, headers: Any):

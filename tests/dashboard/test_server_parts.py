@@ -21,8 +21,8 @@ from tests.dashboard.conftest import Asker, served, told
 from trainkit import tune
 from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
+from trainkit.dashboard.access import Access
 from trainkit.dashboard.board import Board, TrialTable
-from trainkit.dashboard.security import Access
 from trainkit.dashboard.threads import MAX_BESIDE, MAX_READERS, BusyError, Threads
 from trainkit.errors import ConfigError
 from trainkit.tune.results.overview import LogReader, experiments_in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import importlib
 import json
 import secrets
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from trainkit.dashboard.access import Access
 from trainkit.errors import DashboardError
 from trainkit.tune.core.checks import load
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trainkit.tune.integrations.optuna_storage import ExperimentStorage
 
 _LOOPBACK = "127.0.0.1"
-_HOSTS = frozenset({_LOOPBACK, "localhost"})
 _SCRIPT = Path(__file__).parent / "static" / "optuna.js"
 _BUNDLE = b'<script defer src="/static/bundle.js"></script>'
 _OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
@@ -68,7 +67,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise DashboardError(f"port {port} cannot be used: {why}; name another --port") from error
-        self.set_app(_guarded(app.wsgi(self.storage), page, self.token))
+        self.set_app(_guarded(app.wsgi(self.storage), page, Access(self.token, _LOOPBACK)))
 
     @property
     def address(self) -> str:
@@ -99,15 +98,11 @@ def _page(app: Any) -> bytes:
     return page.replace(_BUNDLE, _OURS + _BUNDLE)
 
 
-def _guarded(app: Application, page: bytes, token: str) -> Application:
+def _guarded(app: Application, page: bytes, access: Access) -> Application:
     """Return the application for those alone who know the token, and for reading alone."""
 
-    def is_token(shown: str) -> bool:
-        return hmac.compare_digest(shown.encode(), token.encode())
-
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
-        # Another site may have a name that points at this machine.
-        if environment.get("HTTP_HOST", "").rsplit(":", 1)[0] not in _HOSTS:
+        if not access.knows_host(environment.get("HTTP_HOST", "")):
             return _refusal(
                 start, HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost only"
             )
@@ -119,9 +114,9 @@ def _guarded(app: Application, page: bytes, token: str) -> Application:
             return _sent(start, page, "text/html; charset=utf-8", ("Content-Security-Policy", _POLICY))
         if is_read and (path == "/favicon.ico" or path.startswith("/static/")):
             return app(environment, start)
-        scheme, _, shown = environment.get("HTTP_AUTHORIZATION", "").partition(" ")
         query = dict(parse_qsl(environment.get("QUERY_STRING", "")))
-        if not (scheme == "Bearer" and is_token(shown)) and not is_token(query.get("token", "")):
+        is_known = access.knows_token([environment.get("HTTP_AUTHORIZATION", "")])
+        if not is_known and not access.is_token(query.get("token", "")):
             return _refusal(start, HTTPStatus.FORBIDDEN, "open the address that `trainkit dashboard` printed")
         if not is_read:
             words = "experiments are only read here; the commands of trainkit steer them"

@@ -1,21 +1,15 @@
-"""Guard of the dashboard: who may ask, how much a request may bring, and how long it may take."""
+"""Guard of the dashboard: how much a request may bring, and how long it may take."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
-import re
-import socket
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from trainkit.dashboard.access import Access
 from trainkit.tune.core.metrics import encode
 
 MAX_BODY = 64 * 1024
@@ -27,8 +21,6 @@ REQUEST_S = 10.0
 READ_S = 30.0
 """Seconds that a client has to read on, once as much of an answer waits for it as is kept."""
 
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 # Plotly sets the style of what it draws; no script but the server's own files runs.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -62,62 +54,6 @@ def refusal(status: int, words: str, *, closes: bool = False) -> Response:
     if closes:
         refused.headers["Connection"] = "close"
     return refused
-
-
-@dataclass(frozen=True)
-class Access:
-    """Rule of who may ask.
-
-    Args:
-        token: that was shown to the user.
-        host: address that the server listens at.
-    """
-
-    token: str
-    host: str
-
-    def __post_init__(self) -> None:
-        if not self._is_loopback:
-            _ = self._names  # to look them up may take long: not while others wait for an answer
-
-    def knows_host(self, header: str) -> bool:
-        """Return True if a `Host` header names this server.
-
-        A name of another site may be made to lead to this machine, so none is taken but the machine's own.
-        An address can't be made to lead elsewhere.
-        """
-        match = _HOST.fullmatch(header)
-        if match is None:
-            return False
-        name = match["name"].lower()
-        if self._is_loopback:
-            return name in _LOOPBACK or name.strip("[]") == self.host
-        return name in self._names or _is_address(name)
-
-    def knows_token(self, headers: Iterable[str]) -> bool:
-        """Return True if the only `Authorization` header brings the token."""
-        shown = list(headers)
-        scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        is_right = hmac.compare_digest(token.strip().encode(), self.token.encode())
-        return is_right and scheme.lower() == "bearer"
-
-    @property
-    def _is_loopback(self) -> bool:
-        return self.host == "localhost" or (
-            _is_address(self.host) and ipaddress.ip_address(self.host).is_loopback
-        )
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return _LOOPBACK | {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 class Guard:

@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 from trainkit.dashboard import api, openapi, processes
+from trainkit.dashboard.access import Access
 from trainkit.dashboard.board import Board
 from trainkit.dashboard.endpoints import (
     Call,
@@ -40,7 +41,7 @@ from trainkit.dashboard.endpoints import (
 )
 from trainkit.dashboard.openapi import OBJECT
 from trainkit.dashboard.reading import NotFoundError
-from trainkit.dashboard.security import MAX_BODY, MAX_HEAD, Access, BoundedConnection, Guard
+from trainkit.dashboard.security import MAX_BODY, MAX_HEAD, BoundedConnection, Guard
 from trainkit.dashboard.stream import STREAMS
 from trainkit.dashboard.threads import Threads
 
