@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -79,7 +80,7 @@ def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_pa
     monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
     assert ageless(command("ls")) == ageless(told)
     assert "no experiment is in" in command("ls", str(tmp_path))
-    assert "is no folder" in command("ls", "nowhere", code=1)
+    assert "is no folder" in (told := command("ls", "nowhere", code=1)) and "Did you mean" not in told
     (root / "broken").mkdir()
     (root / "broken" / "experiment.sqlite").write_text("no")
     told = command("ls", code=1)
@@ -222,6 +223,15 @@ def test_why_tells_what_was_decided(command):
     told = command("why", "anything", code=1)
     assert "'anything' is no experiment: no " in told and "/anything or in /" in told
     assert "nothing in your" in told and "`trainkit why EXPERIMENT TRIAL`" in told
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "tail", "why", "pause", "clean"])
+def test_a_name_that_is_nearly_right_is_told_the_right_one(command, root, tmp_path, monkeypatch, verb):
+    shutil.copytree(root / "e", tmp_path / "here" / "mnist_small")
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path / "here"))
+    assert command(verb, "mnist_smal", code=1).count("Did you mean 'mnist_small'?") == 1
+    path = str(tmp_path / "here" / "mnist_smal")
+    assert f"Did you mean '{path}l'?" in command(verb, path, code=1)
 
 
 def test_stop_refuses_what_nobody_runs(command):

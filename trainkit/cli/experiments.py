@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit import settings
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.tune.core.trial import Trial
+from trainkit.tune.results.overview import experiments_in
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
@@ -52,7 +53,9 @@ def experiment_folder(word: str) -> Path:
     """
     folder = _folder(word)
     if folder is None:
-        raise ConfigError(f"{not_found(word)}; `trainkit ls DIR` shows which there are in DIR")
+        near = near_experiment(word)
+        also = f".{near}" if near else "; `trainkit ls DIR` shows which there are in DIR"
+        raise ConfigError(f"{not_found(word)}{also}")
     return folder
 
 
@@ -60,6 +63,13 @@ def not_found(word: str) -> str:
     """Return the message that there is no experiment `word`, with the places where it was looked for."""
     here, there = _places(word)
     return f"{word!r} is no experiment: no {FILENAME} is in {here} or in {there}"
+
+
+def near_experiment(word: str) -> str:
+    """Return " Did you mean 'mnist'?" for an experiment whose name or path is most like `word`, or ''."""
+    path = Path(word).expanduser()
+    beside = [str(path.parent / folder.name) for folder in experiments_in(path.parent)]
+    return did_you_mean(word, [*beside, *(folder.name for folder in experiments_in(settings.results_dir()))])
 
 
 def _folder(word: str) -> Path | None:

@@ -19,6 +19,7 @@ from trainkit.cli.experiments import (
     experiment_folder,
     folder_of_experiments,
     is_experiment,
+    near_experiment,
     whole_number,
 )
 from trainkit.clock import SYSTEM
@@ -59,7 +60,11 @@ class ListExperiments(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.folder is not None and is_experiment(arguments.folder):
             return show(arguments.folder, TableOptions())
-        return list_experiments(folder_of_experiments(arguments.folder))
+        root = folder_of_experiments(arguments.folder)
+        if not root.is_dir():
+            near = "" if arguments.folder is None else near_experiment(arguments.folder)
+            raise ConfigError(f"{root} is no folder{near and f'.{near}'}")
+        return list_experiments(root)
 
 
 class Show(Command):
@@ -92,13 +97,7 @@ class Show(Command):
 
 
 def list_experiments(root: Path) -> int:
-    """Print the experiments in the folder `root`; return 1 if one of them can't be read.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if not root.is_dir():
-        raise ConfigError(f"{root} is no folder")
+    """Print the experiments in the folder `root`; return 1 if one of them can't be read."""
     found = experiments_in(root)
     now, rows, problems = SYSTEM.now(), [], []
     for path in found:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from trainkit.cli import HELP, Command
-from trainkit.cli.experiments import TRIAL, experiment_folder, find_trial, is_experiment, not_found
+from trainkit.cli.experiments import (
+    TRIAL,
+    experiment_folder,
+    find_trial,
+    is_experiment,
+    near_experiment,
+    not_found,
+)
 from trainkit.cli.sessions import request_line, sessions
 from trainkit.client import Answer
 from trainkit.clock import SYSTEM
@@ -78,7 +85,8 @@ def why(wanted: str) -> int:
         raise ConfigError(
             f"{not_found(wanted)}; and nothing in your {len(states)} sessions has that name, or an id that "
             "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
-            f"`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions{problems}"
+            "`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions"
+            f"{problems}{(near := near_experiment(wanted)) and f'.{near}'}"
         )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
@@ -143,7 +151,13 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
     with LogReader(folder) as reader:
         load_words(reader.facts()["tune_config"]["scheduler"])
         if trial is None:
-            return [f"{folder}: {overview.state}", *map(_event_line, reader.events())]
+            names = {trial.trial_id: trial.name for trial in overview.trials}
+            of_all, commands = reader.events(), reader.commands()
+            events_of = {event.seq: event for event in [*of_all, *commands]}  # commands are of trials too
+            return [
+                f"{folder}: {overview.state}",
+                *(_event_line(events_of[seq], names) for seq in sorted(events_of)),
+            ]
         return list(_of_trial(overview, reader, find_trial(overview.trials, trial)))
 
 
@@ -203,26 +217,29 @@ def _rearranged(detail: str) -> str:
     return ", ".join(words)
 
 
-def _event_line(event: LogEvent) -> str:
-    detail = _detail(event)
+def _event_line(event: LogEvent, names: Mapping[str, str] | None = None) -> str:
+    """Return a line on an entry of the log; `names` of trials where it is none of one trial's."""
+    detail = _detail(event, names or {})
     return f"{_when(event.time)} {event.kind}" + (f": {detail}" if detail else "")
 
 
-def _detail(event: LogEvent) -> str:
+def _detail(event: LogEvent, names: Mapping[str, str]) -> str:
     match event.kind:
         case events.REARRANGED:
             return _rearranged(event.detail)
         case events.COMMAND:
-            return _told(Answer.of(event))
+            return _told(Answer.of(event), names)
         case events.LEFT_OUT:
             return str(json.loads(event.detail)["words"])
     return event.detail
 
 
-def _told(answer: Answer) -> str:
+def _told(answer: Answer, names: Mapping[str, str]) -> str:
     given = " ".join(f"{name}={encode(value)}" for name, value in answer.arguments.items() if name != "trial")
     refused = "" if answer.done else "refused, "
-    return f"{answer.verb}{given and f' {given}'} by {answer.by}: {refused}{answer.outcome}"
+    trial = names.get(answer.arguments.get("trial") or "")
+    verb = f"{answer.verb} {trial}" if trial else answer.verb
+    return f"{verb}{given and f' {given}'} by {answer.by}: {refused}{answer.outcome}"
 
 
 def _when(time: float) -> str:

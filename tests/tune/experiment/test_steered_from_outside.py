@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,7 @@ def test_a_trial_and_then_all_are_paused_and_go_on_over_a_kill(driver, capsys):
     told = capsys.readouterr().out
     assert f"runs in process {asked.overview().owner}, paused by ann" in told
     assert "command: pause by ann: nothing starts until" in told
+    assert re.search(rf"command: pause {driver.trials()[0].name} by .+: ", told), told
     assert main(["resume", folder]) == 0
     assert capsys.readouterr().out == "the experiment goes on\n"
     assert eventually(lambda: driver.reports(2) > before[2])
