@@ -43,20 +43,7 @@ def losses(messages: list[dict]) -> list[tuple[int, float]]:
     return [(each["step"], each["metricValue"]) for each in found if each["metricName"] == "loss"]
 
 
-def test_an_experiment_per_trial_which_goes_on_with_the_trial(fit, tmp_path):
-    def fails_once(config):
-        start = 1
-        if checkpoint := tune.get_checkpoint():
-            start = int(Path(checkpoint.path, "step").read_text()) + 1
-        for step in range(start, 4):
-            folder = Path(tune.get_context().get_trial_dir(), "state")
-            folder.mkdir(exist_ok=True)
-            (folder / "step").write_text(str(step))
-            tune.report({"loss": step * config["lr"], "text": "a"}, checkpoint=tune.Checkpoint(folder))
-            if step == 2 and not (marker := tmp_path / f"{config['lr']}").exists():
-                marker.touch()
-                raise ValueError
-
+def test_an_experiment_per_trial_which_goes_on_with_the_trial(fit, fails_once, tmp_path):
     space = {"lr": tune.grid_search([1.0, 2.0])}
     grid = fit(fails_once, space, run={"callbacks": [offline(tags=["t"], save_checkpoints=True)]})
     assert grid.num_errors == 2

@@ -155,47 +155,47 @@ class InputAttributeNode(DAGNode):
             ) from None
 
 
-class FunctionNode(DAGNode):
-    """Call of a remote function.
+class _CallNode(DAGNode):
+    """Call of what has a `remote`.
 
     Args:
-        function: a `RemoteFunction`.
+        called: a `RemoteFunction`, or an `ActorClass`.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
     """
 
-    def __init__(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__(args, kwargs)
-        self._function = function
+        self._called = called
 
     def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
-        return self._function.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
+        return self._called.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
 
 
-class ClassNode(DAGNode):
+class FunctionNode(_CallNode):
+    """Call of a remote function, a `RemoteFunction`."""
+
+
+class ClassNode(_CallNode):
     """Actor that is made anew each time the graph is executed; its methods have a `bind`.
 
     It ends with the calls of that execution. All methods that were bound before one that the graph needs are
     called too.
 
     Args:
-        actor_class: an `ActorClass`.
+        called: an `ActorClass`.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
     """
 
-    def __init__(self, actor_class: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        super().__init__(args, kwargs)
-        self._class = actor_class
+    def __init__(self, called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__(called, args, kwargs)
         self._last: DAGNode = self
 
     def __getattr__(self, name: str) -> _UnboundMethod:
         if name.startswith("__"):
             raise AttributeError(name)
         return _UnboundMethod(self, name)
-
-    def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
-        return self._class.remote(*_replaced(self._args, done), **_replaced(self._kwargs, done))
 
 
 class _UnboundMethod:
