@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trainkit.compat.core.iterators import ParallelIterator, from_iterators
+from trainkit.train.data.sharding import OwnShare
 
 _OPEN: dict[tuple[str, int], Iterator[Any]] = {}
 """By pass and part: what this process has not taken yet. It holds items that were made ahead."""
@@ -75,7 +76,7 @@ class Dataset:
         del _OPEN[place]
 
 
-class DatasetShard:
+class DatasetShard(OwnShare):
     """Loader over a part of a data set's batches.
 
     Args:
@@ -83,8 +84,6 @@ class DatasetShard:
         number: of this part.
         parts: how many there are.
     """
-
-    is_sharded = True
 
     def __init__(self, dataset: Dataset, number: int, parts: int) -> None:
         self._dataset = dataset

@@ -245,11 +245,15 @@ def sampler_of(loader: DataLoader[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
+class OwnShare:
+    """Base class of loaders that give each worker its own samples, and are not to be shared out again."""
+
+
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
     """Return a loader of this worker's share of the samples; `loader` itself if it is split already.
 
     Args:
-        loader: the user's; one with `is_sharded = True` gives each worker its own.
+        loader: the user's.
         group: the workers that share the samples.
         in_step: whether all of them take part in every step.
         what: the loader, for messages.
@@ -257,7 +261,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     Raises:
         ConfigError: it can't be shared among workers.
     """
-    if getattr(loader, "is_sharded", False):
+    if isinstance(loader, OwnShare):
         return loader
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if group.rank == 0 and group.world_size > 1:
