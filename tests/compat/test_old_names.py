@@ -360,12 +360,46 @@ def test_former_modules_were_moved_renamed_and_split() -> None:
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("module", ["tune", "tune.schedulers", "tune.search", "tune.logger", "train", "air"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(
+            "tune",
+            "tune.schedulers",
+            "tune.search",
+            "tune.logger",
+            "tune.trainable",
+            "tune.trainable.trainable",
+        ),
+        *("tune.trainable.util", "tune.integration.pytorch_lightning", "tune.integration.xgboost"),
+        *("tune.integration.lightgbm", "train", "train.torch", "train.lightning", "train.context", "air"),
+    ],
+)
 def test_every_public_name_of_rays_is_here_or_says_what_to_use(module):
-    theirs = set(importlib.import_module(f"ray.{module}").__all__)
+    there = importlib.import_module(f"ray.{module}")
+    own = {name for name, value in vars(there).items() if getattr(value, "__module__", "") == there.__name__}
+    theirs = {name for name in getattr(there, "__all__", own) if not name.startswith("_")}
     ours = importlib.import_module(f"trainkit.{module}")
     row = finder.table().get(f"trainkit.{module}", finder.Row())
     assert {name for name in theirs if not hasattr(ours, name)} <= row.gone.keys()
     for name in theirs & row.gone.keys():
         with pytest.raises(AttributeError, match=f"{name} is not here: "):
             getattr(ours, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [
+        ("train.xgboost", r"xgboost\.train\(\) in a trial, with TuneReportCheckpointCallback"),
+        ("train.lightgbm", r"lightgbm\.train\(\) in a trial, with TuneReportCheckpointCallback"),
+        ("train.data_parallel_trainer", r"TorchTrainer of trainkit\.train\.torch"),
+        ("train.base_trainer", r"TorchTrainer of trainkit\.train\.torch"),
+        ("train.backend", r"TorchConfig\(backend="),
+        ("train.collective", r"torch\.distributed\.barrier\(\)"),
+        ("tune.integration.ray_train", r"trainer\.fit\(\)\.metrics"),
+        ("tune.trainable.function_trainable", r"extend tune\.Trainable"),
+    ],
+)
+def test_a_module_of_rays_that_is_not_here_says_what_to_take(module, instead):
+    with pytest.raises(ImportError, match=rf"trainkit\.{module} is not here: .*{instead}"):
+        importlib.import_module(f"trainkit.{module}")

@@ -6,6 +6,7 @@ Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
     old.module:Name new.module:NewName      one name
     old.package:name new.module             one module
     old.module:Name - reason                a name that is no more
+    old.module - reason                     a module that is no more, or not here: its import gives the reason
     old.module !Class                       a searcher that is not here: its import says what to use instead
     old.module =module                      a module outside trainkit
 
@@ -26,6 +27,10 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import did_you_mean
 
 FILES = ("ray.txt", "moved.txt")
+_NO_SEARCHER = (
+    "is not in trainkit: take OptunaSearch of trainkit.tune.search.optuna, whose sampler= takes any of "
+    "Optuna's, such as GPSampler or CmaEsSampler; or extend trainkit.tune.search.Searcher"
+)
 
 
 class Row:
@@ -36,7 +41,7 @@ class Row:
         names: by old name, the module and the name there; "" is the module itself.
         gone: by old name, the reason why it is no more.
         children: names of the modules in it.
-        refused: the class of Ray that is not here, if the module can't be imported.
+        refused: the error's text, if the module can't be imported.
     """
 
     def __init__(self) -> None:
@@ -67,8 +72,10 @@ def parsed(lines: Iterable[str]) -> dict[str, Row]:
         elif name:
             home, _, new = _full(words[1]).partition(":")
             row.names[name] = (home, new)
+        elif words[1] == "-":
+            row.refused = f"{module} is not here: {' '.join(words[2:])}"
         elif words[1].startswith("!"):
-            row.refused = " ".join(words[1:])[1:]
+            row.refused = f"{' '.join(words[1:])[1:]} {_NO_SEARCHER}"
         else:
             row.homes.append(_full(words[1]))
     for module in list(rows):
@@ -143,12 +150,7 @@ class Served(Loader):
         """
         row = self._row
         if row.refused is not None:
-            raise ImportError(
-                f"{row.refused} is not in trainkit: take OptunaSearch of trainkit.tune.search.optuna, whose "
-                "sampler= takes any of Optuna's, such as GPSampler or CmaEsSampler; or extend "
-                "trainkit.tune.search.Searcher",
-                name=module.__name__,
-            )
+            raise ImportError(row.refused, name=module.__name__)
         homes = " ".join(dict.fromkeys([*row.homes, *(home for home, _ in row.names.values())]))
         module.__doc__ = f"Names of {homes}, where older programs look for them."
         add_names(module, row)
