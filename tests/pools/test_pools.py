@@ -325,11 +325,16 @@ def test_calls_fail_with_their_session(engine: str, tmp_path: Path) -> None:
         pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
     script = tmp_path / "program.py"
     script.write_text(
-        "import time, trainkit\nfrom trainkit.pools import Executor\nfrom trainkit.runtime import session\n"
+        "import threading, time, trainkit\nfrom trainkit.pools import Executor\n"
+        "from trainkit.runtime import session\n"
         f"trainkit.init(num_cpus=1, engine={engine!r})\nexecutor = Executor(1)\ntold = []\n"
         "calls = [executor.submit(time.sleep, 600) for _ in range(5)]\n"
         "calls[0].add_done_callback(told.append)\n"
-        "trainkit.shutdown()\nexecutor.shutdown()\nassert told == calls[:1]\n"
+        "waiting = [threading.Thread(target=call.exception, daemon=True) for call in calls]\n"
+        "[each.start() for each in waiting]\n"
+        "trainkit.shutdown()\n[each.join(60) for each in waiting]\n"
+        "assert not any(each.is_alive() for each in waiting)\n"
+        "executor.shutdown()\nassert told == calls[:1]\n"
         "for call in calls:\n    print(type(call.exception(timeout=60)).__name__)\n"
         "print(session.running())\n"
         "try:\n    executor.submit(abs, 1)\nexcept Exception as error:\n    print(error)\n"

@@ -47,7 +47,7 @@ from trainkit.resources import QUANTUM
 from trainkit.runtime.api import cancel, cluster_resources, put, wait
 from trainkit.runtime.options import ACTORS_ONLY, Options
 from trainkit.runtime.remote import RemoteFunction
-from trainkit.runtime.session import engine, running
+from trainkit.runtime.session import at_end, engine, running
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import Callbacks
 
@@ -323,6 +323,7 @@ class Executor(futures.Executor):
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
         self._failure: InitializerError | None = None
+        at_end(self._fail_all)  # engines differ in what they tell of calls when a session ends
         _open.add(self)
         # Anew each time, behind the session's own, so that it comes before that.
         atexit.unregister(_finish_all)
@@ -531,7 +532,6 @@ class Executor(futures.Executor):
             for future in list(self._sent) if self.is_nested else ():
                 future.lend_cpus(None)
             with self._quiet:
-                # Engines differ in what they tell of calls when a session ends: so it is looked for.
                 while (self._sent or self._waiting) and self.has_session():
                     self._quiet.wait(LOOK_S)
         if not self.has_session():

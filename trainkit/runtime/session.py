@@ -9,6 +9,7 @@ import numbers
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -38,6 +39,7 @@ _current: Engine | None = None
 _is_closing = False
 _started: tuple[str, SessionSpec] | None = None
 _links: dict[Path, Path] = {}
+_at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
 def current() -> Engine | None:
@@ -101,6 +103,16 @@ def shutdown() -> None:
         finally:
             _current, _is_closing = None, False
             signals.give_back()
+            methods, _at_end[:] = [held() for held in _at_end], []
+        for method in methods:
+            if method is not None:
+                method()
+
+
+def at_end(method: Callable[[], None]) -> None:
+    """Call a method of an object once the session has ended, if the object is there by then."""
+    _at_end[:] = [held for held in _at_end if held() is not None]
+    _at_end.append(weakref.WeakMethod(method))
 
 
 def renew() -> None:
