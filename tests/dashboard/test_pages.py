@@ -132,7 +132,25 @@ def test_a_session_shows_its_processes_and_their_stacks(sight: Sight, live: Path
     assert serious(page) == []
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    sizes = page.locator(".scroll[aria-label=Processes] td").filter(
+        has_text=re.compile(r"^[\d.]+\s(MiB|GiB)$")
+    )
+    assert sizes.count() >= 3
+    lines = (
+        "cells => cells.map(each => { const text = document.createRange(); text.selectNodeContents(each); "
+    )
+    assert set(sizes.evaluate_all(lines + "return text.getClientRects().length; })")) == {1}
     assert sight.complaints == []
+
+
+def test_a_setting_that_is_none_is_shown_as_such(sight: Sight) -> None:
+    for route, region in (
+        ("#/experiments/digits?tab=settings", "Settings"),
+        ("#/compare/digits/second", "Experiments"),
+    ):
+        sight.go(route)
+        row = sight.page.get_by_role("region", name=region).locator("tr", has_text="time_budget_s")
+        expect(row.locator("td").first).to_have_text("none")
 
 
 def test_the_ranks_of_a_trainer_and_a_trace_of_one_by_mouse(sight: Sight, tmp_path: Path) -> None:

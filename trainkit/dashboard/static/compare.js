@@ -2,7 +2,7 @@
 
 import { experimentPath, get, renews, trialPath } from "./api.js";
 import { chart, literal, tools } from "./charts.js";
-import { badge, card, h, number, path, reloading, renew, words, objectivesOf } from "./dom.js";
+import { badge, card, h, number, path, reloading, renew, shown, words, objectivesOf } from "./dom.js";
 import { stateBadge } from "./experiments.js";
 
 const MOST = 20; // trials
@@ -16,8 +16,8 @@ function sideBySide(label, heads, groups) {
     h("tbody", null, groups.map(([title, columns]) => [
       h("tr", null, h("th", { scope: "colgroup", colspan: heads.length + 1 }, title)),
       ...[...new Set(columns.flatMap((each) => Object.keys(each)))].map((name) => {
-        const values = columns.map((each) => words(each[name]));
-        return h("tr", { class: new Set(values).size > 1 ? "differs" : null }, h("th", { scope: "row" }, name), values.map((value) => h("td", null, value)));
+        const values = columns.map((each) => each[name]);
+        return h("tr", { class: new Set(values.map(words)).size > 1 ? "differs" : null }, h("th", { scope: "row" }, name), values.map((value) => h("td", null, shown(value))));
       })]))));
 }
 

@@ -37,21 +37,24 @@ export function words(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+// A number with its unit, which stay on one line.
+export const amount = (value, unit) => `${value}\u00A0${unit}`;
+
 export function bytes(value) {
   if (value === null || value === undefined) return "";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let place = 0;
   while (value >= 1024 && place < units.length - 1) { value /= 1024; place += 1; }
-  return `${value >= 100 || place === 0 ? Math.round(value) : value.toFixed(1)} ${units[place]}`;
+  return amount(value >= 100 || place === 0 ? Math.round(value) : value.toFixed(1), units[place]);
 }
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 60) return amount(seconds < 10 ? seconds.toFixed(1) : Math.round(seconds), "s");
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds % 60)} s`;
+  if (minutes < 60) return `${amount(minutes, "min")} ${amount(Math.round(seconds % 60), "s")}`;
   const hours = Math.floor(minutes / 60);
-  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  return hours < 48 ? `${amount(hours, "h")} ${amount(minutes % 60, "min")}` : `${amount(Math.floor(hours / 24), "d")} ${amount(hours % 24, "h")}`;
 }
 
 export function when(seconds) {
@@ -88,12 +91,15 @@ export function plainTable(label, heads, rows, { tall = false } = {}) {
         h("td", { class: typeof cell === "number" ? "num" : null }, cell instanceof Node ? cell : words(cell))))))));
 }
 
+// What a setting is, also where it is none.
+export const shown = (value) => (value === null ? h("span", { class: "soft" }, "none") : words(value));
+
 export function pairs(label, values) {
   const rows = Object.entries(values);
   if (!rows.length) return h("p", { class: "soft" }, "none");
   return h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": label },
     h("table", null, h("tbody", null, rows.map(([name, value]) =>
-      h("tr", null, h("th", { scope: "row" }, name), h("td", null, value instanceof Node ? value : words(value)))))));
+      h("tr", null, h("th", { scope: "row" }, name), h("td", null, value instanceof Node ? value : shown(value)))))));
 }
 
 export function toast(text, kind = "") {
