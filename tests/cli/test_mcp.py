@@ -121,6 +121,8 @@ def test_an_agent_reads_experiments_and_no_more(root: Path):
             "config": best.config,
         }
         assert shown["space"]["n"] == "grid_search([1, 2, 3, 4])"
+        assert shown["space"]["net/lr"] == "uniform(0.0, 1.0)", "as in the rows of list_trials"
+        assert shown["settings"]["trainable"] == "objective"
         assert shown["settings"]["metric"] == "loss"
         assert "best" in await call("show_experiment", experiment="plain")
 

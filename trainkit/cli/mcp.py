@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainkit.errors import ConfigError, StoreError, TrainkitError
 from trainkit.tune.core.checks import load
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
-from trainkit.tune.results.overview import LogReader, experiments_in
+from trainkit.tune.results.overview import LogReader, experiments_in, settings_of, space_of
 from trainkit.tune.results.printed import kept_files, last_lines
 from trainkit.tune.store.ownership import asker
 
@@ -171,15 +171,11 @@ class ReadingTools(_Tools):
         if status["best"] is not None:
             best = find_trial(one.trials(), status["best"]["trial_id"])
             status["best"]["config"] = best.config
-        settings = facts["tune_config"]
-        space = facts.get("space")
         return {
             "experiment": experiment,
             **status,
-            "space": {name: str(value) for name, value in space.items()}
-            if isinstance(space, Mapping)
-            else str(space),
-            "settings": {name: value for name, value in settings.items() if value is not None},
+            "space": space_of(facts),
+            "settings": {name: value for name, value in settings_of(facts).items() if value is not None},
         }
 
     def list_trials(

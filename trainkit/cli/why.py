@@ -31,9 +31,8 @@ from trainkit.tune.core.metrics import encode
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import count_words, duration, pairs_text
-from trainkit.tune.results.overview import LogEvent, LogReader, Overview
+from trainkit.tune.results.overview import LogEvent, LogReader, Overview, reasons_of
 from trainkit.tune.schedulers import load_words
-from trainkit.tune.schedulers.base import in_words
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.trial.messages import NO_PROCESS
 
@@ -44,10 +43,6 @@ _ID_OF = {
     "tasks": ("name",),
 }
 """Entries that name something in each list: the first by its beginning, the others as a whole."""
-
-
-_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
-"""Facts of a decision that stand elsewhere in its line."""
 
 
 class Why(Command):
@@ -184,8 +179,7 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         )
     told = set()
     for decision in reader.decisions(trial.trial_id):
-        facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
-        words = str(facts["stop"]) if "stop" in facts else in_words(facts)
+        _, words = reasons_of(decision)
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):

@@ -27,13 +27,12 @@ from trainkit.dashboard.endpoints import (
 )
 from trainkit.dashboard.openapi import TEXT, many, ref, version
 from trainkit.dashboard.reading import NotFoundError, RowReader
-from trainkit.tune.core.metrics import encode, flatten, without_objects
+from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.results.overview import reasons_of, settings_of, space_of
 from trainkit.tune.results.printed import last_lines, printed_files
 from trainkit.tune.schedulers import load_words
-from trainkit.tune.schedulers.base import in_words
-from trainkit.tune.space.domains import Spelled
 from trainkit.tune.store.ownership import asker
 
 MAX_PAGE = 1000
@@ -43,8 +42,6 @@ _PIECE = 64 * 1024
 """Characters of an export that are sent at once."""
 COMMAND_S = 30.0
 """Seconds that the process that runs an experiment has to answer a command."""
-_SAID_ELSEWHERE = ("trial_id", "attempt", "iteration", "verdict")
-"""Facts of a decision that have fields of their own."""
 
 
 class Served(Protocol):
@@ -91,24 +88,14 @@ def experiment(call: Call) -> dict[str, Any]:
     with RowReader(folder) as reader:
         facts = reader.facts()
         chosen, reported = reader.names()
-    tune = facts["tune_config"]
-    parameters = flatten(facts["space"])
+    settings, space = settings_of(facts), space_of(facts)
     return {
         **server.board.summary(folder),
-        "settings": without_objects(
-            {
-                **{name: value for name, value in tune.items() if name not in ("metric", "mode")},
-                "stop": facts["run_config"]["stop"],
-                "seed": facts["seed"],
-                "trainable": facts["trainable"],
-            }
-        ),
-        "space": {
-            name: str(value) if isinstance(value, Spelled) else repr(value)
-            for name, value in parameters.items()
-        },
+        # The objectives of the summary have the metric and the mode.
+        "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
+        "space": space,
         "columns": {
-            "config": list(dict.fromkeys([*parameters, *chosen])),
+            "config": list(dict.fromkeys([*space, *chosen])),
             "metrics": [name for name in reported if name not in AUTOMATIC],
             "automatic": [name for name in reported if name in AUTOMATIC],
         },
@@ -157,12 +144,12 @@ def trial(call: Call) -> dict[str, Any]:
 
 
 def _decision(decision: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: value for name, value in decision.items() if name not in _SAID_ELSEWHERE}
+    facts, words = reasons_of(decision)
     return {
         "attempt": decision["attempt"],
         "iteration": decision["iteration"],
         "verdict": decision["verdict"],
-        "words": str(facts["stop"]) if "stop" in facts else in_words(facts),
+        "words": words,
         "facts": without_objects(facts),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -14,10 +14,12 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
 from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.controller.state import Steering
-from trainkit.tune.core.metrics import decode
+from trainkit.tune.core.metrics import decode, flatten, without_objects
 from trainkit.tune.core.objectives import NONE_BEST
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.results.reading import metric_and_mode
+from trainkit.tune.schedulers.base import in_words
+from trainkit.tune.space.domains import Spelled
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
@@ -37,6 +39,34 @@ def experiments_in(root: Path) -> list[Path]:
 def paths(metric: str) -> tuple[str, str]:
     """Return the JSON paths of a metric: its name, and the nested one."""
     return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an experiment as JSON values, given the facts that its file holds."""
+    more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
+    found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
+    return found
+
+
+def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the search space as texts, by names such as "net/lr"."""
+    return {
+        name: str(value) if isinstance(value, Spelled) else repr(value)
+        for name, value in flatten(facts["space"]).items()
+    }
+
+
+_OF_PLACE = ("trial_id", "attempt", "iteration", "verdict")
+"""Parts of a decision that tell where it was made, and what it was."""
+
+
+def reasons_of(decision: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the facts that led to a decision of a scheduler or a stop rule, and those in words.
+
+    The schedulers' words must have been loaded, by `load_words`.
+    """
+    facts = {name: value for name, value in decision.items() if name not in _OF_PLACE}
+    return facts, str(facts["stop"]) if "stop" in facts else in_words(facts)
 
 
 @dataclass(frozen=True, slots=True)
