@@ -184,7 +184,7 @@ def test_tail_shows_the_last_reports(command):
 
 
 def test_tail_follows_what_a_trial_has_printed(command, root):
-    folder = next((root / "e").glob("*_00000"))
+    folder = next((root / "e").glob("*_00000*"))
     (folder / "stdout").write_text("a\nb\nhalf a li")
     assert command("tail", "e", "0", "--printed", "-n", "1") == "b\n"
     (folder / "stdout").unlink()
@@ -243,7 +243,7 @@ def test_stop_refuses_what_nobody_runs(command):
 def test_clean_leaves_the_checkpoints_of_the_best(command, root, monkeypatch):
     def checkpoints() -> dict[str, int]:
         counts = {}
-        for path in sorted((root / "e").glob("*_0000?")):
+        for path in sorted((root / "e").glob("*_0000?*")):
             counts[path.name[-1]] = len(list(path.glob("checkpoint_*")))
         return counts
 

@@ -155,7 +155,7 @@ def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("estimator", "words"),
     [
-        (SVC(), r"SVC can't be trained a portion at a time.*set early_stopping=None"),
+        (SVC(), r"SVC can't be trained a portion at a time.*set resource='n_samples'.*early_stopping=None"),
         (KMeans(), "KMeans can't be trained"),
         (DecisionTreeClassifier(), "DecisionTreeClassifier can't be trained"),
         (AdaBoostClassifier(), "AdaBoostClassifier can't be trained"),

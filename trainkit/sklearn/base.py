@@ -15,6 +15,7 @@ from joblib import cpu_count
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import check_cv
 from sklearn.utils import indexable
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.metaestimators import available_if
 
@@ -101,6 +102,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     local_dir: Any = None
     name: str | None = None
     max_iters: int = 1
+    resource: str | None = None
     use_gpu: bool = False
     loggers: Any = None
     pipeline_auto_early_stop: bool = True
@@ -115,6 +117,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "local_dir": "no_validation",
         "name": [str, None],
         "max_iters": [Integral],
+        "resource": [StrOptions({"n_samples"}), None],
         "use_gpu": ["boolean"],
         "loggers": "no_validation",
         "pipeline_auto_early_stop": ["boolean"],
@@ -348,6 +351,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             last_step=self.pipeline_auto_early_stop,
             searched=self._searched(),
             watched=self._is_watched(tune_params or {}),
+            of_samples=not in_rounds and self.resource is not None,
         )
         if stopping is not None:
             if has_callbacks(self):
@@ -390,7 +394,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     ) -> SearchResult:
         trial = with_parameters(FoldTrial, task=task)
         if stopping is not None:
-            trial = with_parameters(IncrementalTrial, task=task, **stopping.trial_arguments)
+            stopping.require_divisible(task.splits)
+            trial = with_parameters(IncrementalTrial, task=task, portions=stopping.portions)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
         metric = metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by)
         if search.learns:

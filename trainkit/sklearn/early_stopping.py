@@ -12,7 +12,7 @@ from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.incremental import COUNTED_BY, DECISIVE, to_report
-from trainkit.sklearn.incremental_fit import IncrementalFit
+from trainkit.sklearn.incremental_fit import Portions
 from trainkit.tune.core.checks import is_whole
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.schedulers import SCHEDULERS, create_scheduler
@@ -31,18 +31,11 @@ class EarlyStopping:
 
     Attributes:
         scheduler: stops candidates.
-        reports: portions after which a candidate reports; the last is a complete training.
-        last_step: train only the last step of a pipeline in portions.
+        portions: of the training of a candidate.
     """
 
     scheduler: TrialScheduler
-    reports: tuple[int, ...]
-    last_step: bool
-
-    @property
-    def trial_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `IncrementalTrial` besides the task."""
-        return {"reports": self.reports, "last_step": self.last_step}
+    portions: Portions
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:
         """Refuse an estimator that can't be trained in portions, before anything runs.
@@ -56,11 +49,22 @@ class EarlyStopping:
         """
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
-        if _decides(estimator, names, last_step=self.last_step):
+        if self.portions.of_samples or _decides(estimator, names, last_step=self.portions.last_step):
             return  # each candidate finds out for itself
-        IncrementalFit(
-            clone(estimator), self.reports[-1], last_step=self.last_step, labels=None, searched=names
-        )
+        self.portions.begin(clone(estimator), searched=names)
+
+    def require_divisible(self, splits: Iterable[tuple[Any, Any]]) -> None:
+        """Refuse folds with fewer training samples than portions, where it is samples that are divided.
+
+        Raises:
+            ConfigError: a portion would have no sample of its own.
+        """
+        fewest, most = min(len(train) for train, _ in splits), self.portions.reports[-1]
+        if self.portions.of_samples and fewest < most:
+            raise ConfigError(
+                f"{fewest} training samples of a fold can't be divided into max_iters={most} portions: "
+                f"set max_iters to {fewest} or less"
+            )
 
     def refitted(
         self,
@@ -72,6 +76,8 @@ class EarlyStopping:
     ) -> Any:
         """Return the estimator trained on all data in the same portions as a candidate.
 
+        Where portions are of samples, it is fitted once, on all of them.
+
         Args:
             estimator: to clone.
             history: parameters and the number of portions trained with them, in this order.
@@ -79,20 +85,23 @@ class EarlyStopping:
             y: the labels; None where it learns without.
             params: further arguments of `fit`.
         """
-        piecewise: IncrementalFit | None = None
-        for parameters, portions in history:
-            own = clone(dict(parameters), safe=False)  # they may be estimators
-            if piecewise is None:
-                whole = clone(estimator).set_params(**own)
-                piecewise = IncrementalFit(whole, self.reports[-1], last_step=self.last_step, labels=y)
-            else:
-                piecewise.change(own)
+        trained = [(clone(dict(parameters), safe=False), portions) for parameters, portions in history]
+        if not any(portions for _, portions in trained):
+            raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
+        whole = clone(estimator)
+        if self.portions.of_samples:
+            for parameters, _ in trained:
+                whole.set_params(**parameters)
+            return whole.fit(X, *(() if y is None else (y,)), **params)
+        first, _ = trained[0]
+        piecewise = self.portions.begin(whole.set_params(**first), labels=y)
+        for place, (parameters, portions) in enumerate(trained):
+            if place:
+                piecewise.change(parameters)
             until = piecewise.done + portions
             while piecewise.done < until:
-                step = min(to_report(self.reports, piecewise.done), until - piecewise.done)
+                step = min(to_report(self.portions.reports, piecewise.done), until - piecewise.done)
                 piecewise.advance(lambda: (X, y, dict(params)), step)
-        if piecewise is None or piecewise.done == 0:
-            raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
         return piecewise.estimator
 
 
@@ -105,6 +114,7 @@ def early_stopping_of(
     last_step: bool,
     searched: Collection[str] = (),
     watched: bool = False,
+    of_samples: bool = False,
 ) -> EarlyStopping | None:
     """Return the early stopping for these arguments of a search; None for candidates that are fitted at once.
 
@@ -118,6 +128,7 @@ def early_stopping_of(
         searched: names of the parameters that candidates differ in.
         watched: somebody wants to see each portion; else, with True, there are reports where candidates are
             judged, and after the last portion.
+        of_samples: each portion is a fit anew, on more of the samples.
 
     Raises:
         ConfigError: an argument has a value that can't work, or contradicts another.
@@ -131,6 +142,11 @@ def early_stopping_of(
                 "is fitted whole. Set early_stopping=True, or leave max_iters out",
                 stacklevel=5,
             )
+        if of_samples:
+            raise ConfigError(
+                "resource='n_samples' has no effect without early_stopping: each candidate is fitted whole. "
+                "Set early_stopping=True and max_iters, or leave resource out"
+            )
         return None
     if max_iters == 1:
         warnings.warn(
@@ -142,7 +158,7 @@ def early_stopping_of(
     _require_agreement(scheduler, int(max_iters), metric, mode)
     at_rungs = early_stopping is True and not watched
     reports = rung_levels(1, max_iters, REDUCTION) if at_rungs else range(1, int(max_iters) + 1)
-    return EarlyStopping(scheduler, tuple(map(int, reports)), last_step)
+    return EarlyStopping(scheduler, Portions(tuple(map(int, reports)), last_step, of_samples))
 
 
 def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]) -> TrialScheduler:

@@ -10,6 +10,8 @@ In the order in which they are looked for, which is tune-sklearn's:
 But for `partial_fit`, a parameter of the estimator says how much a whole training is, and `max_iters`
 divides it: with n_estimators=100 and max_iters=10 a report comes after 10, 20, ... 100 trees.
 
+With resource="n_samples" any estimator is trained in portions: each is a fit anew, on more of the samples.
+
 Source: tune-sklearn 0.5.0, README and docstring of `TuneSearchCV` (`max_iters`).
 """
 
@@ -22,6 +24,7 @@ from enum import StrEnum
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
@@ -109,6 +112,28 @@ def portions_at(reports: Sequence[int], count: int) -> int:
     return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
 
 
+def growing_order(labels: np.ndarray | None, count: int, random: np.random.RandomState) -> np.ndarray:
+    """Return an order of samples of which each beginning is a fair sample of the whole.
+
+    Args:
+        labels: (count,), of classes, which each beginning has in about the same shares, and at least once if
+            it is as long as there are classes; None: there are no classes.
+        count: of samples.
+        random: draws the order.
+
+    Returns:
+        (count,), the places of the samples.
+    """
+    order: np.ndarray = random.permutation(count)
+    if labels is None:
+        return order
+    _, classes, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    by_class = np.argsort(classes, kind="stable")
+    ranks = np.empty(count)
+    ranks[by_class] = np.concatenate([np.arange(size) / size for size in sizes])
+    return order[np.argsort(ranks, kind="stable")]
+
+
 _LIGHTGBM_TREES = frozenset(
     "num_iterations num_iteration n_iter num_tree num_trees num_round num_rounds nrounds "
     "num_boost_round max_iter".split()
@@ -150,7 +175,8 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
     raise ConfigError(
         f"early_stopping: {name} can't be trained a portion at a time. It would need partial_fit, warm_start "
         "with max_iter or n_estimators, or to be a model of XGBoost, LightGBM or CatBoost: "
-        "set early_stopping=None, or take an estimator that has one of these, such as SGDClassifier"
+        "set resource='n_samples', so that a portion is a fit on more of the samples, or "
+        "early_stopping=None, or take an estimator that has one of these, such as SGDClassifier"
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import joblib
@@ -276,6 +277,70 @@ class IncrementalFit:
             again = self.estimator[:-1].transform(load()[0])
             self._again = joblib.hash(again) == joblib.hash(transformed)
         return self._again
+
+
+class RepeatedFit:
+    """Training anew with each portion, of an estimator that is given more samples each time.
+
+    Args:
+        estimator: unfitted, with its parameters.
+    """
+
+    transforms = False
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = self.trained = estimator
+        self.done = 0
+        """Portions trained so far."""
+
+    def advance(self, load: Callable[[], Data], portions: int = 1) -> None:
+        """Train a clone on the samples that are there after so many portions more.
+
+        Args:
+            load: returns the data; called once `done` counts these portions.
+            portions: no more than are left.
+        """
+        self.done += portions
+        X, y, params = load()
+        # Kept unfitted if it fails, as another may be trained by the model of this one.
+        self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
+
+    def change(self, parameters: Mapping[str, Any]) -> None:
+        """Change parameters for the portions that follow, as population based training does."""
+        self.estimator.set_params(**parameters)
+
+    def state(self, load: Callable[[], Data]) -> dict[str, Any]:
+        """Return the state for `resume`."""
+        return vars(self).copy()
+
+    def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
+        """Continue from the state of another one."""
+        vars(self).update(state)
+
+
+@dataclass(frozen=True)
+class Portions:
+    """Portions of a training.
+
+    Attributes:
+        reports: portions after which there is a report, ascending; the last is a complete training.
+        last_step: train only the last step of a pipeline in portions.
+        of_samples: each portion is a fit anew, on more of the samples.
+    """
+
+    reports: Sequence[int]
+    last_step: bool = True
+    of_samples: bool = False
+
+    def begin(
+        self, estimator: Any, *, labels: Any = None, searched: Collection[str] = ()
+    ) -> IncrementalFit | RepeatedFit:
+        """Return the training of an unfitted estimator, with arguments and errors as for `IncrementalFit`."""
+        if self.of_samples:
+            return RepeatedFit(estimator)
+        return IncrementalFit(
+            estimator, self.reports[-1], last_step=self.last_step, labels=labels, searched=searched
+        )
 
 
 class _Catcher(BaseEstimator):  # type: ignore[misc]

@@ -65,6 +65,8 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             decides, the best candidate, and what `early_stopping` ends. None is "max".
         pre_dispatch: as `GridSearchCV` has it; without effect, as X and y are shared by all workers, and
             what is fitted is sent when there is a worker for it.
+        resource: "n_samples": with `early_stopping`, for any estimator, a portion is a fit anew on more of
+            each fold's training samples, which the classes have equal shares in. None: it is trained further.
 
     Attributes:
         cv_results_: of each candidate, by column: its parameters as `param_<name>`, masked arrays, and
@@ -118,6 +120,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         sk_n_jobs: int | None = None,
         mode: str | None = None,
         pre_dispatch: int | str | None = "2*n_jobs",
+        resource: str | None = None,
     ) -> None:
         self._keep(locals())
 
@@ -183,6 +186,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         mode: "min" where less is better; None: "max".
         search_kwargs: further arguments of the searcher that is named.
         n_iter: scikit-learn's name of `n_trials`.
+        pre_dispatch, resource: as for `TuneGridSearchCV`.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
@@ -225,6 +229,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         search_kwargs: Mapping[str, Any] | None = None,
         n_iter: int | None = None,
         pre_dispatch: int | str | None = "2*n_jobs",
+        resource: str | None = None,
     ) -> None:
         self._keep(locals())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
@@ -14,15 +15,15 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import message_of
 from trainkit.runtime import session
 from trainkit.sklearn import internals
 from trainkit.sklearn.context import FoldCallbacks, SklearnContext
-from trainkit.sklearn.incremental import COUNTED_BY, portions_at, to_report
-from trainkit.sklearn.incremental_fit import Data, IncrementalFit
+from trainkit.sklearn.incremental import COUNTED_BY, end_of, growing_order, portions_at, to_report
+from trainkit.sklearn.incremental_fit import Data, IncrementalFit, Portions, RepeatedFit
 from trainkit.sklearn.outcomes import CANDIDATE_KEY, Outcome, candidate_key, digest, outcomes_of, report_of
 from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
 from trainkit.tune.core.seeds import trial_seed
@@ -263,17 +264,16 @@ class IncrementalTrial(Trainable):
     """Trial that trains all folds of a candidate in portions, and reports the scores of all folds."""
 
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], *, task: EvaluationTask, reports: Sequence[int], last_step: bool
+        self, config: dict[str, Any], *, task: EvaluationTask, portions: Portions
     ) -> None:
         self._task = task
-        self._reports = reports
-        self._last_step = last_step
+        self._portions = portions
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         parameters = writable_parameters(new_config, self._trial.driver_pid)
         self._folds = [
-            IncrementalFold(self._task, split, parameters, self._reports, last_step=self._last_step)
+            IncrementalFold(self._task, split, parameters, self._portions)
             for split in range(len(self._task.splits))
         ]
         return True
@@ -281,7 +281,7 @@ class IncrementalTrial(Trainable):
     def step(self) -> dict[str, Any]:
         with self._task.in_context():
             outcomes = [fold.advance() for fold in self._folds]
-        counted = {COUNTED_BY: portions_at(self._reports, self.iteration + 1)}
+        counted = {COUNTED_BY: portions_at(self._portions.reports, self.iteration + 1)}
         return (
             report_of(outcomes, self._task.decisive)
             | counted
@@ -318,26 +318,18 @@ class IncrementalFold:
         task: data and settings.
         split: number of the fold.
         parameters: of the candidate.
-        reports: portions after which it is scored; the last is a complete training.
-        last_step: train only the last step of a pipeline in portions.
+        portions: of its training; it is scored at each report.
     """
 
     def __init__(
-        self,
-        task: EvaluationTask,
-        split: int,
-        parameters: Mapping[str, Any],
-        reports: Sequence[int],
-        *,
-        last_step: bool,
+        self, task: EvaluationTask, split: int, parameters: Mapping[str, Any], portions: Portions
     ) -> None:
         self._task = task
         self._split = split
-        self._train, self._test = task.splits[split]
+        self._all, self._test = task.splits[split]
         self._parameters = parameters
-        self._reports = reports
-        self._last_step = last_step
-        self._fit: IncrementalFit | None = None
+        self._portions = portions
+        self._fit: IncrementalFit | RepeatedFit | None = None
         self._fit_time = 0.0
         self._failure: str | None = None
         self._transformed_test: Any = None
@@ -345,7 +337,7 @@ class IncrementalFold:
     @property
     def over(self) -> bool:
         """True if the training is complete or has failed."""
-        return self._failure is not None or self._started.done >= self._reports[-1]
+        return self._failure is not None or self._started.done >= self._portions.reports[-1]
 
     def advance(self) -> Outcome:
         """Train to the next report, and score; a fold that has failed stays as it is.
@@ -356,7 +348,7 @@ class IncrementalFold:
         started = SYSTEM.monotonic()
         if self._failure is None:
             try:
-                self._started.advance(self._data, to_report(self._reports, self._started.done))
+                self._started.advance(self._data, to_report(self._portions.reports, self._started.done))
             except Exception:
                 if self._task.error_score == "raise":
                     raise
@@ -365,19 +357,30 @@ class IncrementalFold:
         return self._outcome()
 
     @property
-    def _started(self) -> IncrementalFit:
+    def _started(self) -> IncrementalFit | RepeatedFit:
         if self._fit is None:
             estimator = clone(self._task.estimator)
             # Parameters may be estimators, of which each fold trains its own clone.
             estimator.set_params(**clone(dict(self._parameters), safe=False))
-            self._fit = IncrementalFit(
-                estimator,
-                self._reports[-1],
-                last_step=self._last_step,
-                labels=self._task.y,
-                searched=self._parameters,
-            )
+            self._fit = self._portions.begin(estimator, labels=self._task.y, searched=self._parameters)
         return self._fit
+
+    @property
+    def _train(self) -> Any:
+        """Samples that it is trained on: all, or as many as its portions have by now."""
+        if not self._portions.of_samples:
+            return self._all
+        last = self._portions.reports[-1]
+        # Beyond the last portion is a candidate that goes on with the model of another.
+        return self._order[: end_of(min(self._started.done, last), len(self._all), last)]
+
+    @functools.cached_property
+    def _order(self) -> Any:
+        y = self._task.y
+        # All candidates are trained on the same samples, so that their scores can be compared.
+        by_class = is_classifier(self._started.estimator) and np.ndim(y) == 1
+        labels = np.asarray(y)[self._all] if by_class else None
+        return self._all[growing_order(labels, len(self._all), np.random.RandomState(self._split))]
 
     def _data(self) -> Data:
         task = self._task

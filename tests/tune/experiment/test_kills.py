@@ -71,7 +71,7 @@ def check_promises(folder: Path) -> int:
 def check_end(folder: Path, expected) -> None:
     assert outcome(folder) == expected
     for trial in expected:
-        (trial_dir,) = (folder / "e").glob(f"*{trial['id']}")
+        (trial_dir,) = (folder / "e").glob(f"*{trial['id']}*")
         # Row 1.10: what num_to_keep says, the best among them; row 1.5: logs without gaps or repetitions.
         assert len(list(trial_dir.glob("*checkpoint_*"))) == len(trial["checkpoints"]) <= 2
         saved = [step for step in trial["iterations"] if step % 2 == 0]

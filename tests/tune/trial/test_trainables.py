@@ -330,8 +330,22 @@ def test_folder_names_are_short_and_safe(fit):
     (result,) = fit(trainable, {f"hyperparameter_{n}": n for n in range(30)})
     name = Path(result.path).name
     assert len(name) <= MAX_DIRNAME
-    assert all(char.isascii() and (char.isalnum() or char in "-_.") for char in name)
+    assert all(char.isascii() and (char.isalnum() or char in "-_.=,") for char in name)
     assert Path(result.path).is_dir()
+
+
+def test_a_folder_is_named_after_what_varies(fit):
+    def train(config):
+        return 1.0
+
+    results = fit(
+        train, {"net": {"lr": tune.grid_search([0.1, 1e-5])}, "act": tune.choice(["../a b"]), "c": 3}
+    )
+    found = {Path(each.path).name for each in results}
+    assert found == {
+        f"train_{each.trial_id}_lr={lr},act=.._a_b"
+        for each, lr in zip(results, ("0.1", "1e-05"), strict=True)
+    }
 
 
 # --- parameters, requests, forms that can't work --------------------------------------------------

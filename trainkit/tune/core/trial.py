@@ -236,8 +236,10 @@ class Trial:
 
 MAX_TAG = 120
 """Characters of an experiment tag."""
-MAX_DIRNAME = 40
-"""Characters of a trial folder's name; leaves room for deep storage paths on every file system."""
+MAX_DIRNAME = 120
+"""Bytes of a trial folder's name; leaves room for deep storage paths on every file system."""
+_MAX_TRIAL = 40
+"""Characters of it that say which trial it is."""
 
 
 def experiment_prefix(seed: int, name: str) -> str:
@@ -250,9 +252,17 @@ def trial_id_of(prefix: str, index: int) -> str:
     return f"{prefix}_{index:05d}"
 
 
-def trial_dirname(trainable_name: str, trial_id: str) -> str:
-    """A folder name of at most 40 characters: letters, digits, '-', '_' and '.', never a dot at its start."""
-    return f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
+def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
+    """Return such as 'train_5f3a_00007_lr=0.0313,width=16', in ASCII and without a dot at the start.
+
+    Args:
+        trainable_name: goes in front, cut where it is long.
+        trial_id: tells it from the others.
+        tag: of `experiment_tag`, of which the index is left out.
+    """
+    trial = f"{safe_name(trainable_name)[: _MAX_TRIAL - len(trial_id) - 1]}_{trial_id}"
+    varied = re.sub(r"[^A-Za-z0-9_.=,+@-]+", "_", tag.partition("_")[2])
+    return f"{trial}_{varied}"[:MAX_DIRNAME].rstrip("_.,")
 
 
 @functools.lru_cache(maxsize=64)
@@ -287,9 +297,6 @@ def _ends(path: str) -> list[str]:
     parts = path.split("/")
     return ["/".join(parts[place:]) for place in range(len(parts) - 1, -1, -1)]
 
-
-MAX_OWN_DIRNAME = 120
-"""Bytes of a folder's name that a user's function makes; longer ones are cut."""
 
 _OURS = "experiment."
 """Beginning of the names of the experiment's own files."""
@@ -337,7 +344,7 @@ def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
     gets `trial_` before it.
     """
     plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
-    cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
+    cut = plain.encode()[:MAX_DIRNAME].decode(errors="ignore")
     if not cut.strip("_"):
         return f"trial_{trial_id}"
     if cut.casefold().startswith(_OURS):

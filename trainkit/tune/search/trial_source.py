@@ -567,13 +567,14 @@ def make_trial(
 ) -> Trial:
     """Return a trial that has not run."""
     evaluated = evaluated_of(config, varied)
+    tag = experiment_tag(index, evaluated)
     return Trial(
         trial_id=trial_id,
         index=index,
         config=config,
         name=f"{trainable_name}_{trial_id}",
-        dirname=trial_dirname(trainable_name, trial_id),
-        tag=experiment_tag(index, evaluated),
+        dirname=trial_dirname(trainable_name, trial_id, tag),
+        tag=tag,
         trainable_name=trainable_name,
         evaluated_params=evaluated,
     )
