@@ -286,6 +286,13 @@ def test_a_front_of_two_metrics(root: Path) -> None:
     assert len(others["x"]) + len(front["x"]) == 12
 
 
+def test_a_mode_that_is_asked_for_is_of_the_metric_that_has_none(root: Path) -> None:
+    asked = {"metric": "loss,accuracy", "mode": "max"}
+    others, front = plain(chart(root / "digits", "pareto", asked))["data"]
+    best = min(xy(front) + xy(others))
+    assert best in xy(front), "loss is smaller where it is better, as the experiment has it"
+
+
 def test_the_lineage_of_a_population_ends_at_its_best(root: Path) -> None:
     best = ResultGrid.from_path(root / "population").get_best_result()
     figure = plain(chart(root / "population", "lineage", {}))

@@ -6,12 +6,17 @@ import asyncio
 import gc
 import os
 import socket
+import sqlite3
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import pytest
@@ -23,10 +28,12 @@ from trainkit.cli.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.dashboard import board, reading
 from trainkit.dashboard.access import Access
 from trainkit.dashboard.board import Board, TrialTable
+from trainkit.dashboard.stream import EVERY_S, ExperimentWatch, Since
 from trainkit.dashboard.threads import MAX_BESIDE, MAX_READERS, BusyError, Threads
 from trainkit.errors import ConfigError
 from trainkit.tune.results.overview import LogReader, experiments_in
 from trainkit.tune.results.printed import printed_files
+from trainkit.tune.store.schema import FILENAME
 
 
 def threads_of_servers() -> set[str]:
@@ -105,10 +112,9 @@ def test_a_session_is_asked_one_question_at_a_time() -> None:
 
     async def ask() -> None:
         slow = [
-            asyncio.create_task(threads.wait(partial(question, f"slow {number}"), "a"))
-            for number in range(20)
+            asyncio.create_task(threads.ask(partial(question, f"slow {number}"), "a")) for number in range(20)
         ]
-        assert await threads.wait(partial(question, "other"), "b") == "other"
+        assert await threads.ask(partial(question, "other"), "b") == "other"
         assert set(begun) <= {"other", "slow 0"}
         go_on.set()
         assert len(await asyncio.gather(*slow)) == 20
@@ -125,15 +131,17 @@ def test_requests_beside_others_leave_threads_to_them() -> None:
         return go_on.wait(60)
 
     async def ask() -> None:
-        beside = [asyncio.create_task(threads.wait(slow, "")) for _ in range(MAX_BESIDE)]
-        await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="ask again"):
-            await threads.wait(slow, "")
+        beside = list[asyncio.Task[bool]]()
+        for kind in ("traces", "commands"):
+            beside += [asyncio.create_task(threads.wait(slow, kind)) for _ in range(MAX_BESIDE)]
+            await asyncio.sleep(0)
+            with pytest.raises(BusyError, match=f"{kind} are under way already: ask again"):
+                await threads.wait(slow, kind)
         for number in range(2 * MAX_BESIDE):
-            assert await threads.wait(lambda: "other", f"{number}") == "other"
+            assert await threads.ask(lambda: "other", f"{number}") == "other"
         go_on.set()
-        assert await asyncio.gather(*beside) == [True] * MAX_BESIDE
-        assert await threads.wait(lambda: "other", "") == "other"
+        assert await asyncio.gather(*beside) == [True] * 2 * MAX_BESIDE
+        assert await threads.wait(lambda: "other", "traces") == "other"
 
     asyncio.run(ask())
     threads.close()
@@ -235,7 +243,77 @@ def test_who_asks_at_a_time_shares_an_answer_begun_since(fails: bool) -> None:
     asyncio.run(ask())
     threads.close()
     gc.collect()
-    assert not threads._lines
+    assert not threads._answers
+
+
+def test_an_error_that_nobody_waits_for_is_not_printed() -> None:
+    threads, printed = Threads(), list[Any]()
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, found: printed.append(found))
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def fail() -> None:
+            begun.set()
+            await go_on.wait()
+            raise LookupError
+
+        asked = asyncio.create_task(threads.share("chart", fail))
+        await begun.wait()
+        asked.cancel()
+        go_on.set()
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(ask())
+    threads.close()
+    assert printed == []
+
+
+def test_answers_are_shared_by_who_asks_for_one_experiment_only(tmp_path: Path) -> None:
+    """Also where a name has characters that would end a path, or that an address leaves out."""
+    names = ["run#1", "run#2", "run%231", "ab", "a\tb"]
+    for name in names:
+        finished(tmp_path, name, printing)
+
+    def asked(name: str) -> set[str]:
+        return {ask.get(f"/experiments/{quote(name)}")["name"] for _ in range(20)}
+
+    with served(tmp_path) as ask, ThreadPoolExecutor(10) as users:
+        assert list(users.map(asked, names * 2)) == [{name} for name in names * 2]
+
+
+def test_who_shares_looks_is_told_all_though_others_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "MAX_TABLES", 1)
+    folder, other = (finished(tmp_path, name, printing) for name in ("e", "other"))
+    seen = Board(tmp_path)
+    who_leaves, watch = ExperimentWatch(seen, folder), ExperimentWatch(seen, folder)
+    since = Since()
+    for number in range(2):  # so that a table that begins anew would be behind
+        since, _ = who_leaves(since)
+        seen.table(folder).page()
+        note(folder, f"before {number}")
+    since, _ = who_leaves(since)
+    del who_leaves
+    seen.table(other)
+    gc.collect()
+    note(folder, "told")
+    change = watch(since)[1]
+    assert change is not None
+    assert change["more"] or [row["reason"] for row in change["rows"]] == ["told"]
+
+
+def note(folder: Path, reason: str) -> None:
+    """Have the only trial changed, as its owner would."""
+    with closing(sqlite3.connect(folder / FILENAME)) as file, file:
+        file.execute("UPDATE trials SET reason = ?", (reason,))
+        file.execute(
+            "INSERT INTO events SELECT max(events.seq) + 1, 1.0, 'noted', trials.trial_id, '' "
+            "FROM events, trials"
+        )
+    time.sleep(EVERY_S)
 
 
 def test_a_file_that_grows_is_sent_as_it_was(tmp_path: Path) -> None:
@@ -252,6 +330,40 @@ def test_a_file_that_grows_is_sent_as_it_was(tmp_path: Path) -> None:
         assert reply.headers["Content-Length"] == str(size)
         assert len(reply.read()) == size
         connection.close()
+
+
+def test_a_download_that_was_cut_off_leaves_no_file_open_and_goes_on(tmp_path: Path) -> None:
+    (folder,) = finished(tmp_path, "e", printing).glob("printing_*")
+    large = folder / "large"
+    large.write_bytes(os.urandom(1 << 25))
+    content = large.read_bytes()
+
+    def open_files() -> int:
+        links = [Path("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(link) == str(large) for link in links)
+
+    with served(tmp_path) as ask:
+        (row,) = ask.get("/experiments/e/trials")["rows"]
+        path = f"/api/experiments/e/trials/{row['trial_id']}/files/large"
+        own = {"Authorization": f"Bearer {ask.server.token}"}
+        tag = ask("GET", path).headers["ETag"]
+        gc.disable()  # it would close what nobody has
+        try:
+            for _ in range(3):
+                gone = HTTPConnection(*ask.address, timeout=60)
+                gone.request("GET", path, headers=own)
+                gone.getresponse().read(100)
+                gone.close()
+            assert eventually(lambda: open_files() == 0, 60)
+        finally:
+            gc.enable()
+        rest = ask("GET", path, headers={**own, "Range": f"bytes={1 << 24}-", "If-Range": tag})
+        assert (rest.status, rest.body) == (206, content[1 << 24 :])
+        assert rest.headers["Content-Range"] == f"bytes {1 << 24}-{(1 << 25) - 1}/{1 << 25}"
+        assert ask("GET", path, headers={**own, "Range": "bytes=2-5"}).body == content[2:6]
+        for asked, of in (("5-2", tag), (f"{1 << 26}-", tag), ("0-1", '"another"'), ("1-2,4-5", tag)):
+            whole = ask("GET", path, headers={**own, "Range": f"bytes={asked}", "If-Range": of})
+            assert (whole.status, len(whole.body)) == (200, 1 << 25)
 
 
 def test_only_what_was_printed_is_a_log(tmp_path: Path) -> None:

@@ -58,9 +58,11 @@ def folder_of(call: Call) -> Path:
 
 
 def table_of(call: Call) -> TrialTable:
-    """Return the trials of the experiment that the path names."""
+    """Return the trials of the experiment that the path names, as they are now."""
     server: Served = call.server
-    return server.board.table(folder_of(call))
+    table = server.board.table(folder_of(call))
+    table.refresh()
+    return table
 
 
 def status(call: Call) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def file(call: Call) -> Any:
         opened = path.open("rb")
     except OSError as error:
         raise NotFoundError(f"{below!r} cannot be read: {error.strerror}") from error
-    return files.download(opened, path.name)
+    return files.download(opened, path.name, call.request)
 
 
 def events(call: Call) -> dict[str, Any]:

@@ -407,23 +407,18 @@ class Board:
         raise NotFoundError(f"there is no experiment {name!r} in {self.root}")
 
     def table(self, folder: Path) -> TrialTable:
-        """Return the trials of an experiment, as they are now.
-
-        Raises:
-            StoreError: its file is damaged.
-        """
+        """Return the table of an experiment's trials; nothing is read for it yet."""
         with self._lock:
             if folder not in self._tables:  # who watches one keeps it, and no second one is made beside it
-                self._tables[folder] = self._alive.setdefault(folder, TrialTable(folder))
+                self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
+                self._alive[folder] = self._tables[folder]
             self._tables.move_to_end(folder)
             while len(self._tables) > 1 and (
                 len(self._tables) > MAX_TABLES
                 or sum(each.size_bytes for each in self._tables.values()) > MAX_BYTES
             ):
                 self._tables.popitem(last=False)
-            table = self._tables[folder]
-        table.refresh()
-        return table
+            return self._tables[folder]
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return the summaries of all experiments, of a damaged one what is wrong with it."""

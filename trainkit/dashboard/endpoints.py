@@ -192,9 +192,14 @@ class Endpoint:
                 return response
             make = partial(self._made, threads, call)
             if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
-                asked = request.url.path, request.url.query
+                # As they were sent: in `request.url` a name with '#' or a tab may be that of another.
+                asked = request.scope["path"], request.scope["query_string"]
                 return await threads.share(asked, make)
             return await make()
+        except asyncio.CancelledError:
+            if not server.is_ending:
+                raise
+            return refusal(503, "this dashboard has ended")
         except NotFoundError as error:
             return refusal(404, str(error))
         except ForbiddenError as error:
@@ -211,8 +216,10 @@ class Endpoint:
         make = partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
+        if self.in_turn and (session := call.path.get("session")) is not None:
+            return await threads.ask(make, session)
         async with _watched(call, needed=not self.in_turn):
-            return await threads.wait(make, call.path.get("session", "") if self.in_turn else "")
+            return await threads.wait(make, "commands" if self.in_turn else "traces")
 
     def _answered(self, call: Call) -> Response:
         found = self.run(call)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from trainkit.dashboard.endpoints import DOWNLOAD, QueryParameter
 from trainkit.dashboard.reading import NotFoundError
@@ -64,19 +67,47 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
     return {"path": below, "entries": entries}
 
 
-def download(file: BinaryIO, name: str) -> Response:
-    """Return an open file as a download: what it holds now, as a trial may still write it."""
-    size, quoted = os.fstat(file.fileno()).st_size, quote(os.fsencode(name), safe="")
+def download(file: BinaryIO, name: str, request: Request) -> Response:
+    """Return an open file as a download: what it holds now, as a trial may still write it.
+
+    Args:
+        file: is closed in the end, also where the client goes away.
+        name: of the file.
+        request: may ask for one range of the file, to go on with a download that was cut off.
+    """
+    found, quoted = os.fstat(file.fileno()), quote(os.fsencode(name), safe="")
     shown = f'filename="{name}"' if name == quoted else f"filename*=utf-8''{quoted}"
-    head = {"Content-Disposition": f"attachment; {shown}", "Content-Length": str(size)}
-    return StreamingResponse(_pieces(file, size), media_type=DOWNLOAD, headers=head)
+    tag = f'"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"'
+    first, last, status = 0, found.st_size - 1, 200
+    head = {"Content-Disposition": f"attachment; {shown}", "Accept-Ranges": "bytes", "ETag": tag}
+    asked = _RANGE.fullmatch(request.headers.get("range", ""))
+    if asked is not None and request.headers.get("if-range", tag) == tag:
+        begin, end = int(asked[1]), min(int(asked[2] or last), last)
+        if begin <= end:  # else all is sent, as if no range had been asked for
+            first, last, status = begin, end, 206
+            head["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
+    head["Content-Length"] = str(last - first + 1)
+    return _Download(file, first, last - first + 1, status, head)
+
+
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+
+
+class _Download(StreamingResponse):
+    def __init__(self, file: BinaryIO, first: int, size: int, status: int, head: Mapping[str, str]) -> None:
+        file.seek(first)
+        super().__init__(_pieces(file, size), status, head, DOWNLOAD)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:  # no reader is left behind, as a thread that reads is waited for
+            await super().__call__(scope, receive, send)
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    with file:
-        while size and (piece := file.read(min(size, _PIECE_BYTES))):
-            size -= len(piece)
-            yield piece
+    while size and (piece := file.read(min(size, _PIECE_BYTES))):
+        size -= len(piece)
+        yield piece
 
 
 # --- notes ----------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def _trace(call: Call) -> Response:
         return call.server.is_ending or call.gone.is_set()
 
     file = ranks.trace(pid, session.folder, call.body["steps"], timeout_s, ended=ended)
-    return files.download(file, f"trace-{pid}.json")
+    return files.download(file, f"trace-{pid}.json", call.request)
 
 
 _SESSION = "/api/sessions/{session}"

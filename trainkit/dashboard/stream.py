@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM
-from trainkit.dashboard.board import Board, Row, TrialTable
+from trainkit.dashboard.board import Board, Row
 from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
 from trainkit.dashboard.processes import sessions
 from trainkit.dashboard.reading import NotFoundError, RowReader
@@ -49,12 +49,12 @@ class Since(NamedTuple):
     Attributes:
         generation: of the trials; None: nothing.
         seq: place of the last entry of the log.
-        known: other things, as JSON.
+        shown: the summary, or the list, as JSON.
     """
 
     generation: int | None = None
     seq: int = 0
-    known: str = ""
+    shown: str = ""
 
 
 class ExperimentWatch:
@@ -68,7 +68,8 @@ class ExperimentWatch:
     def __init__(self, board: Board, folder: Path) -> None:
         self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
-        self._table: TrialTable | None = None
+        # Kept though another watch may look for this one: a new table would count changes anew.
+        self._table = board.table(folder)
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
         """Look; return what is known now, and what has changed, or None.
@@ -78,8 +79,6 @@ class ExperimentWatch:
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
         """
-        if self._table is None:  # not before, as this reads
-            self._table = self._board.table(self._folder)
         generation = self._table.refresh(EVERY_S / 2)
         newest = self._table.newest
         summary = self._board.summary(self._folder, at_leisure=True)
@@ -95,10 +94,10 @@ class ExperimentWatch:
                 events = reader.events_after(since.seq, MAX_EVENTS)
             is_all = len(events) < MAX_EVENTS
             seq = max([newest] * is_all + [each["seq"] for each in events])
-        known = encode(summary)
+        shown = encode(summary)
         changed = ["trials"] * bool(rows or more) + ["events"] * bool(events)
-        changed += ["summary"] * (known != since.known)
-        now = Since(generation, seq, known)
+        changed += ["summary"] * (shown != since.shown)
+        now = Since(generation, seq, shown)
         if not changed:
             return now, None
         return now, {
@@ -129,7 +128,7 @@ class ListWatch:
         """Look; return what is known now, and the list if it has changed, or None."""
         found = self._read()
         now = Since(
-            known=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
+            shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
         )
         return now, None if now == since else {"changed": [self.name], self.name: found}
 

@@ -6,9 +6,9 @@ import asyncio
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -17,9 +17,9 @@ from starlette.concurrency import run_in_threadpool
 MAX_READERS = 8
 """Requests at once that read one experiment, of the 40 threads that there are for all."""
 MAX_BESIDE = 8
-"""Requests at once that wait for another process beside those that are asked in turn."""
+"""Traces at once, and commands at once, beside the questions that are asked in turn."""
 NICE = 10
-"""How far looks stand back for the programs that they look at, as `nice` has it."""
+"""How far the threads that look for changes stand back for the programs that run, as `nice` has it."""
 
 T = TypeVar("T")
 
@@ -29,95 +29,104 @@ class BusyError(Exception):
 
 
 class Threads:
-    """Threads of one server, for each kind of work its own, so that none of them holds up another.
+    """Threads of one server. Each kind of work has its own, so that none of them holds up another.
 
-    Of what is asked one question at a time, such as a session, the next question waits for the answer to the
-    one before, and takes no thread by then. Those beside them, such as traces, may take minutes each: half of
-    the threads that wait are kept from them.
+    A session is asked one question at a time: the next one waits, without a thread, until the one before is
+    answered. Traces and commands may take long, and run beside these, up to MAX_BESIDE of each.
     """
 
     def __init__(self) -> None:
-        self._waiting = ThreadPoolExecutor(2 * MAX_BESIDE, "trainkit-dashboard-waits")
+        self._waiting = ThreadPoolExecutor(3 * MAX_BESIDE, "trainkit-dashboard-waits")
         self._looking = ThreadPoolExecutor(4, "trainkit-dashboard-looks", _stand_back)
-        self._beside = 0
-        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
-        self._lines = WeakValueDictionary[Hashable, _Line]()
+        self._beside = Counter[str]()
+        self._limits = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._answers = WeakValueDictionary[Hashable, _SharedAnswer]()
 
     async def share(self, asked: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """Return what `make` returns, or raise its error: called here, or by another who asks for the same.
 
-        Pages hear of a change at once, and ask for the same then. No answer was begun before it was asked
-        for, so it is as new as one's own.
+        All pages hear of a change at once, and ask for the same then. Who asks while an answer is being made
+        gets the next one, since that one may lack the newest: this takes as long as two at most.
         """
-        line = self._lines.setdefault(asked, _Line())
-        begun = line.begun
+        shared = self._answers.setdefault(asked, _SharedAnswer())
+        begun = shared.begun
         try:
-            async with line.turn:
-                if line.begun == begun:
+            async with shared.lock:
+                if shared.begun == begun:
                     await asyncio.sleep(0)  # those who ask at this very moment have come by then
-                    line.begun += 1
-                    line.made = asyncio.ensure_future(make())
+                    shared.begun += 1
+                    shared.made = asyncio.ensure_future(make())
+                    shared.made.add_done_callback(_take_note)
                 # It is made for the others too, where this one goes away.
-                made: T = await asyncio.shield(line.made)
+                made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del line  # the traceback of an error would keep it
+            del shared  # the traceback of an error would keep it
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
         """Run a function that reads an experiment, or none, in a thread."""
         if experiment is None:
             return await run_in_threadpool(function)
-        async with self._turn(f"read {experiment}", MAX_READERS):
+        async with self._limit(f"read {experiment}", MAX_READERS):
             return await run_in_threadpool(function)
 
     async def look(self, function: Callable[[], T], watched: str) -> T:
-        """Run a function that looks for changes in a thread that stands back, after the looks before."""
-        async with self._turn(f"look at {watched}"):
+        """Run a function that looks for changes of something, one at a time, in a thread that stands back."""
+        async with self._limit(f"look at {watched}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._looking, function)
 
-    async def wait(self, function: Callable[[], T], asked: str) -> T:
-        """Run a function that waits for another process; for `asked`, unless it is '', after those before.
+    async def ask(self, function: Callable[[], T], session: str) -> T:
+        """Run a function that asks a session, after the questions before it."""
+        async with self._limit(f"ask {session}", 1):
+            return await asyncio.get_running_loop().run_in_executor(self._waiting, function)
+
+    async def wait(self, function: Callable[[], T], kind: str) -> T:
+        """Run a function that waits for another process, beside others of its kind.
+
+        Args:
+            function: to run.
+            kind: "traces" or "commands".
 
         Raises:
-            BusyError: as many as may be run beside others already.
+            BusyError: MAX_BESIDE of this kind run already.
         """
-        run = partial(asyncio.get_running_loop().run_in_executor, self._waiting, function)
-        if asked:
-            async with self._turn(f"ask {asked}"):
-                return await run()
-        if self._beside == MAX_BESIDE:
-            raise BusyError(
-                f"{MAX_BESIDE} traces or commands are under way already: ask again when one of them is there"
-            )
-        self._beside += 1
+        if self._beside[kind] == MAX_BESIDE:
+            raise BusyError(f"{MAX_BESIDE} {kind} are under way already: ask again when one of them is there")
+        self._beside[kind] += 1
         try:
-            return await run()
+            return await asyncio.get_running_loop().run_in_executor(self._waiting, function)
         finally:
-            self._beside -= 1
+            self._beside[kind] -= 1
 
     def close(self) -> None:
         """Wait for what runs; nothing else begins."""
         self._waiting.shutdown(cancel_futures=True)
         self._looking.shutdown(cancel_futures=True)
 
-    def _turn(self, asked: str, at_once: int = 1) -> asyncio.Semaphore:
-        """Return what lets so many at once do something; those behind them wait in no thread."""
-        return self._turns.setdefault(asked, asyncio.Semaphore(at_once))
+    def _limit(self, work: str, at_once: int) -> asyncio.Semaphore:
+        """Return the semaphore of some work, which lets so many requests do it at once."""
+        return self._limits.setdefault(work, asyncio.Semaphore(at_once))
 
 
-class _Line:
-    """Those who ask for one thing at a time.
+class _SharedAnswer:
+    """Answer for all who ask for the same at a time.
 
     Attributes:
-        turn: of who makes the answer, or takes it.
+        lock: held by who makes the answer, or takes it.
         begun: how many answers were begun.
         made: the last of them.
     """
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self.begun = 0
         self.made: asyncio.Future[Any]
+
+
+def _take_note(made: asyncio.Future[Any]) -> None:
+    """Look at the error of an answer that nobody waits for any more, so that asyncio does not print it."""
+    if not made.cancelled():
+        made.exception()
 
 
 def _stand_back() -> None:

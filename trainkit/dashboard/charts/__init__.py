@@ -146,14 +146,19 @@ class Source:
     assumed: dict[str, str] = field(default_factory=dict)
     """By metric, the mode that it was drawn by though nobody has given one."""
 
-    def mode_of(self, metric: str) -> str:
-        """Return the mode that is asked for, or the experiment's of this metric; else assume one."""
+    @property
+    def modes(self) -> dict[str, str]:
+        """By metric, the mode that the experiment has."""
         usual, mode = metric_and_mode(self.facts)
         known = {each.metric: each.mode for each in known_objectives(self.facts)}
         if usual is not None and mode is not None:
             known[usual] = mode
-        if (given := self.options.mode or known.get(metric)) is None:
-            given = self.assumed[metric] = mode or "min"
+        return known
+
+    def mode_of(self, metric: str) -> str:
+        """Return the mode that is asked for, or the experiment's of this metric; else assume one."""
+        if (given := self.options.mode or self.modes.get(metric)) is None:
+            given = self.assumed[metric] = metric_and_mode(self.facts)[1] or "min"
         return given
 
     @property
@@ -486,7 +491,8 @@ def _timeline(source: Source) -> Figure:
 def _pareto(source: Source) -> Figure:
     objectives: Sequence[Objective] = known_objectives(source.facts)
     if names := [part for part in source.options.metric.split(",") if part]:
-        objectives = [Objective(name, source.mode_of(name)) for name in names]
+        # One mode is asked for two metrics: those that have their own keep it.
+        objectives = [Objective(name, source.modes.get(name) or source.mode_of(name)) for name in names]
     if len(objectives) != 2:
         raise ConfigError(
             f"a Pareto front has two objectives, and these are {len(objectives)}: give metric=ONE,OTHER"
