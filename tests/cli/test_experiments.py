@@ -244,7 +244,7 @@ def test_clean_leaves_the_checkpoints_of_the_best(command, root, monkeypatch):
     def checkpoints() -> dict[str, int]:
         counts = {}
         for path in sorted((root / "e").glob("*_0000?*")):
-            counts[path.name[-1]] = len(list(path.glob("checkpoint_*")))
+            counts[path.name.partition("_0000")[2][0]] = len(list(path.glob("checkpoint_*")))
         return counts
 
     assert checkpoints() == {"0": 3, "1": 1, "2": 2, "3": 3}
