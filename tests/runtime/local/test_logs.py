@@ -251,7 +251,7 @@ def test_what_a_task_prints_is_shown_under_its_own_name(
     assert [line for line in out.splitlines() if f"pid={pid}" in line] == [
         f"(first pid={pid}) one",
         f"(second pid={pid}) half and half",
-        f"(pid={pid}) of another program",
+        f"(second pid={pid}) of another program",
         f"(named pid={pid}) one",
         f"(first pid={pid}) one",
     ]

@@ -165,8 +165,7 @@ def show_notice(message: Any, _: Packed) -> None:
     """Print what workers printed, and what the node has to say."""
     match message:
         case Output(name, pid, is_error, lines):
-            who = f"{name} pid={pid}" if name else f"pid={pid}"
-            _write(sys.stderr if is_error else sys.stdout, [f"({who}) {line}" for line in lines])
+            _write(sys.stderr if is_error else sys.stdout, [f"({name} pid={pid}) {line}" for line in lines])
         case Waits(text):
             _write(sys.stderr, [f"trainkit: {text}"])
         case _:

@@ -252,7 +252,7 @@ class OutputPipe:
     Args:
         fd: the reading end, owned from here on.
         on_lines: called with each batch of whole lines, as a terminal would show them in the end, and the
-            name of the function that printed them; None where the worker runs one alone, "" if it is unknown.
+            name of the function that printed them; None: the worker's own.
         on_bytes: called with all that comes, as it comes.
     """
 

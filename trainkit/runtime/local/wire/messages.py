@@ -385,7 +385,7 @@ class ShownAs(NamedTuple):
 MARK = b"\x1dtrainkit:"
 MARK_END = b"\x1e"
 MARKED = re.compile(MARK + b"([^\x1e]*)" + MARK_END)
-"""Mark in a worker's output, with the name of the function that prints what follows; "" if it is unknown."""
+"""Mark in a worker's output, with the name of the function that prints what follows."""
 
 
 def output_mark(name: str) -> bytes:
@@ -394,7 +394,7 @@ def output_mark(name: str) -> bytes:
 
 
 class Output(NamedTuple):
-    """Lines that a worker printed, with the name of the actor or function; "" if that is not known."""
+    """Lines that a worker printed, with the name of the actor or function."""
 
     name: str
     pid: int

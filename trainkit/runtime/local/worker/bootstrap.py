@@ -103,43 +103,29 @@ class Inherited:
         sys.path[:] = self.sys_path
 
 
-class TaskOutput(io.FileIO):
+class TaskOutput(io.BufferedWriter):
     """Standard output or error of a worker, in which several functions may run one after the other.
 
-    What Python writes is marked with the name of the function; other programs and C code write around it.
+    Before what another function prints than the one before there is a mark with its name. Only this `write`
+    is Python's, which a signal may interrupt. It has put nothing twice into the buffer then.
     """
 
-    label = ""
-    """Name of the function that runs; "" while it is the one by whose name the node knows the process."""
+    name_of_function = ""
+    """Name of the function that runs; "": the one by whose name the node knows the process."""
     pipes: ClassVar[dict[int, int]] = {}
     """Inodes of the pipes to the node, by descriptor: nothing is marked that user code has led elsewhere."""
+    _marked = ""
 
     def write(self, data: Any, /) -> int:
-        if not TaskOutput.label or not _leads_to_node(self.fileno()):
-            return super().write(data)
-        left = memoryview(output_mark(TaskOutput.label) + bytes(data) + output_mark(""))
-        while left:
-            left = left[super().write(left) :]
-        return len(data)
-
-
-def _leads_to_node(fd: int) -> bool:
-    try:
-        return os.fstat(fd).st_ino == TaskOutput.pipes.get(fd)
-    except OSError:  # user code has closed it
-        return False
-
-
-def show_as(name: str) -> None:
-    """Have what is printed from here on shown under `name`, the function that runs."""
-    if not TaskOutput.label:  # nobody knows from here on whose is what is written around Python
-        for fd in filter(_leads_to_node, TaskOutput.pipes):
-            os.write(fd, output_mark(""))
-    TaskOutput.label = name
+        name = TaskOutput.name_of_function
+        if name != self._marked and os.fstat(self.fileno()).st_ino == self.pipes.get(self.fileno()):
+            self._marked = name
+            super().write(output_mark(name))
+        return super().write(data)
 
 
 def _standard(fd: int) -> io.TextIOWrapper:
-    binary = io.BufferedWriter(TaskOutput(fd, "w", closefd=False))
+    binary = TaskOutput(io.FileIO(fd, "w", closefd=False))
     return io.TextIOWrapper(binary, "utf-8", "backslashreplace", line_buffering=True)
 
 

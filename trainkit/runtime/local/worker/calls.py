@@ -26,7 +26,7 @@ from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
-from trainkit.runtime.local.worker.bootstrap import show_as
+from trainkit.runtime.local.worker.bootstrap import TaskOutput
 from trainkit.runtime.options import has_async_init, method_of
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
@@ -167,7 +167,6 @@ class Calls:
         resolving: its arguments are being waited for.
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
         is_fork: this process was forked by user code, and answers no call.
-        shown: name under which the output of tasks is shown.
     """
 
     _spec: WorkerSpec
@@ -187,10 +186,8 @@ class Calls:
     resolving: bool = False
     cancelled: dict[int, bool] = field(default_factory=dict)
     is_fork: bool = False
-    shown: str = ""
 
     def __post_init__(self) -> None:
-        self.shown = self._spec.name
         os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
 
     def require_parent(self, what: str, error: BaseException | None = None) -> None:
@@ -224,8 +221,7 @@ class Calls:
                     conn.send(channel.RETURNED, 0, Packed(pickle.dumps(([call_id], channel.UNKNOWN))))
                     return
                 method = getattr(function, "__qualname__", type(function).__name__)
-                if method is not self.shown:
-                    self.show(method)
+                TaskOutput.name_of_function = method
                 start = self.begun_at = SYSTEM.monotonic()
                 calling.set((call_id, method))
             if type(arguments) is tuple:
@@ -288,7 +284,7 @@ class Calls:
         """Run an unpacked call, and answer it; the code of this method is what calls user code."""
         calling.set((call_id, method if name is None else GivenName(name)))
         if kind == channel.CALL and definition is not None:
-            self.show(method if name is None else name)
+            TaskOutput.name_of_function = method if name is None else name
         answers: list[tuple[int, Packed]] = []
         try:
             self.begun_at = SYSTEM.monotonic()
@@ -324,12 +320,6 @@ class Calls:
             if kind == channel.INIT:
                 return
         self.answer(conn, call_id, answers)
-
-    def show(self, name: str) -> None:
-        """Have what is printed from here on shown under the name of the task that runs."""
-        if name != self.shown:
-            show_as(name)
-        self.shown = name
 
     def show_as(self, instance: Any) -> None:
         """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
