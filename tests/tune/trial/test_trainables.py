@@ -13,7 +13,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError, TuneError
-from trainkit.tune.core.trial import MAX_DIRNAME
+from trainkit.tune.core.trial import MAX_OWN_DIRNAME
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -329,7 +329,7 @@ def test_folder_names_are_short_and_safe(fit):
     trainable.__name__ = "../" + "ü/ " * 100
     (result,) = fit(trainable, {f"hyperparameter_{n}": n for n in range(30)})
     name = Path(result.path).name
-    assert len(name) <= MAX_DIRNAME
+    assert len(name) <= MAX_OWN_DIRNAME
     assert all(char.isascii() and (char.isalnum() or char in "-_.=,") for char in name)
     assert Path(result.path).is_dir()
 

@@ -236,10 +236,10 @@ class Trial:
 
 MAX_TAG = 120
 """Characters of an experiment tag."""
-MAX_DIRNAME = 120
+MAX_OWN_DIRNAME = 120
 """Bytes of a trial folder's name; leaves room for deep storage paths on every file system."""
-_MAX_TRIAL = 40
-"""Characters of it that say which trial it is."""
+MAX_DIRNAME = 40
+"""Characters of it that say which trial it is, before what varies."""
 
 
 def experiment_prefix(seed: int, name: str) -> str:
@@ -260,9 +260,9 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
         trial_id: tells it from the others.
         tag: of `experiment_tag`, of which the index is left out.
     """
-    trial = f"{safe_name(trainable_name)[: _MAX_TRIAL - len(trial_id) - 1]}_{trial_id}"
+    trial = f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
     varied = re.sub(r"[^A-Za-z0-9_.=,+@-]+", "_", tag.partition("_")[2])
-    return f"{trial}_{varied}"[:MAX_DIRNAME].rstrip("_.,")
+    return f"{trial}_{varied}"[:MAX_OWN_DIRNAME].rstrip("_.,")
 
 
 @functools.lru_cache(maxsize=64)
@@ -344,7 +344,7 @@ def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
     gets `trial_` before it.
     """
     plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
-    cut = plain.encode()[:MAX_DIRNAME].decode(errors="ignore")
+    cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
     if not cut.strip("_"):
         return f"trial_{trial_id}"
     if cut.casefold().startswith(_OURS):
