@@ -292,6 +292,19 @@ def test_bad_places_are_named():
 
 
 @pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
+def test_an_address_is_refused_where_nothing_is_to_be_copied(fit, network, results):
+    nothing = tune.SyncConfig(syncer=None)
+    run = {"storage_path": "memory://bucket"}
+    for place in (run["storage_path"], str(network)):
+        with pytest.raises(ConfigError, match=r"syncer=None\) copies nothing.*file:///folder"):
+            fit(saving, run={"storage_path": place, "sync_config": nothing})
+    fit(saving, run=run)
+    with pytest.raises(ConfigError, match="copies nothing"):
+        tune.Tuner.restore(results / "e", saving, run_config=tune.RunConfig(sync_config=nothing))
+    grid = fit(saving, run={"storage_path": f"file://{network}", "sync_config": nothing})
+    assert Path(grid.experiment_path) == network / "e"
+
+
 def test_what_an_address_needs_is_said():
     with pytest.raises(MissingDependencyError, match="s3fs"):
         tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))

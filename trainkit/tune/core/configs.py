@@ -129,7 +129,7 @@ class SyncConfig(Settings):
         sync_artifacts_on_checkpoint: accepted, as they are copied with everything else.
         upload_dir: the older place of RunConfig's `storage_path`.
         syncer: a `tune.syncer.Syncer` of your own, which RunConfig(storage_filesystem=) takes too; "auto":
-            what fsspec has for the address; None: nothing is copied.
+            what fsspec has for the address; None: nothing is copied, so an address is refused.
 
     Raises:
         ConfigError: a value is out of range.

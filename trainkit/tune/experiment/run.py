@@ -95,6 +95,11 @@ class ExperimentRun:
         self.folder = folder
         self._resume = resume
         self._changes = tuple(changes)
+        if address is not None and run.sync_config is not None and run.sync_config.syncer is None:
+            raise ConfigError(
+                f"SyncConfig(syncer=None) copies nothing, but the experiment is to be copied to {address}: "
+                "leave syncer=None out, or give a folder as storage_path, such as file:///folder"
+            )
         self._address = address
         self._named = folder, address
         self._in_memory, self.restorable = in_memory, not in_memory
