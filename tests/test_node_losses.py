@@ -67,11 +67,51 @@ def test_a_folder_that_goes_as_the_node_dies_is_linked_in_the_session_that_follo
         monkeypatch.setattr(session.engine(), "scratch_dir", lambda: tmp_path / "gone")
         with session.linked(tmp_path / "files"):
             session.renew()
-            link = session.engine().scratch_dir() / ELSEWHERE / "files"
+            (link,) = (session.engine().scratch_dir() / ELSEWHERE).iterdir()
             assert link.readlink() == tmp_path / "files"
         assert not link.is_symlink()
     finally:
         trainkit.shutdown()
+
+
+class Keeping:
+    """Actor that holds a checkpoint."""
+
+    def __init__(self) -> None:
+        self.kept = tune.Checkpoint.from_dict({"x": 1})
+
+    def path(self) -> str:
+        return self.kept.path
+
+
+@pytest.mark.parametrize("killed", ["actor", "node"])
+def test_a_checkpoint_of_a_killed_actor_is_on_the_disk_and_goes_with_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "disk"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "memory"))
+    for name in ("disk", "memory"):
+        (tmp_path / name).mkdir()
+    trainkit.init(num_cpus=1)
+    try:
+        keeping = trainkit.remote(Keeping).remote()
+        path = Path(trainkit.get(keeping.path.remote()))
+        assert path.parent == tmp_path / "disk" and path.is_dir()
+        with session.linked(tmp_path / "ours"):
+            (tmp_path / "ours").mkdir()
+            if killed == "node":
+                (node,) = trainkit.nodes()
+                os.kill(node["pid"], signal.SIGKILL)
+                assert eventually(lambda: not path.exists())
+                assert (tmp_path / "ours").exists(), "this program goes on"
+            else:
+                trainkit.kill(keeping)
+                with pytest.raises(trainkit.errors.ActorDiedError):
+                    trainkit.get(keeping.path.remote())
+                assert path.is_dir()
+    finally:
+        trainkit.shutdown()
+    assert not path.exists()
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def renew() -> None:
 
 @contextlib.contextmanager
 def linked(folder: Path) -> Iterator[None]:
-    """Have `folder` removed with the session if this program is killed before the block has ended."""
+    """Have `folder` removed with the session if this process is killed before the block has ended."""
     with contextlib.suppress(NodeDiedError):  # the session that follows has the link
         _link(engine(), folder)
     try:
@@ -146,7 +146,7 @@ def linked(folder: Path) -> Iterator[None]:
 
 
 def _link(engine: Engine, folder: Path) -> None:
-    _links[folder] = link = engine.scratch_dir() / ELSEWHERE / folder.name
+    _links[folder] = link = engine.scratch_dir() / ELSEWHERE / f"{os.getpid()}-{folder.name}"
     try:
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder)

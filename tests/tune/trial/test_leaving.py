@@ -16,7 +16,6 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
-from trainkit.runtime import session
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Trial
@@ -29,15 +28,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 def all_is_free() -> bool:
     return trainkit.available_resources() == trainkit.cluster_resources()
-
-
-def test_a_dictionary_in_the_making_is_where_the_session_cleans_up(fit):
-    def holds_one(config):
-        checkpoint = tune.Checkpoint.from_dict({"x": 1})
-        return {"place": checkpoint.path}
-
-    (result,) = fit(holds_one)
-    assert str(session.engine().scratch_dir()) in result.metrics["place"]
 
 
 def test_raising_trials_give_their_cpus_back(fit):

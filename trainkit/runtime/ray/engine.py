@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +30,7 @@ from trainkit.resources import Bundle
 from trainkit.runtime import session, specs
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
-from trainkit.runtime.local.system import devices
+from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.ray import actors, errors
 from trainkit.runtime.ray import placement as ray_placement
@@ -309,7 +308,7 @@ class RayEngine:
         if self.is_worker or self.pid != os.getpid():
             return  # a worker's engine ends with its process
         self._definitions.clear()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        process.remove_folder(self.scratch)
         if self._owned and ray.is_initialized():
             ray.shutdown()
         attach_rays_own(False)

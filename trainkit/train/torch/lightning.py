@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import tempfile
 from typing import Any, Self
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from trainkit.errors import ConfigError
 from trainkit.train.torch.context import report
 from trainkit.train.torch.prepare import get_device
-from trainkit.tune.core.checkpoint import Checkpoint, scratch
+from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
 from trainkit.tune.core.checks import load
 from trainkit.tune.trial.context import get_context
 
@@ -217,7 +216,7 @@ class RayTrainReportCallback(_OfEitherPackage, _pl.callbacks.Callback):  # type:
         """Report; called by Lightning on all workers."""
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
-        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_", dir=scratch()) as folder:
+        with temporary_folder("trainkit_checkpoint_") as folder:
             trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
             report(
                 metrics,

@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from trainkit.errors import ConfigError, did_you_mean
 from trainkit.train.torch.context import report
 from trainkit.train.torch.shards import DatasetShard
 from trainkit.tune.config import RunConfig, TuneConfig
-from trainkit.tune.core.checkpoint import Checkpoint, scratch
+from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
 from trainkit.tune.core.checks import load
 from trainkit.tune.core.resources import with_parameters, with_resources
 from trainkit.tune.trial.context import get_checkpoint, get_context
@@ -62,7 +61,7 @@ def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
     if get_context().get_local_rank() != 0 or not os.path.isdir(source):
         report(metrics)
         return
-    with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_", dir=scratch()) as folder:
+    with temporary_folder("trainkit_checkpoint_") as folder:
         name = TransformersReportCallback.CHECKPOINT_NAME
         os.symlink(source, os.path.join(folder, name))  # report() copies what it leads to
         report(metrics, checkpoint=Checkpoint.from_directory(folder))

@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,16 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 """Names by `checkpoint_dirname`, of whole ones and of those aside; other folders are the user's."""
 
 
-def scratch() -> Path | None:
-    """Return where an actor makes temporary folders, so that they go with its session; None: anywhere."""
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
+    """Give a temporary folder; one of an actor that is killed goes with the session."""
     engine = runtime.session.running()
-    return None if engine is None or engine.current_actor() is None else engine.scratch_dir()
+    # Not in the session's own folder: that may lie in a small memory, and checkpoints are large.
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        if engine is not None and engine.current_actor() is not None:
+            stack.enter_context(runtime.session.linked(Path(folder)))
+        yield folder
 
 
 class Checkpoint:
@@ -177,14 +183,11 @@ class Checkpoint:
         Raises:
             CheckpointError: a part of it can't be pickled.
         """
-        folder = tempfile.mkdtemp(prefix="trainkit_dictionary_", dir=scratch())
-        try:
+        with ExitStack() as stack:
+            folder = stack.enter_context(temporary_folder("trainkit_dictionary_"))
             write_dictionary(folder, data)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        checkpoint = cls(folder)
-        weakref.finalize(checkpoint, shutil.rmtree, folder, ignore_errors=True)
+            checkpoint = cls(folder)
+            weakref.finalize(checkpoint, stack.pop_all().close)
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import MissingDependencyError
-from trainkit.tune.core.checkpoint import Checkpoint, scratch
+from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
 from trainkit.tune.trial.context import report
 
 logger = logging.getLogger("trainkit.tune")
@@ -63,7 +62,7 @@ class Reporter:
         if save is None:
             report(picked)
             return
-        with tempfile.TemporaryDirectory(prefix="trainkit_checkpoint_", dir=scratch()) as folder:
+        with temporary_folder("trainkit_checkpoint_") as folder:
             save(str(Path(folder, filename)))
             report(picked, checkpoint=Checkpoint.from_directory(folder))
 

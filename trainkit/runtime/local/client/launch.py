@@ -70,10 +70,12 @@ class NodeProcess:
 def end_leftovers(folder: Path) -> int:
     """Kill what outlives a session's node, and remove its folder; returns how many processes there were.
 
-    A program that has lost its node may go on in another session, with the folders that this one links to.
+    A program that has lost its node may go on in another session, with the folders that it has linked here.
     """
     session = sessions.session_at(folder)
-    has_program = session is not None and not session.driver_gone and process.exists(session.driver)
+    spared = None
+    if session is not None and not session.driver_gone and process.exists(session.driver):
+        spared = session.driver
     ended: set[int] = set()
 
     def left() -> list[int]:
@@ -82,7 +84,7 @@ def end_leftovers(folder: Path) -> int:
         return found
 
     if not process.end(left, _GRACE_S):
-        process.remove_folder(folder, linked=not has_program)
+        process.remove_folder(folder, spared=spared)
     return len(ended)
 
 

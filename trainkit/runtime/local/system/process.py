@@ -81,15 +81,16 @@ def use_huge_pages() -> None:
                 _libc.madvise(start, end - start, _MADV_COLLAPSE)
 
 
-def remove_folder(folder: Path, *, linked: bool = True) -> None:
-    """Remove a session's folder; nothing if it is gone already.
+def remove_folder(folder: Path, *, spared: int | None = None) -> None:
+    """Remove a session's folder, and those that it has links to; nothing if it is gone already.
 
     Args:
         folder: of the session.
-        linked: also remove the folders it has links to, as the program that uses them is gone.
+        spared: process that goes on, and so do the folders that it has linked.
     """
-    for link in (folder / ELSEWHERE).glob("*") if linked else ():
-        shutil.rmtree(link.resolve(), ignore_errors=True)
+    for link in (folder / ELSEWHERE).glob("*"):
+        if not link.name.startswith(f"{spared}-"):
+            shutil.rmtree(link.resolve(), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
