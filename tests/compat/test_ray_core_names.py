@@ -20,6 +20,9 @@ def test_progress_is_shown_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "steps: 2/3 (67%)",
         "steps: 3/3 (100%)",
     ]
+    assert list(tqdm(np.arange(3), flush_interval_s=3600)) == [0, 1, 2], "an array has no truth value"
+    assert list(tqdm(flush_interval_s=3600)) == []
+    capsys.readouterr()
     with tqdm(total=None, unit="file", flush_interval_s=3600) as bar:
         bar.set_description("files")
         bar.update(2)

@@ -68,6 +68,17 @@ def test_the_input_is_one_value_its_parts_or_several(engine: str) -> None:
         named.execute(1, 2)
 
 
+def test_an_input_without_a_part_is_refused_before_a_call_is_made(engine: str) -> None:
+    summing = trainkit.remote(Summing).remote()
+    with InputNode() as inp:
+        first = summing.add.bind(inp[0])
+        graph = MultiOutputNode([first, summing.add.bind(inp.more)])
+    for refused in (graph, graph.experimental_compile()):
+        with pytest.raises(ConfigError, match="takes the part 'more'"):
+            refused.execute(5, 6)
+    assert trainkit.get(graph.execute(1, more=2)) == [1, 3]
+
+
 def test_an_actor_that_is_bound_is_made_for_each_execution_and_gets_all_calls_before(engine: str) -> None:
     bound: Any = trainkit.remote(Summing).bind(10)
     bound.add.bind(2)

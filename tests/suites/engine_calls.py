@@ -357,6 +357,8 @@ class CallSuite(Suite):
         assert trainkit.wait([stream], timeout=SOON_S) == ([stream], [])
         assert trainkit.get(next(stream)) == 0
         assert trainkit.wait([stream, other], num_returns=2, timeout=SOON_S) == ([stream, other], [])
+        with pytest.raises(ConfigError, match="the same reference twice"):
+            trainkit.wait([stream, stream])
         with pytest.raises(StopIteration):
             next(stream)
 
@@ -382,6 +384,16 @@ class CallSuite(Suite):
         with pytest.raises(ObjectLostError):
             trainkit.get(freed, timeout=SOON_S)
         assert trainkit.get(kept) == [1]
+
+    @needs("near")
+    def test_a_failed_call_is_let_go_of_with_the_values_beside_it(self) -> None:
+        failed, value = trainkit.remote(len).remote(3), trainkit.put(1)
+        internal_api.free([failed, value, value])
+        for ref in (failed, value):
+            with pytest.raises(ObjectLostError):
+                trainkit.get(ref, timeout=SOON_S)
+        internal_api.free(failed)
+        internal_api.free([])
 
     # what can never run
 

@@ -273,6 +273,8 @@ def wait(
         refs = list(refs)
         for index, each in enumerate(refs):
             if isinstance(each, ObjectRefGenerator):
+                if any(each is other for other in generators.values()):
+                    raise ConfigError("wait() was given the same reference twice")
                 refs[index] = each.upcoming()
                 generators[refs[index].id] = each
     checked = _checked(refs, "wait")

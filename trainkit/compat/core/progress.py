@@ -68,7 +68,7 @@ class tqdm:
 
     def __iter__(self) -> Iterator[Any]:
         try:
-            for item in self._iterable or ():
+            for item in () if self._iterable is None else self._iterable:
                 yield item
                 self.update()
         finally:

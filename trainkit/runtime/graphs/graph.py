@@ -380,7 +380,7 @@ class CompiledDAG:
 
 
 def _ordered(root: DAGNode) -> list[DAGNode]:
-    """Return the nodes that `root` needs, and itself, in the order in which they were bound."""
+    """Return the nodes that `root` needs, and itself: the input's, then others as they were bound."""
     found = {root}
     left = [root]
     while left:
@@ -388,7 +388,12 @@ def _ordered(root: DAGNode) -> list[DAGNode]:
             if node not in found:
                 found.add(node)
                 left.append(node)
-    return sorted(found, key=lambda node: node._serial)
+
+    # An input that is wrong is refused before a call is made.
+    def rank(node: DAGNode) -> tuple[bool, int]:
+        return not isinstance(node, (InputNode, InputAttributeNode)), node._serial
+
+    return sorted(found, key=rank)
 
 
 def _executed(order: Iterable[DAGNode], given: GraphInput) -> dict[DAGNode, Any]:

@@ -294,7 +294,7 @@ class LocalEngine:
         return self._group
 
     def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
-        self.get(refs, None)
+        self.wait(refs, len(refs), None)  # not `get`, which raises what a task has raised
         fail((ref for ref in refs if isinstance(ref, LocalRef)), ObjectLostError, "its value was freed")
 
     def require_node(self) -> None:
