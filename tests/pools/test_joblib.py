@@ -45,6 +45,13 @@ def test_joblib_runs_on_the_backend() -> None:
         assert joblib.Parallel()(joblib.delayed(double)(x) for x in range(3)) == [0, 2, 4]
 
 
+def test_threads_of_a_worker_may_be_given_beside_an_env_of_none() -> None:
+    register_trainkit()
+    with joblib.parallel_config(backend="trainkit", n_jobs=2, inner_max_num_threads=3, env=None):
+        found = joblib.Parallel()(joblib.delayed(os.getenv)("OMP_NUM_THREADS") for _ in range(2))
+    assert found == ["3", "3"]
+
+
 def test_an_initializer_of_one_joblib_call_is_not_that_of_the_next(tmp_path: Path) -> None:
     register_trainkit()
     calls = [joblib.delayed(os.getpid)() for _ in range(4)]

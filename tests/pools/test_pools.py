@@ -181,6 +181,16 @@ def test_an_initializer_that_fails_breaks_its_executor_alone(tmp_path: Path) -> 
         assert executor.submit(double, 1).result() == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"max_retries": 0}])
+def test_an_initializer_that_ends_its_worker_breaks_its_executor(options: dict[str, int]) -> None:
+    with Executor(2, initializer=os._exit, initargs=(4,), **options) as executor:
+        for call in [executor.submit(double, x) for x in range(20)]:
+            with pytest.raises(BrokenProcessPool, match=r"initializer has ended its worker.*exit code 4"):
+                call.result(timeout=60)
+        with pytest.raises(InitializerError, match="make a new executor"):
+            executor.submit(double, 1)
+
+
 def test_a_dead_worker_fails_its_call_alone() -> None:
     with Executor(2, max_retries=0) as executor:
         lost = executor.submit(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -40,6 +40,7 @@ from trainkit.pools.worker import (
     Preparation,
     broken_pool,
     guarded,
+    initializing,
     run,
     run_chunk,
 )
@@ -204,7 +205,7 @@ class PoolFuture(futures.Future[T]):
         self._pool.on_end(self)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        raised = _as_raised(exception)
+        raised = self._pool.blamed(_as_raised(exception))
         if isinstance(raised, InitializerError):
             self._pool.break_by(raised)
         self._settle(super().set_exception, raised)
@@ -415,6 +416,18 @@ class Executor(futures.Executor):
     def has_session(self) -> bool:
         """Return whether the session in which the executor was made is there."""
         return running() is self._engine
+
+    def blamed(self, error: BaseException | None) -> BaseException | None:
+        """Return `error`, or that of the initializer if it was what has ended the worker."""
+        if self._before is None or not isinstance(error, BrokenWorkerError) or error.pid is None:
+            return error
+        pool = self._before.pool
+        if not self.has_session() or not initializing(self._engine.scratch_dir(), pool, error.pid).exists():
+            return error
+        message = (
+            f"the executor's initializer has ended its worker ({error}): mend it, and make a new executor"
+        )
+        return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
 
     def break_by(self, error: InitializerError) -> None:
         """Fail the calls that wait and take no more, unless `error` is of another executor's initializer."""

@@ -79,7 +79,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         threads = self.inner_max_num_threads
         if threads is not None:
             limits = dict.fromkeys(self.MAX_NUM_THREADS_VARS, str(threads))
-            given["env"] = {**limits, **self._given.get("env", {})}
+            given["env"] = {**limits, **(self._given.get("env") or {})}
         self._options = {**self._given, **given}
         self._workers = Executor(count, **self._options)
         return count

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from trainkit.errors import TrainkitError, WorkerDiedError
-from trainkit.runtime.api import get
+from trainkit.runtime.api import get, scratch_dir
 from trainkit.runtime.session import engine
 from trainkit.runtime.specs import ObjectRef
 
@@ -78,6 +80,17 @@ class Preparation(NamedTuple):
     ref: ObjectRef[tuple[Callable[..., object], tuple[Any, ...]]]
 
 
+def initializing(folder: Path, pool: str, pid: int) -> Path:
+    """Return the path of a file that is there while a pool's initializer runs, and if that ends the process.
+
+    Args:
+        folder: scratch folder of the session.
+        pool: id of the preparation.
+        pid: of the worker.
+    """
+    return folder / f"initializing-{pool}-{pid}"
+
+
 _prepared: dict[str, str] = {}
 """What the initializers of pools have raised in this process; nothing of those that have not failed."""
 
@@ -99,11 +112,15 @@ def _prepare(before: Preparation) -> None:
     if before.pool not in _prepared:
         initializer, initargs = get(before.ref)
         raised = ""
+        mark = initializing(scratch_dir(), before.pool, os.getpid())
+        mark.touch()
         try:
             _survive(initializer, initargs, {})
         except Exception as error:
             cause = error.error if isinstance(error, EndedError) else error
             raised = repr(cause)
+        finally:
+            mark.unlink(missing_ok=True)
         _prepared[before.pool] = raised
     if raised := _prepared[before.pool]:
         message = f"the executor's initializer raised {raised} in a worker: mend it, and make a new executor"
