@@ -54,6 +54,7 @@ def test_a_trial_outlives_the_folder_that_the_program_runs_in(
     assert result.error is None
     assert "TUNE_ORIG_WORKING_DIR" not in os.environ
     assert ("can't be returned to" in caplog.text) == chdir
+    assert "''" not in caplog.text, "a folder that is gone has no name"
 
 
 def test_a_raising_stop_function_fails_its_trial_alone(fit):

@@ -158,10 +158,9 @@ def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
         os.chdir(before)
     except OSError as error:  # the trial's result is not to be lost
         logger.warning(
-            "the folder that the program ran in, %r, can't be returned to (%s), so the process goes on in "
+            "the folder that the program ran in%s can't be returned to (%s), so the process goes on in "
             "the trial's: have programs run in a folder that stays while trials do",
-            before,
-            error,
+            *((f", {before!r},", error) if before else ("", "it was removed before the trial")),
         )
 
 
