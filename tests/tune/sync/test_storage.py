@@ -322,6 +322,8 @@ MOUNTS = """\
 45 27 0:55 / /tmp rw - tmpfs tmpfs rw
 """
 
+OTHERS = "9p afs beegfs ceph fuse.glusterfs gfs2 glusterfs gpfs lustre ocfs2 panfs virtiofs"
+
 
 @pytest.mark.parametrize(
     ("minor", "kind"),
@@ -329,6 +331,12 @@ MOUNTS = """\
 )
 def test_a_network_file_system_is_told_by_its_mount(minor, kind):
     assert storage.network_file_system(MOUNTS, os.makedev(0, minor)) == kind
+
+
+@pytest.mark.parametrize("kind", OTHERS.split())
+def test_drives_of_several_machines_are_network_file_systems(kind):
+    mounts = f"{MOUNTS}46 27 0:56 / /scratch rw,relatime - {kind} server:/scratch rw\n"
+    assert storage.network_file_system(mounts, os.makedev(0, 56)) == kind
 
 
 @pytest.fixture

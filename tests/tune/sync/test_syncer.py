@@ -94,6 +94,23 @@ def test_one_that_fails_is_told_before_the_first_trial(fit, tmp_path):
         fit(saving, run={"storage_path": "vault://b", "storage_filesystem": vault})
 
 
+class Nesting(Vault):
+    """Has another one begin while it copies."""
+
+    def wait(self, timeout=None):
+        with pytest.raises(StorageError, match="vault/b/f"):  # there is none
+            tune.Tuner.can_restore("vault://b/f", storage_filesystem=Vault(self.folder))
+        super().wait(timeout)
+
+
+def test_what_a_killed_program_had_copied_goes_with_the_next_one(fit, tmp_path, results):
+    left = results / ".syncer-killed"
+    (left / "vault").mkdir(parents=True)
+    fit(saving, run={"storage_path": "vault://b", "storage_filesystem": Nesting(tmp_path / "vault")})
+    assert not left.exists()
+    assert not [path for path in results.iterdir() if path.name != "e"]
+
+
 def test_what_is_no_syncer_is_refused_with_what_to_give():
     with pytest.raises(ConfigError, match=r"extends tune\.syncer\.Syncer"):
         SyncConfig(syncer="aws s3 sync {source} {target}")

@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,10 @@ logger = logging.getLogger("trainkit.tune")
 MAX_TRIES = 3
 """Downloads of an experiment that changes meanwhile."""
 
-_NETWORK = re.compile(r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?")
+_NETWORK = re.compile(
+    r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?|9p|afs|beegfs|ceph|gfs2|glusterfs|gpfs|lustre|ocfs2|panfs"
+    "|virtiofs"
+)
 """Types of file systems that other machines write too, or that share no memory among their users."""
 _told: set[Path] = set()
 
@@ -50,13 +54,20 @@ class SyncerFileSystem:
 
     Args:
         syncer: the user's.
-        folder: that the local folder is made in; it goes when this object does.
+        folder: that the local folder is made in; it goes when this object does, and what a killed program
+            has left there as the next one is made.
     """
 
     def __init__(self, syncer: Syncer, folder: Path) -> None:
         self.syncer = syncer
-        folder.mkdir(parents=True, exist_ok=True)
-        self._staging = tempfile.TemporaryDirectory(prefix=".syncer-", dir=folder)
+        with _alone(folder / "syncer"):  # else another program would find this one's before it is locked
+            for left in folder.glob(".syncer-*"):
+                if not _is_locked(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            self._staging = tempfile.TemporaryDirectory(prefix=".syncer-", dir=folder)
+            descriptor = os.open(self._staging.name, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        weakref.finalize(self, os.close, descriptor)
 
     def push(self, root: str) -> None:
         """Have the Syncer copy a folder to its address."""
@@ -265,8 +276,8 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
 def network_file_system(mounts: str, device: int) -> str | None:
     """Return the type of the network file system with that number; None if it is another.
 
-    SQLite's log needs memory that all who have the file open share, and locks that they heed. NFS, CIFS and
-    file systems of programs, FUSE's, don't promise both.
+    SQLite's log needs memory that all who have the file open share, and locks that they heed. Drives of
+    several machines can't have such memory, and file systems of programs, FUSE's, don't promise both.
 
     Args:
         mounts: text of /proc/self/mountinfo.
@@ -453,6 +464,20 @@ def _alone(folder: Path) -> Iterator[None]:
             finally:
                 path.unlink()
             return
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return True  # its program has just removed it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _is_open(path: Path, descriptor: int) -> bool:
