@@ -180,6 +180,29 @@ def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):
     assert (other.count, other.iteration) == (1, 0)
 
 
+class Listing(tune.Trainable):
+    """Writes a file, and lists its folder as it reads that."""
+
+    def step(self):
+        return {"y": 1, "done": True}
+
+    def save_checkpoint(self, checkpoint_dir):
+        Path(checkpoint_dir, "weights").write_text("1")
+
+    def load_checkpoint(self, checkpoint):
+        self.seen = {path.name for path in Path(checkpoint).iterdir()}
+
+
+def test_a_hidden_file_counts_the_steps_of_a_class_without_a_tuner(inline, fit, tmp_path):
+    by_hand, again = Listing(), Listing()
+    by_hand.train()
+    again.restore(by_hand.save(str(tmp_path / "saved")))
+    assert (again.seen, again.iteration) == ({"weights", ".counted.json"}, 1)
+    (result,) = fit(Listing, run={**ONCE, "checkpoint_config": tune.CheckpointConfig(checkpoint_at_end=True)})
+    again.restore(result.checkpoint)
+    assert again.seen == {"weights"}, "a Tuner counts by itself"
+
+
 # --- where they are defined: row 1.19 -------------------------------------------------------------
 
 PROGRAM = """

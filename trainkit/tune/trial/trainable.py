@@ -152,7 +152,8 @@ class Trainable:
     def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
 
-        Without a Tuner, `restore` counts its steps on from there.
+        Without a Tuner, `restore` counts its steps on from there: a hidden file beside those of
+        `save_checkpoint`, ".counted.json", says how many there were.
 
         Args:
             checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
