@@ -33,8 +33,8 @@ class Access:
     def knows_host(self, header: str) -> bool:
         """Return True if a `Host` header names this server.
 
-        A name of another site may be made to lead to this machine, so none is taken but the machine's own.
-        An address can't be made to lead elsewhere.
+        Another site may let its own name resolve to this machine (DNS rebinding), so only the machine's own
+        names are accepted. An IP address is always accepted, as it resolves to nothing.
         """
         match = _HOST.fullmatch(header)
         if match is None:
@@ -51,7 +51,7 @@ class Access:
         return self.is_token(token.strip()) and scheme.lower() == "bearer"
 
     def is_token(self, shown: str) -> bool:
-        """Return True if `shown` is the token, in a time that tells nothing about it."""
+        """Return True if `shown` is the token; the comparison takes the same time wherever they differ."""
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     @property

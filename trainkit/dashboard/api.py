@@ -164,7 +164,7 @@ def history(call: Call) -> list[Any]:
 
 
 def trial_folder(call: Call) -> Path:
-    """Return the folder of a trial; what its experiment's file says of it has to lie in the experiment's."""
+    """Return the folder of a trial, which must lie within the folder of its experiment."""
     folder = folder_of(call)
     with RowReader(folder) as reader:
         return files.inside(folder, reader.trial(call.path["trial"])[1])
@@ -228,7 +228,7 @@ def _all_rows(table: TrialTable) -> Iterator[Row]:
 
 
 def _in_pieces(texts: Iterator[str]) -> Iterator[str]:
-    """Yield the same text in fewer parts, as each takes a turn of a thread."""
+    """Yield the same text in fewer, larger parts, as the server sends each part from a thread."""
     parts, size = list[str](), 0
     for text in texts:
         parts.append(text)

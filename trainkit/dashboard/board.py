@@ -1,7 +1,7 @@
 """Experiments of a folder as the dashboard sees them, with tables in memory of their trials.
 
-What was read of an experiment stays here, and pages are cut, sorted and searched by SQL. Only what is asked
-for is read, and then what has changed of it.
+The rows that were read of an experiment stay in memory, and SQL sorts, searches and cuts them into pages.
+Only the trials that are asked for are read, and later only those that have changed.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TrialTable:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[RowReader]:
-        """Open the file as it is now; what has changed since it was last open is read first."""
+        """Open the file, and first read what has changed since it was last open."""
         state = FileState.of(self.folder)
         with RowReader(self.folder) as reader:
             reader.stand_still()
@@ -175,7 +175,7 @@ class TrialTable:
             self.generation = generation
 
     def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
-        """Read those of these trials that are not known yet; None: of all trials."""
+        """Read the trials that are not in the table yet: of these ids, or of all with None."""
         lacking = None if ids is None else set(ids) - self._known(ids)
         if lacking is not None and not lacking:
             return
@@ -198,7 +198,7 @@ class TrialTable:
         self._size_bytes = pages * size
 
     def _follow(self, row: tuple[Any, ...]) -> None:
-        """Keep in mind that a trial runs, and what was read of its attempt if that has reported."""
+        """Note that a trial runs, and the reports of its present attempt that were read, if there are any."""
         trial_id, status, iteration, best, attempt, reported = (
             row[0],
             row[3],
@@ -309,7 +309,7 @@ class TrialTable:
 
     @property
     def newest(self) -> int:
-        """Place of the last entry of the log, or decision, that was there when it was read."""
+        """Sequence number of the last event or decision when the file was last read."""
         return self._seq
 
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
@@ -373,7 +373,7 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment with the state of its file, and how long the look took."""
+    """Summary of an experiment, with the state of its file and the seconds that it took to read."""
 
     summary: dict[str, Any]
     state: FileState
@@ -421,7 +421,7 @@ class Board:
             return self._tables[folder]
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return the summaries of all experiments, of a damaged one what is wrong with it."""
+        """Return the summaries of all experiments; that of a damaged one says what is wrong."""
         found = []
         folders = list(experiments(self.root))
         for gone in set(self._seen.copy()).difference(folders):
@@ -438,7 +438,7 @@ class Board:
 
         Args:
             folder: of the experiment.
-            at_leisure: a summary of before will do, where to read one takes long.
+            at_leisure: an older summary will do if reading a new one takes long.
 
         Raises:
             StoreError: its file is damaged.

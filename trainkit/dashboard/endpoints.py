@@ -33,7 +33,7 @@ _LONGEST = 10_000
 
 
 class ForbiddenError(Exception):
-    """Request that this server does not carry out, whoever asks."""
+    """Request that this server refuses to everybody, such as one that writes where it only reads."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Call:
     """One request, as the function of an endpoint gets it.
 
     Attributes:
-        server: that was asked; what it is, its endpoints know.
+        server: that was asked; its endpoints know its class.
         path: what stands for the names in the path.
         query: values of the parameters that the endpoint declares.
         others: further parameters as texts, of an endpoint that takes any.
@@ -159,7 +159,8 @@ class Endpoint:
         takes_any: further parameters are handed on.
         is_async: `run` is a coroutine function; else it runs in a thread.
         waits: for another process, and so in threads that no other endpoint needs.
-        in_turn: of those that wait: after what else the session in the path is asked; else beside it.
+        in_turn: one that waits begins once the requests before it, to the same session, have their answers;
+            else it runs beside them.
     """
 
     method: str
@@ -241,7 +242,7 @@ class Endpoint:
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
-        """Return the body as its fields; one that is left out is not there."""
+        """Return the fields of the body, without those that were left out."""
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:

@@ -47,7 +47,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def listed(folder: Path, below: str) -> dict[str, Any]:
-    """Return what is in a folder of a trial: its files and folders, links that lead out left out."""
+    """Return the files and folders in a folder of a trial, without links that lead out of it."""
     there = inside(folder, below) if below else inside(folder)
     entries = []
     for name in sorted(os.listdir(there))[:_MAX_ENTRIES]:
@@ -119,7 +119,7 @@ def note_of(folder: Path, trial_id: str) -> str:
 
 
 def write_note(folder: Path, trial_id: str, text: str) -> None:
-    """Keep a note beside the experiment's file, which is its owner's.
+    """Keep a note in a file of its own, as only the owner of the experiment writes that of the experiment.
 
     Raises:
         StoreError: the note is too long, or the folder can't be written.

@@ -127,7 +127,7 @@ class LiveChart(Callback):
         return plain
 
     def _picture(self, figure: Figure) -> Mapping[str, Any]:
-        """Return the chart for a notebook that nothing runs in: as a picture, and for Plotly where it is."""
+        """Return the chart for a saved notebook: a picture, and a Plotly figure for programs that draw it."""
         results = ResultGrid.from_path(self._folder)
         shown: dict[str, Any] = {"text/plain": repr(results), "text/html": results._repr_html_()}
         if figure["data"]:

@@ -162,7 +162,7 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
 
 
 def _reading(read: Callable[[Any], Any], device: Any) -> Any:
-    """Return what a device tells; None where it does not, as one that is divided (MIG) tells no use."""
+    """Return a reading of a device, or None if it gives none: a divided GPU (MIG) reports no utilization."""
     import pynvml
 
     try:

@@ -1,7 +1,7 @@
 """Facts of experiments for the dashboard, read while other processes write them.
 
-A file is opened for a moment each time: who keeps it open keeps the writer from folding its log in at the
-end.
+A file is opened for a moment each time: while a reader has it open, the writer can't merge its log into it
+at the end.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class FileState:
         return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
 
     def stays(self, now: float) -> bool:
-        """Return True if a file that looks so at `now` has not changed since it was read."""
+        """Return True if the last write was so long before `now` that a later one has another date."""
         return now - self.newest > SETTLED_S
 
     @property
@@ -99,7 +99,7 @@ class FileState:
         return None if self.parts[0] is None else self.parts[0][0]
 
     def same_file(self, other: FileState | None) -> bool:
-        """Return True if `other` is of the file that is there, not of one before it."""
+        """Return True if `other` is a state of the same file, and not of one that it has replaced."""
         return self.inode is not None and other is not None and self.inode == other.inode
 
 
@@ -128,7 +128,7 @@ class SharedReader(LogReader):
         super().__init__(folder)
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """By trial, in the order suggested, its last report's metric; not to be changed."""
+        """Return by trial the metric of its last report, in the order suggested; don't change the result."""
         if not self._state.stays(self._begun):
             return super().last_values(metric)
         key = self.folder, metric
@@ -171,7 +171,7 @@ class RowReader(SharedReader):
         }
 
     def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
-        """By trial, when it has ended; None of one that was gone on with.
+        """Return by trial when it ended; None for one that was resumed later.
 
         Args:
             after: only what the log has after this entry.
@@ -244,9 +244,9 @@ class RowReader(SharedReader):
         ids: Collection[str] | None,
         so_far: Mapping[str, SoFar | None] | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield what is told of trials, in the order of COLUMNS without the last three but `error`.
+        """Yield rows of trials, in the order of COLUMNS, of whose last three only `error` is there.
 
-        Behind these comes the attempt that the last report is of.
+        The last value of a row is the attempt that the last report came from.
 
         Args:
             metric: by which trials are judged; None: by none.
@@ -263,7 +263,7 @@ class RowReader(SharedReader):
     def _rows_of(
         self, one: str | None, names: tuple[str, str], best: str, known: SoFar | None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of one trial, or of all: of each table what it has of a trial, side by side."""
+        """Yield the rows of one trial, or of all; each joins what the tables of the file have of a trial."""
         only, values = ("", []) if one is None else ("WHERE trial_id = ? ", [one])
         # Beside max() SQLite takes the other columns from the row that holds the maximum.
         last_of = _beside(
@@ -389,7 +389,7 @@ class _Curve:
         return len(self._xs)
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
-        """Add (iteration, x, metric) of the reports that follow, where both are finite numbers."""
+        """Add further reports as (iteration, x, metric), if both are finite numbers."""
         for self.iteration, at, value in list(reports):  # all of them, or none if they can't be read
             if is_finite(at) and is_finite(value):
                 self._xs.append(at)
@@ -476,7 +476,7 @@ class ChartReader(SharedReader):
             return known.points()
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return the place of each of these trials in the order suggested; of those that there are."""
+        """Return by id the place of these trials in the order suggested, without ids that don't exist."""
         return dict(
             self._rows(
                 "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
@@ -555,7 +555,7 @@ class SoFar(NamedTuple):
 
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
-    """Return what gives the row of a trial, or None; rows, and those who ask, come in the order of ids."""
+    """Return a function from a trial id to its row, or None; it is called with ids in their order."""
     row: tuple[Any, ...] | None = ("",)  # so that none is read before it is asked for
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
@@ -568,14 +568,14 @@ def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] 
 
 
 def short(text: str) -> str:
-    """Return a text, or its beginning with a mark behind it that there is more."""
+    """Return a text, or of a long one its beginning and an ellipsis."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def cut(values: str) -> str:
     """Return a JSON object with no name or value longer than MAX_TEXT, and no more than MAX_ROW in all.
 
-    Of a text that is longer, the beginning is there, and of more values the first.
+    Longer texts are cut at the end, and values beyond that number are left out.
     """
     if len(values) <= MAX_TEXT:
         return values
@@ -605,7 +605,7 @@ def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -
 
 
 def _cut_detail(detail: str) -> str:
-    """Return the detail of an entry: of a JSON object each value is cut, so that it remains one."""
+    """Return the detail of an entry, cut; in a JSON object each value is cut, so that it stays valid."""
     if len(detail) <= MAX_TEXT:
         return detail
     with contextlib.suppress(ValueError):

@@ -57,7 +57,7 @@ def refusal(status: int, words: str, *, closes: bool = False) -> Response:
 
 
 class Guard:
-    """Middleware that passes on the user's own requests alone, whole, with their bodies.
+    """Middleware that lets through only the user's own requests, once their bodies are complete.
 
     Args:
         app: the application behind it.
@@ -111,7 +111,7 @@ class Guard:
         await self._app(scope, receive_read, send_guarded)
 
     def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
-        """Return the answer to a request of which the head alone says that it is refused; else None."""
+        """Return the refusal of a request that is refused for its head alone; else None."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
@@ -211,7 +211,7 @@ class BoundedConnection(H11Protocol):
         self._reader.call_off()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, unless an answer to what came before is under way."""
+        """Answer data that is not HTTP, unless the answer to an earlier request is being sent."""
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
         else:

@@ -74,7 +74,7 @@ class ExperimentWatch:
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
         """Look; return what is known now, and what has changed, or None.
 
-        Who knows nothing is told the summary, and that the trials are to be read.
+        A listener that knows nothing gets the summary, and the order to read the trials.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -125,7 +125,7 @@ class ListWatch:
         self._read = read
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Look; return what is known now, and the list if it has changed, or None."""
+        """Look; return the new state, and the list if it has changed, else None."""
         found = self._read()
         now = Since(
             shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
@@ -150,7 +150,7 @@ async def stream(call: Call) -> Response:
 async def _look(
     threads: Threads, watch: ExperimentWatch | ListWatch, since: Since
 ) -> tuple[Since, str | None]:
-    """Look once for all who were told the same; return what is known now, and what they are to be told."""
+    """Look once for all listeners with the same knowledge; return the new state and the news for them."""
 
     def look() -> tuple[Since, str | None]:
         now, change = watch(since)

@@ -2,8 +2,8 @@
 
     submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
 
-Workers have some milliseconds of work ahead of them: nothing where a call takes long, hundreds of calls
-where one takes microseconds.
+Calls are sent ahead, so that each worker has some milliseconds of work waiting: none where a call takes long,
+hundreds where it takes microseconds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SESSION_ENDED = "the session in which this executor was made has ended: make a n
 
 
 def share(cpus: float, workers: int) -> float:
-    """Return the CPUs of a call, so that as many as `workers` fit into `cpus`: one, or a part of one.
+    """Return the CPUs of a call, 1 or a fraction, such that `workers` calls fit into `cpus`.
 
     Raises:
         ConfigError: there are too many for that.
@@ -83,7 +83,7 @@ def share(cpus: float, workers: int) -> float:
 
 
 def ahead(ended: int, seconds: float) -> int:
-    """Return how many calls the workers should have ahead of them.
+    """Return how many calls to send to the workers ahead of those that run.
 
     Args:
         ended: calls that have ended lately.
@@ -98,7 +98,7 @@ _unseen = threading.RLock()
 
 
 class _LendingEvent(threading.Event):
-    """Event of `futures.wait` or `as_completed` in a worker, whose calls run on its CPUs meanwhile."""
+    """Event of `futures.wait` or `as_completed` in a worker, which lends its CPUs to its calls meanwhile."""
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _LendingEvent(threading.Event):
 
 
 class _NestedWaiters(list[Any]):
-    """Waiters of a future in a worker, each of which the standard library gives an event when it is made."""
+    """List of a future's waiters in a worker; it gives each of them an event that lends CPUs."""
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ class _NestedWaiters(list[Any]):
 class PoolFuture(futures.Future[T]):
     """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others.
 
-    A condition and its locks are made once somebody waits, adds a callback or cancels. Of thousands of
-    futures they would be most of what the garbage collector goes through.
+    A condition and its locks are made only once a thread waits, adds a callback or cancels: with thousands of
+    futures they would cost the garbage collector the most time.
 
     Attributes:
         call: function and arguments, until they are sent.
@@ -182,7 +182,7 @@ class PoolFuture(futures.Future[T]):
         return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def lend_cpus(self, timeout: float | None) -> float | None:
-        """Wait, and let the call run on the CPUs of this process if it is a worker; return the time left."""
+        """Wait for the call, in a worker while it lends its CPUs; return the time left."""
         ref = self.ref
         if ref is None or self.done() or not self._pool.is_nested:
             return timeout
@@ -233,14 +233,14 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
 
 
 def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
-    """Fail calls that have waited, but for those that are cancelled."""
+    """Fail calls that were waiting, except cancelled ones."""
     for each in calls:
         if each.set_running_or_notify_cancel():
             futures.Future.set_exception(each, error)
 
 
 def _as_pickled(error: BaseException) -> BaseException:
-    """Return what pickling an argument raised, with a note on which part of it did."""
+    """Return the error that pickling an argument raised, with a note on the part that caused it."""
     cause = error.__cause__ if isinstance(error, SerializationError) else None
     if cause is None:
         return error
@@ -364,7 +364,7 @@ class Executor(futures.Executor):
     ) -> Iterator[T]:
         """Yield `fn` of the items in their order; all calls are submitted at once.
 
-        An array of a megabyte and more that several calls take is in memory once.
+        An array of a megabyte or more that several calls take is put into shared memory once.
 
         Args:
             fn: called with an item of each of the iterables.
@@ -391,7 +391,7 @@ class Executor(futures.Executor):
             yield self.submit(run_chunk, fn, chunk)
 
     def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
-        """Return what has `fn` called in another thread, one callback at a time; `shutdown` waits for it."""
+        """Return a callback that calls `fn` in another thread, one at a time; `shutdown` waits for it."""
         self._callbacks.expect()
         with self._lock:
             self._owed_callbacks += 1
@@ -439,7 +439,7 @@ class Executor(futures.Executor):
         _fail(lost, error)
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """Send what has waited for the end of calls, several at once where many are ahead of the workers."""
+        """Send waiting calls in place of the one that ended, several at once where many are sent ahead."""
         with self._lock:
             self._sent.discard(future)
             future.ref = None
@@ -459,7 +459,7 @@ class Executor(futures.Executor):
             self._send(calls)
 
     def _fail_all(self) -> None:
-        """Fail all calls, of which an engine whose session has ended may tell nothing more."""
+        """Fail all calls, as an engine may say nothing more of them once its session has ended."""
         error = NotInitializedError(SESSION_ENDED)
         with self._lock:
             waiting, sent = self._drop_waiting(), list(self._sent)

@@ -22,11 +22,11 @@ _CHUNKS_A_WORKER = 4
 
 
 class AsyncResult(Generic[T]):
-    """Result of a call, or of several in a list, that is there later.
+    """Future result of a call, or of several calls as a list.
 
     Args:
-        parts: the calls that owe it.
-        joined: makes the result of theirs.
+        parts: futures of the calls.
+        joined: makes the result of their results.
         callback: called with the result, in a thread of its own.
         error_callback: called with the first error in place of it.
     """
@@ -91,7 +91,7 @@ class AsyncResult(Generic[T]):
         return is_told and all(part.done() for part in self._parts)
 
     def _is_called_back(self) -> bool:
-        """Return whether this thread runs a callback: no other one begins before that has ended."""
+        """Return whether this thread runs a callback, until whose end no other begins."""
         return any(isinstance(part, PoolFuture) and part.is_in_callback() for part in self._parts)
 
     def successful(self) -> bool:
@@ -175,7 +175,7 @@ def _left(end: float | None) -> float | None:
 
 
 def _await(part: futures.Future[Any], timeout: float | None) -> None:
-    """Wait for the end of a call, which runs on the CPUs of this process if that is a worker."""
+    """Wait for the end of a call; a worker lends its CPUs to it meanwhile."""
     if isinstance(part, PoolFuture):
         timeout = part.lend_cpus(timeout)
     if futures.wait([part], timeout).not_done:

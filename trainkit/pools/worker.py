@@ -1,4 +1,4 @@
-"""What of a pool runs in the worker, and the errors that come from there."""
+"""Code of pools that runs in a worker, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class InitializerError(TrainkitError, futures.BrokenExecutor):
 
 
 class EndedError(Exception):
-    """`SystemExit` or `KeyboardInterrupt` that a function has raised, on its way to the future.
+    """Carrier of a `SystemExit` or `KeyboardInterrupt` from a function to its future.
 
     Args:
         error: what was raised.
@@ -69,7 +69,7 @@ def _broken_class(kind: Any) -> type[BaseException]:
 
 
 class Preparation(NamedTuple):
-    """What a worker does before its first call of a pool.
+    """Preparation of a worker before its first call of a pool.
 
     Attributes:
         pool: its id.
@@ -96,7 +96,7 @@ _prepared: dict[str, str] = {}
 
 
 def run(before: Preparation | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `fn`, after what this process has to do before its first call of a pool."""
+    """Call `fn`, after the preparation of this process if that is still to come."""
     if before is not None:
         _prepare(before)
     return _survive(fn, args, kwargs)
@@ -128,7 +128,7 @@ def _prepare(before: Preparation) -> None:
 
 
 def guarded(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that calls `fn`, and goes on where `fn` would end the process."""
+    """Return a function that calls `fn`, and turns what would end the process into an error."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:

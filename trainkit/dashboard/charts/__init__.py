@@ -1,6 +1,6 @@
 """Charts of an experiment, running or finished: what each needs, read from the experiment's file.
 
-What grows with the number of reports is left to SQLite, so that thousands of trials are drawn in a moment.
+Work that grows with the number of reports is done in SQLite, so that thousands of trials are drawn quickly.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Source:
         return known
 
     def mode_of(self, metric: str) -> str:
-        """Return the mode that is asked for, or the experiment's of this metric; else assume one."""
+        """Return the mode of the query, or that of the experiment for this metric; else assume one."""
         if (given := self.options.mode or self.modes.get(metric)) is None:
             given = self.assumed[metric] = metric_and_mode(self.facts)[1] or "min"
         return given
@@ -177,7 +177,7 @@ class Source:
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
-        """Each trial whose last report has the metric, with its value, in the order suggested.
+        """Values of the metric in the last report of each trial that has one, in the order suggested.
 
         Raises:
             MetricError: there is none.

@@ -87,9 +87,9 @@ def text(name: object) -> str:
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:
-    """Return at most `most` of the points: the first, the last, and the ends of each run between them.
+    """Return at most `most` of the points: the first, the last, and the extremes of each run between them.
 
-    So no peak is lost, and where many points fall on one place of the picture, it is as high as all of them.
+    So no peak of the curve is lost.
     """
     if len(points) <= most:
         return points

@@ -4,9 +4,9 @@
         graph = second.work.bind(first.work.bind(inp))
     trainkit.get(graph.execute(1))
 
-A node stands for a call whose arguments may be other nodes. To execute a graph is to make its calls, each
-once, in the order in which they were bound. None waits for another in the program: a reference is the next
-one's argument.
+A node stands for a call whose arguments may be other nodes. `execute` makes each call once, in the order in
+which they were bound. The program waits for none of them: each call gets references to the results that it
+takes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DAGNode(ABC):
             **kwargs: named parts of it.
 
         Raises:
-            ConfigError: the graph takes its input otherwise.
+            ConfigError: the graph takes other inputs than these.
         """
         return _executed(_ordered(self), GraphInput(args, kwargs))[self]
 
@@ -156,7 +156,7 @@ class InputAttributeNode(DAGNode):
 
 
 class _CallNode(DAGNode):
-    """Call of what has a `remote`.
+    """Call of a remote function or class.
 
     Args:
         called: a `RemoteFunction`, or an `ActorClass`.
@@ -177,10 +177,10 @@ class FunctionNode(_CallNode):
 
 
 class ClassNode(_CallNode):
-    """Actor that is made anew each time the graph is executed; its methods have a `bind`.
+    """Actor that each execution of the graph makes anew; its methods have a `bind`.
 
-    It ends with the calls of that execution. All methods that were bound before one that the graph needs are
-    called too.
+    The actor ends with the calls of that execution. Where the graph needs one of its methods, all that were
+    bound before it are called too.
 
     Args:
         called: an `ActorClass`.
@@ -207,7 +207,7 @@ class _UnboundMethod:
         self._options: dict[str, Any] = {}
 
     def options(self, **changes: Any) -> _UnboundMethod:
-        """Return the method, called otherwise; see `ActorMethod.options`."""
+        """Return the method with other options; see `ActorMethod.options`."""
         other = _UnboundMethod(self._owner, self._name)
         other._options = {**self._options, **changes}
         return other
@@ -282,7 +282,7 @@ class MultiOutputNode(DAGNode):
 
 
 class CompiledDAG:
-    """Graph of actors' methods whose order of calls is found once.
+    """Graph of actors' methods whose calls are put in order once, for many executions.
 
     Each execution makes its calls at once, also while others are under way. As an actor runs calls in the
     order in which they were sent, its executions come one after the other, and different actors work on

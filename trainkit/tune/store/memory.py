@@ -1,7 +1,7 @@
 """Store of an experiment in memory.
 
-Records stay as they come, a list that grows, and are sorted out when somebody reads: so to keep one
-costs next to nothing, and a reader that is asked again sorts what has come since.
+Records are appended to a list, and only sorted by trial when a reader is asked. So a commit costs next to
+nothing, and a reader that is asked again only sorts the new records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MemoryStore:
 
     Args:
         facts: what holds for the whole experiment, by name.
-        folder: of its trials, by which others find out who runs it; None: nobody asks.
+        folder: of its trials, whose lock shows other processes who runs it; None: there is none.
 
     Attributes:
         facts: the same.
@@ -42,7 +42,7 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Keep `records`; of a report the result alone, which has all that the trial sent."""
+        """Keep `records`, of reports only their results."""
         for changed in [told for told in records if type(told) is ev.SettingsChanged]:
             settings = {**self.facts["tune_config"], **changed.settings}
             self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}
@@ -58,7 +58,7 @@ class MemoryStore:
         self.facts[key] = value
 
     def close(self) -> None:
-        """Let the folder go, in which nothing is left."""
+        """Release the lock of the folder, and remove its file."""
         if self._ownership is not None:
             self._ownership.remove()
 
@@ -173,11 +173,11 @@ class MemoryReader:
         return attempts
 
     def past(self) -> dict[str, PastResults]:
-        """Nothing: what is kept in memory is not gone on with."""
+        """Return nothing, as an experiment in memory can't be restored."""
         return {}
 
     def spent_s(self) -> float:
-        """0, for the same reason."""
+        """Return 0, as an experiment in memory has no earlier runs."""
         return 0.0
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
@@ -190,7 +190,7 @@ class MemoryReader:
         return times
 
     def spans(self) -> list[Span]:
-        """The attempts of all trials, in the order of their starts."""
+        """Return the attempts of all trials, in the order of their starts."""
         self._take()
         spans = [span for trial in self._added() for span in self._spans_of(trial.trial_id)]
         return sorted(spans, key=lambda span: span.started)
@@ -221,7 +221,7 @@ class MemoryReader:
         return (record.trial for record in self._store.records if isinstance(record, ev.TrialAdded))
 
     def _take(self) -> None:
-        """Sort out what has been committed since the last time."""
+        """Sort the records that were committed since the last time by their kind and trial."""
         records, start = self._store.records, self._read
         self._read = len(records)
         for record in records[start:]:
@@ -246,6 +246,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """PENDING names the attempt that runs next, the others the one that ran last."""
+    """Return True if a status ends an attempt: PENDING bears the number of the next one, others its own."""
     waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

@@ -1,8 +1,8 @@
 """Lock of the process that owns an experiment, and the commands that other processes leave for it.
 
-A command is a file in the folder `commands`. The owner takes it away, carries it out, and commits it with
-its effects and its outcome. So a file that is there was not taken; one that is gone is in the history, or
-will be, unless the owner has died in between: then it had no effect.
+A command is a file in the folder `commands`. The owner removes the file, carries the command out, and
+commits it together with its effects and its outcome. So while the file is there, the command was not taken.
+Once it is gone, the command is in the history or about to be; if the owner died in between, it had no effect.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Ownership:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def remove(self) -> None:
-        """Let go where nobody else will ever want it, so that the file need not stay."""
+        """Release the lock and remove its file, for a folder that no other process will ever own."""
         self._path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Let go; the file stays, since removing it could cut off who waits for it."""
+        """Release the lock; its file stays, as another process may be waiting for it."""
         os.ftruncate(self._descriptor, 0)  # so that who looks for an owner need not look twice
         # Explicitly, as a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -66,7 +66,7 @@ class Ownership:
 
 
 def owned_by(pids: Iterable[int]) -> list[Path]:
-    """Folders of the experiments that these processes run."""
+    """Return the folders of the experiments that these processes run."""
     found = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -80,11 +80,11 @@ def owned_by(pids: Iterable[int]) -> list[Path]:
 
 
 def owner_of(folder: Path) -> int | None:
-    """The pid of the process that runs the experiment; 0 where it is not known, None if nobody does.
+    """Return the pid of the process that runs the experiment; 0 if it is not known, None if there is none.
 
-    The kernel is asked who holds the lock: taking it for a look would refuse an owner that comes just then.
-    Its list is read in pages, so that a lock which moves between two of them while others are let go is not
-    seen: while the process lives that has written its pid into the file, the list is read again.
+    The kernel's list tells who holds the lock: to try the lock would refuse an owner that comes at that
+    moment. The list is read in pages, and a lock may move from one page to another in between, so that it is
+    missed. Therefore the list is read again while the process lives whose pid the file has.
 
     Raises:
         StoreError: it can't be found out.
@@ -182,13 +182,12 @@ def _is_deep(command: Any) -> bool:
 
 
 class Inbox:
-    """The owner's side.
+    """Commands for the owner of an experiment.
 
     Args:
         folder: of the experiment.
-        since: when the owner has taken the lock, in seconds since 1970; commands that are older were for an
-            owner of before.
-        known: ids of commands that the history has; none of them is carried out once more.
+        since: when the owner took the lock, in seconds since 1970; older commands were for an earlier owner.
+        known: ids of commands that are in the history, and not to be carried out again.
     """
 
     def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
@@ -202,7 +201,7 @@ class Inbox:
                     path.unlink()
 
     def look(self, now: float) -> list[ev.CommandGiven]:
-        """Return what was left since the last look, oldest first; nothing if that was just now."""
+        """Return the new commands, oldest first; none if the last look was only a moment ago."""
         if now < self._next_look:
             return []
         self._next_look = now + EVERY_S
@@ -251,7 +250,7 @@ def _is_command(path: Path) -> bool:
 
 
 def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return who gives which command, with its arguments and its id.
+    """Return a command read from its file: who gave it, its verb, its arguments and its id.
 
     Raises:
         Exception: the text is no command.

@@ -27,7 +27,7 @@ from trainkit.tune.store.schema import FILENAME, open_database
 
 
 class LogEntry(NamedTuple):
-    """One thing that searcher and scheduler were told.
+    """Entry of the log of what searcher and scheduler were told.
 
     Attributes:
         kind: of the event, as the file has it: began, PENDING, PAUSED, TERMINATED, ERROR, rearranged,
@@ -147,7 +147,7 @@ class ExperimentReader:
         self.close()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._connection.close()
 
     def facts(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class ExperimentReader:
 
     @without_collection()
     def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
-        """All trials in the order suggested, as they were when last committed.
+        """Return all trials in the order suggested, as they were when last committed.
 
         Args:
             policy: by which their checkpoints are ranked; None: as they were ranked then.
@@ -228,7 +228,7 @@ class ExperimentReader:
         return trials
 
     def _rearrange(self, trials: Mapping[str, Trial]) -> None:
-        """Give trials that go on otherwise than they were suggested what they go on with."""
+        """Give trials the configuration and resources that replaced those that they were suggested with."""
         for trial_id, detail in self._rows(
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
@@ -243,12 +243,12 @@ class ExperimentReader:
                     trial.config = arrangement["config"]
 
     def last_date(self) -> float:
-        """When the last event was noted, in seconds since 1970; 0 if none was."""
+        """Return the time of the last event, in seconds since 1970; 0 if there is none."""
         rows = self._rows("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
         return next((float(time) for (time,) in rows), 0.0)
 
     def spent_s(self) -> float:
-        """For how many seconds the experiment has run, over all its restores, until its last sign of life."""
+        """Return the seconds that the experiment has run, over all restores, up to its last event."""
         runs: list[tuple[int, float, float]] = []  # from which entry on, from when, until when
         for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
             if kind == ev.BEGAN:
@@ -269,15 +269,15 @@ class ExperimentReader:
         return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
-        """The attempts that ran: (trial, attempt)."""
+        """Return the attempts that began, as (trial, attempt)."""
         return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
     def last_starts(self) -> dict[str, float]:
-        """By trial that has run, when its last attempt began."""
+        """Return by trial when its last attempt began, without trials that have not run."""
         return dict(self._rows("SELECT trial_id, max(started) FROM attempts GROUP BY trial_id"))
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """By trial, the reason of the stop that was decided on its last report, if one was."""
+        """Return by trial the reason for stopping it, if that was decided on its last report."""
         return {
             trial_id: dict(decision.reason)
             for trial_id, decision in self.verdicts().items()
@@ -285,7 +285,7 @@ class ExperimentReader:
         }
 
     def verdicts(self) -> dict[str, Decision]:
-        """By trial, what was decided last, if that was after its last report."""
+        """Return by trial the last decision, if no report came after it."""
         return {
             trial_id: Decision(Verdict(verdict), decode(reason))
             for trial_id, verdict, reason, decided, reported in self._rows(
@@ -299,7 +299,7 @@ class ExperimentReader:
         }
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """The reports of a trial by iteration, without those that a later attempt has taken the place of."""
+        """Return the reports of a trial by iteration, without those that a later attempt has replaced."""
         return [
             self._result(trial_id, attempt, metrics)
             for attempt, metrics in self._rows(
@@ -325,14 +325,14 @@ class ExperimentReader:
 
     @without_collection()
     def past(self) -> dict[str, PastResults]:
-        """By trial that has reported, its history, to be read when it is looked at."""
+        """Return by trial its history, which is read once it is used; only trials with a report are there."""
         return {
             trial_id: PastResults(trial_id, length, self.history)
             for trial_id, length in self._rows("SELECT trial_id, count(*) FROM history GROUP BY trial_id")
         }
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """By checkpoint number, the report that it came with; {} for one saved without a report."""
+        """Return by checkpoint number the report that it came with; {} for one without a report."""
         return {
             number: self._result(trial_id, attempt, metrics) if metrics else {}
             for number, attempt, metrics in self._rows(
@@ -344,7 +344,7 @@ class ExperimentReader:
         }
 
     def checkpoint_folders(self) -> set[str]:
-        """Of all checkpoints that were not dropped, the folder, as trial/checkpoint_000003."""
+        """Return the folders of all checkpoints that were not dropped, such as "trial/checkpoint_000003"."""
         return {
             f"{trial}/{checkpoint}"
             for trial, checkpoint in self._rows(
@@ -365,7 +365,7 @@ class ExperimentReader:
         ]
 
     def exchanges(self) -> list[Exchange]:
-        """How trials went on with other configurations than they were suggested, in order."""
+        """Return in order how trials went on with other configurations than the suggested ones."""
         details = (
             (trial_id, decode_config(detail))
             for trial_id, detail in self._rows(
@@ -379,7 +379,7 @@ class ExperimentReader:
         ]
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """The runs of a trial, in order; each ends where the next begins."""
+        """Return the attempts of a trial, in order; each ends where the next begins."""
         return [
             Attempt(number, decode_config(config), started, iteration, reports, outcome or "", pid, hostname)
             for number, config, started, iteration, reports, outcome, pid, hostname in self._rows(
@@ -396,7 +396,7 @@ class ExperimentReader:
         ]
 
     def spans(self) -> list[Span]:
-        """When each attempt ran, and what became of it, in the order of their starts."""
+        """Return when each attempt ran and how it ended, in the order of their starts."""
         endings = {detail for (detail,) in self._rows("SELECT detail FROM events WHERE kind = 'ending'")}
         ends = defaultdict(list)
         for trial_id, *end in self._rows(
@@ -420,7 +420,7 @@ class ExperimentReader:
         return spans
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """By trial, when its first attempt began and when it ended for good, in seconds since 1970."""
+        """Return by trial when its first attempt began and when the trial ended, in seconds since 1970."""
         return {
             trial_id: (started, ended)
             for trial_id, started, ended in self._rows(
@@ -431,11 +431,11 @@ class ExperimentReader:
         }
 
     def log(self, trials: Iterable[Trial] = ()) -> Generator[LogEntry]:
-        """All that searcher and scheduler were told, in the order they were told it.
+        """Yield all that searcher and scheduler were told, in order.
 
         Args:
-            trials: all of them, as this reader has read them and nobody has changed them since: their last
-                results are not read again.
+            trials: all trials as this reader has read them, unchanged, so that their last results need not be
+                read again.
         """
         last = {trial.trial_id: trial.last_result for trial in trials}
         known = {seq for (seq,) in self._rows("SELECT max(seq) FROM results GROUP BY trial_id")}
@@ -477,13 +477,13 @@ class ExperimentReader:
         return self._origins[trial_id, attempt]
 
     def _take_origins(self) -> None:
-        """Read all of them, unless no attempt has begun since the last time."""
+        """Read the origins of all attempts, unless none has begun since the last time."""
         (as_of,) = self._rows("SELECT count(*), max(started) FROM attempts")
         if as_of != self._origins_as_of:
             self._origins, self._origins_as_of = self._read_origins(), as_of
 
     def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
-        """Of one trial, or of all."""
+        """Return the origins of the attempts of one trial, or of all."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(

@@ -53,7 +53,7 @@ def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space,
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Say what is another in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
+    """Return what differs in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
 
     Raises:
         ConfigError: the two have no hyperparameter in common.
@@ -94,9 +94,10 @@ def _shown(leaf: Any) -> str:
 
 
 def with_objects(space: Space) -> Callable[[Any], Any]:
-    """Return a function that puts the objects of `space` in place of their marks in a configuration.
+    """Return a function that replaces the names of objects in a stored configuration by those objects.
 
-    Where two objects of the space have one mark, such as two lambdas, the mark stays.
+    The file keeps only the name of an object that is no JSON value. Where two objects of `space` have one
+    name, such as two lambdas, the name stays.
     """
     objects: dict[str, Any] = {}
     ambiguous = set()
@@ -143,7 +144,7 @@ class ResumeRule:
         resume_finished: bool | Iterable[Any],
         config: ResumeConfig | None,
     ) -> ResumeRule:
-        """The arguments of `Tuner.restore` as one rule.
+        """Return the arguments of `Tuner.restore` as one rule.
 
         Raises:
             ConfigError: they contradict each other, or `resume_finished` names no trials.
@@ -179,7 +180,7 @@ class ResumeRule:
 
 
 def _ids(chosen: Any) -> tuple[str, ...]:
-    """Trial ids of `chosen`: ids themselves, or results."""
+    """Return the trial ids of `chosen`, which holds ids or results."""
     if isinstance(chosen, str) or not isinstance(chosen, Iterable):
         chosen = [chosen]
     ids = [getattr(each, "trial_id", each) for each in chosen]
@@ -189,10 +190,10 @@ def _ids(chosen: Any) -> tuple[str, ...]:
 
 
 def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> None:
-    """Refuse a rule that names what is no finished trial.
+    """Refuse a rule that names trials that have not finished, or don't exist.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it names one.
     """
     finished = {trial.trial_id for trial in trials if trial.status is TrialStatus.TERMINATED}
     if unknown := [each for each in rule.only or () if each not in finished]:
@@ -205,10 +206,10 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
 
 
 def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
-    """A finished trial goes on from a checkpoint; to run it again instead must be asked for.
+    """Refuse to go on with finished trials that have no checkpoint; to run them again must be asked for.
 
     Raises:
-        ConfigError: a trial is to go on and has none.
+        ConfigError: one of them has none.
     """
     lacking = [
         trial.trial_id
@@ -230,7 +231,7 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
 def require_reported(
     metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]], *, finished: bool
 ) -> None:
-    """Refuse metrics to go on with that no report of before has, if none can be expected to have them.
+    """Refuse metrics that no earlier report has, unless later reports may still have them.
 
     Args:
         metrics: given to the restore.
@@ -256,7 +257,7 @@ def require_reported(
 
 
 def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
-    """Raise ConfigError if an experiment is to go on of which nothing is kept."""
+    """Raise ConfigError if an experiment is to go on that has kept nothing."""
     if in_memory and rule is not None:
         raise ConfigError(
             "an experiment in memory has nothing to go on with: leave `resume` out, or keep the experiment "
@@ -300,7 +301,7 @@ def restore_trials(
     space_since: int = 0,
     checkpoints: CheckpointConfig | None = None,
 ) -> Restored:
-    """Replay the file's log into `proposals`, `scheduler` and `stop`, and settle what each trial now is.
+    """Replay the file's log into `proposals`, `scheduler` and `stop`, and set the status of each trial.
 
     Args:
         reader: of the file.
@@ -414,7 +415,7 @@ def replay(
     going_on: Collection[str] = (),
     space_since: int = 0,
 ) -> Replayed:
-    """Tell `proposals`, `scheduler` and `stop` what they were told, and complete the configurations.
+    """Tell `proposals`, `scheduler` and `stop` once more what the log has, and complete the configurations.
 
     Args:
         log: what happened.
@@ -522,7 +523,7 @@ def replay(
 
 
 def _complete_added(added: Additions, proposals: Proposals) -> list[tuple[int, str]]:
-    """Draw what waiting configurations leave open; leave out those of another space, and say why."""
+    """Complete the configurations that wait; return those that don't fit the space, and why."""
     left_out = []
     waiting, added.waiting = added.waiting, deque()
     for number, given in waiting:
@@ -542,9 +543,10 @@ def _remember(
     same_space: bool,
     added: bool,
 ) -> dict[str, Any]:
-    """The suggestion of before; it also gives what neither text nor space can, such as computed objects.
+    """Have the searcher suggest a trial's configuration again, and complete the stored one from it.
 
-    With `added`, a user has added it, and no searcher was asked.
+    Objects that were computed, for instance, are neither in the file nor in the space. With `added`, a user
+    has given the configuration, and the searcher only notes it.
     """
     stored = objects(trial.suggested)
     if added:
@@ -560,7 +562,7 @@ def _remember(
 
 
 def _unknown_object(trial: Trial) -> ConfigError:
-    """A trial that runs needs all of its values; one that has ended may keep a mark in place of an object."""
+    """Return the error for a trial that is to run and lacks an object of its configuration."""
     return ConfigError(
         f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
         "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
@@ -579,7 +581,7 @@ def _settle(
     scheduler: TrialScheduler,
     time: float,
 ) -> None:
-    """Set the status that the trial goes on with, and record it where it is another."""
+    """Set the status that the trial goes on with, and record it if it has changed."""
     what, finished = rule.for_trial(trial), trial.status.is_finished
     if finished and what is Resume.SKIP:
         return
@@ -607,14 +609,12 @@ def _settle(
 
 
 def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialScheduler, time: float) -> None:
-    """A trial is paused, and `last` was decided on it: settle it, or leave that to who can carry it out."""
+    """Carry out the last decision on a paused trial, or note it as owed if only the controller can."""
     if last.donors or last.request is not None:
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    elif (
-        last.verdict is Verdict.CONTINUE
-    ):  # it was paused by another scheduler: this one would never choose it
+    elif last.verdict is Verdict.CONTINUE:  # another scheduler paused it: this one would never choose it
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 
 

@@ -120,11 +120,11 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open a file that exists, after a look at whether it is ours and whole.
+    """Open a file that exists, after checks that it is ours and whole.
 
-    Only SQLite itself opens a file that is in order: POSIX locks are a process's, so whoever closes another
-    descriptor of a file that this process writes drops SQLite's locks on it. The next program that looks
-    into it, such as the `sqlite3` shell, would then take itself for the only one and remove the log.
+    A file that is in order is opened by SQLite alone. POSIX locks belong to a process: if this process closed
+    another descriptor of the file, it would lose SQLite's locks on it. The next program that opens the file,
+    such as the `sqlite3` shell, would then take itself for the only one and remove the log.
 
     Raises:
         StoreError: there is none, it is damaged, foreign, or of another version.
@@ -170,14 +170,14 @@ def _tune(connection: sqlite3.Connection) -> None:
 
 
 def _renew_history(connection: sqlite3.Connection) -> None:
-    """Put this view in place of that of an earlier version, which has reports that no longer stand."""
+    """Replace the view of an earlier version, which also shows reports that were replaced."""
     (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'history'").fetchone() or ("",)
     if view != HISTORY:
         connection.executescript(f"BEGIN; DROP VIEW IF EXISTS history; {HISTORY}; COMMIT;")
 
 
 def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
-    """Text on a file that SQLite can't read."""
+    """Return what is wrong with a file that SQLite can't read."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)

@@ -1,7 +1,7 @@
 """Writer of an experiment file.
 
-What a batch of events led to is committed in one transaction, before any of it is acknowledged to a
-trial. So what a trial was told about is never lost, and a commit is shared by all who wait for one.
+The effects of a batch of events are committed in one transaction, before any trial gets its answer. So what a
+trial was told is never lost, and all trials that wait share one commit.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class ExperimentStore:
         return ExperimentReader(self.folder)
 
     def close(self) -> None:
-        """Fold the log into the file and let the experiment go; nothing but the file stays.
+        """Merge SQLite's log into the file, and release the lock; only the file stays.
 
-        The log stays where somebody reads, until they close, and where the disk is full; it loses nothing.
+        The log stays until its last reader closes, and where the disk is full. Nothing is lost then.
         """
         try:
             # Who reads a file with a write-ahead log makes one anew, and can't remove it.
