@@ -26,12 +26,11 @@ from trainkit.tune.core.checks import (
 from trainkit.tune.core.configs import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.configs import FailureConfig as FailureConfig
 from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
-from trainkit.tune.core.configs import Settings
+from trainkit.tune.core.configs import Settings, Syncer
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
-from trainkit.tune.core.syncer import Syncer
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler
 from trainkit.tune.schedulers.base import TrialScheduler, check_made
