@@ -26,7 +26,7 @@ from tests.dashboard.conftest import Asker, Reply, served
 from tests.dashboard.test_sessions import own
 from trainkit import client
 from trainkit.cli.main import main
-from trainkit.dashboard import endpoints
+from trainkit.dashboard import threads
 from trainkit.errors import ConfigError, GangError, TaskError
 from trainkit.runtime.api import scratch_dir
 from trainkit.train import RunConfig, ScalingConfig, TorchTrainer, TrainingOperator
@@ -191,7 +191,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
         assert eventually(lambda: left(ask) != [], 60)
         assert "another trace" in refused(traced(ask, pids[0], steps=1))
         with monkeypatch.context() as patch:
-            patch.setattr(endpoints, "MAX_BESIDE", 1)
+            patch.setattr(threads, "MAX_BESIDE", 1)
             assert "ask again when one of them is there" in refused(traced(ask, pids[1], steps=1), 429)
             assert rows_of(ask, pids), "what else is asked is answered meanwhile"
         (tmp_path / "hold").unlink()

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes
+from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.neighbors import KNeighborsRegressor
@@ -59,20 +61,20 @@ def scored(
     found = []
     for number, (train, test) in enumerate(folds.split(x, y)):
         order = growing_order(y[train] if by_class else None, len(train), np.random.RandomState(number))
-        some = train[order[: portion * len(train) // portions]]
+        some = train[np.sort(order[: portion * len(train) // portions])]
         found.append(clone(model).fit(x[some], y[some]).score(x[test], y[test]))
     return found
 
 
 @pytest.mark.usefixtures("runtime")
-@pytest.mark.parametrize("portions", [4, 16])
+@pytest.mark.parametrize("portions", [4, 12])
 def test_a_candidate_is_scored_by_a_fit_on_its_share_of_the_samples(portions: int) -> None:
     model = make_pipeline(StandardScaler(), SVC())
     grid = {"svc__C": [1e-3, 0.1, 1.0, 10.0], "svc__gamma": [1e-4, 0.02, 1.0]}
     search = TuneGridSearchCV(model, grid, cv=FOLDS, max_iters=portions, **GROWING).fit(X, Y)
     found = search.cv_results_
-    assert set(found["training_iteration"]) <= {1, 4, 16}
-    assert max(found["training_iteration"]) == portions
+    assert set(found["training_iteration"]) <= {1, 4, 12}
+    assert max(found["training_iteration"]) == found["training_iteration"][search.best_index_] == portions
     for place, parameters in enumerate(found["params"]):
         mine = [found[f"split{fold}_test_score"][place] for fold in range(search.n_splits_)]
         own = clone(model).set_params(**parameters)
@@ -100,6 +102,37 @@ def test_a_regressor_and_weights_are_taken() -> None:
     weighted.fit(x, y, sample_weight=weights)
     again = SVR(**weighted.best_params_).fit(x, y, sample_weight=weights)
     assert np.array_equal(weighted.predict(x), again.predict(x))
+
+
+class Forgetful(DummyClassifier):
+    """Classifier that is the better the fewer samples it has, and has no score of its own."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        return float(self.random_state) / self.seen_
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Forgetful:
+        self.seen_ = len(X)
+        return super().fit(X, y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_best_is_one_of_those_that_had_most_samples() -> None:
+    search = TuneGridSearchCV(
+        Forgetful(), {"random_state": [1, 2, 3, 4, 5]}, cv=FOLDS, max_iters=4, **GROWING
+    ).fit(X, Y)
+    assert search.best_params_ == {"random_state": 5}
+    assert search.cv_results_["training_iteration"][search.best_index_] == 4
+    assert search.best_score_ < max(search.cv_results_["mean_test_score"][:4])
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_whole_training_has_the_samples_in_their_order() -> None:
+    """So it is that of a plain search, also of a model that depends on the order."""
+    forest = RandomForestClassifier(n_estimators=5, random_state=0)
+    grid, last = {"max_depth": [2, 4]}, {"early_stopping": "fifo", "max_iters": 2, "resource": "n_samples"}
+    growing = TuneGridSearchCV(forest, grid, cv=FOLDS, **last).fit(X, Y)
+    plain = TuneGridSearchCV(forest, grid, cv=FOLDS).fit(X, Y)
+    assert np.array_equal(growing.cv_results_["mean_test_score"], plain.cv_results_["mean_test_score"])
 
 
 @pytest.mark.usefixtures("runtime")
@@ -132,8 +165,13 @@ def test_population_based_training_changes_parameters_between_portions() -> None
 
 @pytest.mark.usefixtures("runtime")
 def test_what_cannot_work_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match=r"training samples of a fold can't be divided into max_iters=9999"):
-        TuneGridSearchCV(SVC(), {"C": [1.0]}, max_iters=9999, **GROWING).fit(X, Y)
+    with pytest.raises(ConfigError, match=r"max_iters=13 .* no sample of all 10 classes.*to 12 or"):
+        TuneGridSearchCV(SVC(), {"C": [1.0]}, cv=FOLDS, max_iters=13, **GROWING).fit(X, Y)
+    TuneGridSearchCV(SVC(), {"C": [1.0]}, cv=FOLDS, max_iters=12, **GROWING).fit(X, Y)
+    with pytest.raises(
+        ConfigError, match=r"max_iters=999 .* no sample, .* set max_iters to 120 or"
+    ):
+        TuneGridSearchCV(SVR(), {"C": [1.0]}, cv=3, max_iters=999, **GROWING).fit(X, Y)
     with pytest.raises(ConfigError, match=r"has no effect without early_stopping.*leave resource out"):
         TuneGridSearchCV(SVC(), {"C": [1.0]}, resource="n_samples").fit(X, Y)
     with pytest.raises(ValueError, match="'resource' parameter"):

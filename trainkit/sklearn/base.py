@@ -394,7 +394,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     ) -> SearchResult:
         trial = with_parameters(FoldTrial, task=task)
         if stopping is not None:
-            stopping.require_divisible(task.splits)
+            by_class = is_classifier(task.estimator) and np.ndim(task.y) == 1
+            stopping.require_divisible(task.splits, len(np.unique(task.y)) if by_class else 1)
             trial = with_parameters(IncrementalTrial, task=task, portions=stopping.portions)
         needed_by = f"search_optimization={type(search.searcher).__name__}" if search.learns else None
         metric = metric_of(self.scoring, self.refit, needed_by="early_stopping" if stopping else needed_by)
@@ -451,6 +452,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             rank_lowest_first(results, refit_metric)
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
+            if by_portions and self.resource is not None and not callable(self.refit):
+                # As in searches that halve: a score on few samples tells too little of one on all.
+                reached = results["training_iteration"]
+                furthest = np.flatnonzero(reached == reached.max())
+                self.best_index_ = furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()]
             if not callable(self.refit):
                 self.best_score_ = results[f"mean_test_{refit_metric}"][self.best_index_]
             self.best_params_ = results["params"][self.best_index_]

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
 from trainkit.errors import ConfigError
-from trainkit.sklearn.incremental import COUNTED_BY, DECISIVE, to_report
+from trainkit.sklearn.incremental import COUNTED_BY, DECISIVE, end_of, to_report
 from trainkit.sklearn.incremental_fit import Portions
 from trainkit.tune.core.checks import is_whole
 from trainkit.tune.core.stoppers import AUTOMATIC
@@ -53,17 +53,22 @@ class EarlyStopping:
             return  # each candidate finds out for itself
         self.portions.begin(clone(estimator), searched=names)
 
-    def require_divisible(self, splits: Iterable[tuple[Any, Any]]) -> None:
-        """Refuse folds with fewer training samples than portions, where it is samples that are divided.
+    def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:
+        """Refuse folds with too few training samples, where portions are of samples.
+
+        Args:
+            splits: training and test samples of each fold.
+            classes: of a classifier; 1 for another estimator.
 
         Raises:
-            ConfigError: a portion would have no sample of its own.
+            ConfigError: the first portion would have no sample, or not one of each class.
         """
         fewest, most = min(len(train) for train, _ in splits), self.portions.reports[-1]
-        if self.portions.of_samples and fewest < most:
+        if self.portions.of_samples and end_of(self.portions.reports[0], fewest, most) < classes:
+            of_all = f" of all {classes} classes" if classes > 1 else ""
             raise ConfigError(
-                f"{fewest} training samples of a fold can't be divided into max_iters={most} portions: "
-                f"set max_iters to {fewest} or less"
+                f"resource='n_samples': of max_iters={most} portions the first has no sample{of_all}, as "
+                f"a fold has {fewest} training samples: set max_iters to {max(fewest // classes, 1)} or less"
             )
 
     def refitted(

@@ -372,7 +372,8 @@ class IncrementalFold:
             return self._all
         last = self._portions.reports[-1]
         # Beyond the last portion is a candidate that goes on with the model of another.
-        return self._order[: end_of(min(self._started.done, last), len(self._all), last)]
+        count = end_of(min(self._started.done, last), len(self._all), last)
+        return self._all[np.sort(self._order[:count])]  # in the order of the fold, as a fit on all has them
 
     @functools.cached_property
     def _order(self) -> Any:
@@ -380,7 +381,7 @@ class IncrementalFold:
         # All candidates are trained on the same samples, so that their scores can be compared.
         by_class = is_classifier(self._started.estimator) and np.ndim(y) == 1
         labels = np.asarray(y)[self._all] if by_class else None
-        return self._all[growing_order(labels, len(self._all), np.random.RandomState(self._split))]
+        return growing_order(labels, len(self._all), np.random.RandomState(self._split))
 
     def _data(self) -> Data:
         task = self._task
