@@ -168,9 +168,7 @@ def test_what_cannot_work_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match=r"max_iters=13 .* no sample of all 10 classes.*to 12 or"):
         TuneGridSearchCV(SVC(), {"C": [1.0]}, cv=FOLDS, max_iters=13, **GROWING).fit(X, Y)
     TuneGridSearchCV(SVC(), {"C": [1.0]}, cv=FOLDS, max_iters=12, **GROWING).fit(X, Y)
-    with pytest.raises(
-        ConfigError, match=r"max_iters=999 .* no sample, .* set max_iters to 120 or"
-    ):
+    with pytest.raises(ConfigError, match=r"max_iters=999 .* no sample, .* set max_iters to 120 or"):
         TuneGridSearchCV(SVR(), {"C": [1.0]}, cv=3, max_iters=999, **GROWING).fit(X, Y)
     with pytest.raises(ConfigError, match=r"has no effect without early_stopping.*leave resource out"):
         TuneGridSearchCV(SVC(), {"C": [1.0]}, resource="n_samples").fit(X, Y)
