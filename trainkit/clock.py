@@ -57,3 +57,8 @@ class VirtualClock:
 
 
 SYSTEM = SystemClock()
+
+
+def busy_s() -> float:
+    """Return for how many seconds the calling thread has kept a core busy; waiting does not count."""
+    return time.thread_time()

@@ -145,7 +145,7 @@ def test_last_values_are_shared_until_the_file_changes(five: Path) -> None:
     os.utime(five / FILENAME, (1.0, 1.0))
     settled = values()
     assert settled == new and values() is settled
-    assert Overview.of(five, 0.0, reader=RowReader).best == (min(settled, key=settled.__getitem__), 1.0)
+    assert Overview.of(five, 0.0, open_reader=RowReader).best == (min(settled, key=settled.__getitem__), 1.0)
     with written(five) as file:
         file.execute("UPDATE results SET metrics = '{\"loss\": 0.5}'")
     assert set(values().values()) == {0.5}

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -66,16 +67,20 @@ def test_a_slow_experiment_takes_few_threads(tmp_path: Path, monkeypatch: pytest
     for name in ("slow", "other"):
         run = tune.RunConfig(name=name, storage_path=str(tmp_path), verbose=0)
         tune.Tuner(lambda config: tune.report({"loss": 1.0}), run_config=run).fit()
-    go_on, refresh, held = threading.Event(), TrialTable.refresh, list[Path]()
+    go_on, held = threading.Event(), list[Path]()
     go_on.set()
 
-    def slow(table: TrialTable, old_s: float = 0.0) -> int:
-        if table.folder.name == "slow" and not go_on.is_set():
-            held.append(table.folder)
-            assert go_on.wait(60)
-        return refresh(table, old_s)
+    def slowly(method: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(table: TrialTable, *args: Any, **options: Any) -> Any:
+            if table.folder.name == "slow" and not go_on.is_set():
+                held.append(table.folder)
+                assert go_on.wait(60)
+            return method(table, *args, **options)
 
-    monkeypatch.setattr(TrialTable, "refresh", slow)
+        return slow
+
+    for name in ("refresh", "page"):
+        monkeypatch.setattr(TrialTable, name, slowly(getattr(TrialTable, name)))
     with served(tmp_path) as ask:
         streams = [opened(ask, "/stream?experiment=slow") for _ in range(6)]
         try:

@@ -112,7 +112,8 @@ def trials(call: Call) -> dict[str, Any]:
     statuses = [text for text in (wanted["status"] or "").split(",") if text]
     if unknown := set(statuses) - set(TrialStatus):
         raise BadRequestError(f"there is no status {min(unknown)[:100]!r}: give {', '.join(TrialStatus)}")
-    total, rows = table_of(call).page(
+    server: Served = call.server
+    total, rows = server.board.table(folder_of(call)).page(
         offset=wanted["offset"],
         limit=wanted["limit"],
         sort=wanted["sort"],

@@ -12,13 +12,14 @@ import sqlite3
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainkit.clock import SYSTEM
+from trainkit.clock import SYSTEM, busy_s
 from trainkit.dashboard.reading import (
     FileState,
     NotFoundError,
@@ -119,14 +120,14 @@ class TrialTable:
             state = FileState.of(self.folder)
             if state == self._state and state.stays(now):
                 return self.generation
-            with self._reader():
+            with self._reader(state):
                 return self.generation
 
     @contextlib.contextmanager
-    def _reader(self) -> Iterator[RowReader]:
-        """Open the file, and first read what has changed since it was last open."""
-        state = FileState.of(self.folder)
-        with RowReader(self.folder) as reader:
+    def _reader(self, state: FileState | None = None) -> Iterator[RowReader]:
+        """Open the file, which is in `state`, and first read what has changed since it was last open."""
+        state = state or FileState.of(self.folder)
+        with RowReader(self.folder, state) as reader:
             reader.stand_still()
             judged = metric_and_mode(reader.facts())
             if self._state is not None and (not state.same_file(self._state) or judged != self._judged):
@@ -235,7 +236,7 @@ class TrialTable:
         statuses: Sequence[str] = (),
         search: str = "",
     ) -> tuple[int, list[Row]]:
-        """Return how many trials there are of those asked for, and a page of them.
+        """Return how many trials there are of those asked for, and a page of them, as they are now.
 
         Args:
             offset: trials before the page.
@@ -270,6 +271,8 @@ class TrialTable:
                         self._read_new(reader, ids)
                         return reader.number_of_trials(), self._rows_of(ids)
                     self._read_new(reader, None)
+            else:
+                self.refresh()
             ((total,),) = self._memory.execute(f"SELECT count(*) FROM rows WHERE {condition}", values)
             rows = self._memory.execute(
                 f"SELECT * FROM rows WHERE {condition} ORDER BY {by} LIMIT ? OFFSET ?",
@@ -373,12 +376,12 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment, with the state of its file and the seconds that it took to read."""
+    """Summary of an experiment, with the state of its file, and for how long reading it kept a core busy."""
 
     summary: dict[str, Any]
     state: FileState
     at: float
-    cost_s: float
+    busy_s: float
 
 
 class Board:
@@ -438,7 +441,7 @@ class Board:
 
         Args:
             folder: of the experiment.
-            at_leisure: an older summary will do if reading a new one takes long.
+            at_leisure: an older summary will do if a new one is much work.
 
         Raises:
             StoreError: its file is damaged.
@@ -448,17 +451,17 @@ class Board:
         if known is not None:
             if known.state == state and state.stays(now):
                 return known.summary
-            if at_leisure and state.owner == known.state.owner and now - known.at < 10 * known.cost_s:
+            if at_leisure and state.owner == known.state.owner and now - known.at < 10 * known.busy_s:
                 return known.summary
-        begun = SYSTEM.monotonic()
-        summary = _summary(folder, Overview.of(folder, now, with_trials=False, reader=RowReader))
-        self._seen[folder] = Seen(summary, state, now, SYSTEM.monotonic() - begun)
+        begun = busy_s()
+        summary = _summary(folder, now, partial(RowReader, state=state))
+        self._seen[folder] = Seen(summary, state, now, busy_s() - begun)
         return summary
 
 
-def _summary(folder: Path, seen: Overview) -> dict[str, Any]:
-    best = None
-    with RowReader(folder) as reader:
+def _summary(folder: Path, now: float, open_reader: Callable[[Path], RowReader]) -> dict[str, Any]:
+    seen, best = Overview.of(folder, now, with_trials=False, open_reader=open_reader), None
+    with open_reader(folder) as reader:
         objectives = reader.facts().get("objectives") or (
             [] if seen.metric is None else [(seen.metric, seen.mode)]
         )

@@ -117,14 +117,19 @@ class SharedReader(LogReader):
 
     A first look at a large experiment asks for them several times at once: for its best trial, for a page of
     the table, for each chart.
+
+    Args:
+        folder: of the experiment.
+        state: of its file, by who has just looked; default: it is looked at.
     """
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, state: FileState | None = None) -> None:
         # Before it is opened: what is read then is as new as this, or newer.
-        self._state, self._begun = FileState.of(folder), SYSTEM.now()
+        self._begun = SYSTEM.now()
+        self._state = state or FileState.of(folder)
         super().__init__(folder)
 
     def last_values(self, metric: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from trainkit.clock import SYSTEM
+from trainkit.clock import SYSTEM, busy_s
 from trainkit.dashboard.board import Board, Row
 from trainkit.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
 from trainkit.dashboard.processes import sessions
@@ -24,7 +24,7 @@ EVERY_S = 0.5
 QUIET_S = 10.0
 """Seconds after which a word is sent although nothing has changed, so that who listens knows it."""
 SHARE = 10
-"""A look that takes long is followed by a rest of so many times as long."""
+"""A look is followed by a rest of so many times as long as it has kept a core busy, at least."""
 MAX_ROWS = 200
 """Trials that are sent at once; of more it is said that there are more, and who shows a page asks for it."""
 MAX_EVENTS = 200
@@ -144,40 +144,51 @@ async def stream(call: Call) -> Response:
     else:
         watch = ListWatch("experiments", server.board.summaries)
     first = await _look(server.threads, watch, Since())  # what is wrong now is told by the status
-    return StreamingResponse(_told(server, watch, *first), media_type=STREAM)
+    return StreamingResponse(_told(server, watch, first), media_type=STREAM)
 
 
-async def _look(
-    threads: Threads, watch: ExperimentWatch | ListWatch, since: Since
-) -> tuple[Since, str | None]:
-    """Look once for all listeners with the same knowledge; return the new state and the news for them."""
+class _Found(NamedTuple):
+    """What a look has found.
 
-    def look() -> tuple[Since, str | None]:
-        now, change = watch(since)
-        return now, None if change is None else encode({**change, "time": SYSTEM.now()})
+    Attributes:
+        known: to who has looked, from now on.
+        news: as JSON; None: nothing has changed.
+        busy_s: seconds for which the look kept a core busy. How long it took says nothing of that: on a busy
+            machine it mostly waits.
+    """
+
+    known: Since
+    news: str | None
+    busy_s: float
+
+
+async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
+    """Look once for all listeners with the same knowledge."""
+
+    def look() -> _Found:
+        begun = busy_s()
+        known, change = watch(since)
+        news = None if change is None else encode({**change, "time": SYSTEM.now()})
+        return _Found(known, news, busy_s() - begun)
 
     return await threads.share((watch.name, since), lambda: threads.look(look, watch.name))
 
 
-async def _told(
-    server: Watched, watch: ExperimentWatch | ListWatch, since: Since, found: str | None
-) -> AsyncIterator[str]:
+async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Found) -> AsyncIterator[str]:
     last = SYSTEM.monotonic()
     while not server.is_ending:
-        if found is not None:
-            yield f"event: change\ndata: {found}\n\n"
+        if found.news is not None:
+            yield f"event: change\ndata: {found.news}\n\n"
             last = SYSTEM.monotonic()
         elif SYSTEM.monotonic() - last > QUIET_S:
             yield ": nothing has changed\n\n"
             last = SYSTEM.monotonic()
-        begun = SYSTEM.monotonic()
         try:
-            since, found = await _look(server.threads, watch, since)
+            found = await _look(server.threads, watch, found.known)
         except (StoreError, NotFoundError) as error:
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
-        now = SYSTEM.monotonic()
-        rest = SHARE * (now - begun)
+        now, rest = SYSTEM.monotonic(), SHARE * found.busy_s
         # To the next moment at which all look, so that one of them looks for all.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 

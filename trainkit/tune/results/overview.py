@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -225,7 +225,12 @@ class Overview:
 
     @classmethod
     def of(
-        cls, folder: Path, now: float, *, with_trials: bool = True, reader: type[LogReader] = LogReader
+        cls,
+        folder: Path,
+        now: float,
+        *,
+        with_trials: bool = True,
+        open_reader: Callable[[Path], LogReader] = LogReader,
     ) -> Overview:
         """Look at the experiment in `folder`.
 
@@ -233,13 +238,13 @@ class Overview:
             folder: of the experiment.
             now: the time.
             with_trials: False leaves the trials out, and is several times as fast.
-            reader: class that reads the file.
+            open_reader: opens the file.
 
         Raises:
             StoreError: there is none, or its file is damaged or foreign.
         """
         owner = owner_of(folder)  # first: of one that ends now, the end is seen
-        with reader(folder) as log:
+        with open_reader(folder) as log:
             log.stand_still()
             facts = log.facts()
             metric, mode = metric_and_mode(facts)
