@@ -136,7 +136,10 @@ def renew() -> None:
 
 @contextlib.contextmanager
 def linked(folder: Path) -> Iterator[None]:
-    """Have `folder` removed with the session if this process is killed before the block has ended."""
+    """Have `folder` removed with the session if this process is killed before the block has ended.
+
+    Remove it in the block: one who is killed as he removes it leaves the rest to the session.
+    """
     with contextlib.suppress(NodeDiedError):  # the session that follows has the link
         _link(engine(), folder)
     try:

@@ -405,8 +405,9 @@ def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
         yield None
         return
     # Checkpoints of large models may need more space than the session's folder has.
-    with tempfile.TemporaryDirectory(prefix="trainkit-sklearn-") as folder, api.linked(Path(folder)):
-        yield Path(folder, "search")
+    made = tempfile.TemporaryDirectory(prefix="trainkit-sklearn-")
+    with api.linked(Path(made.name)), made:
+        yield Path(made.name, "search")
 
 
 def comparable_candidates(

@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,10 @@ def temporary_folder(prefix: str) -> Iterator[str]:
     """Give a temporary folder; one of an actor that is killed goes with the session."""
     engine = runtime.session.running()
     # Not in the session's own folder: that may lie in a small memory, and checkpoints are large.
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-        if engine is not None and engine.current_actor() is not None:
-            stack.enter_context(runtime.session.linked(Path(folder)))
-        yield folder
+    made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    is_of_actor = engine is not None and engine.current_actor() is not None
+    with runtime.session.linked(Path(made.name)) if is_of_actor else nullcontext(), made:
+        yield made.name
 
 
 class Checkpoint:
