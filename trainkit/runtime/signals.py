@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import select
 import signal
@@ -122,6 +123,9 @@ _SIGINT = int(signal.SIGINT)
 _signal: Any = importlib.import_module("_signal")
 """The functions that `signal` wraps: without its enums a wait is some microseconds shorter."""
 
+_LOOK_MS = 500
+"""How often a wait lets Python look for signals: one that came to another thread ends no system call here."""
+_LONGEST_MS = 2**31 - 1
 _FOLLOWER_S = 0.05
 """How long a wait for another thread may take notice of Ctrl-C late."""
 
@@ -191,9 +195,11 @@ class InterruptGuard:
             poll.register(fd, select.POLLIN)
         if self._wake_fd >= 0:
             poll.register(self._wake_fd, select.POLLIN)
-        # A wait for ever is one of days: poll takes no larger numbers than 32 bits of milliseconds.
-        limit_ms = None if timeout_s is None else min(max(0.0, timeout_s) * 1000, 2**31 - 1)
-        ready = [fd for fd, _ in poll.poll(limit_ms)]
+        left_ms = math.inf if timeout_s is None else max(0.0, timeout_s) * 1000
+        look_ms = _LOOK_MS if self._wake_fd >= 0 else _LONGEST_MS
+        while not (found := poll.poll(min(left_ms, look_ms))) and left_ms > look_ms:
+            left_ms -= look_ms
+        ready = [fd for fd, _ in found]
         if self._wake_fd in ready:
             ready.remove(self._wake_fd)
             if not self.noted:  # a second Ctrl-C came while the guard before this one was taken down

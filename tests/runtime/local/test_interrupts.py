@@ -74,6 +74,19 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
     assert step > 50
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 100])
+def test_ctrl_c_that_another_thread_is_given_ends_a_wait(tasks: int) -> None:
+    refs = [trainkit.remote(time.sleep).remote(600) for _ in range(tasks)]
+    # Not to the process, where the main thread would have it: Python acts on it there all the same.
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainkit.wait(refs, num_returns=tasks)
+    timer.join()
+    for ref in refs:
+        trainkit.cancel(ref, force=True)
+
+
 def test_a_handler_that_returns_ends_no_wait_for_a_node() -> None:
     trainkit.nodes()  # so that the node listens
     came: list[float] = []

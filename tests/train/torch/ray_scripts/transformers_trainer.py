@@ -9,7 +9,14 @@ import torch
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 
 class Sentences(Dataset):
@@ -23,6 +30,13 @@ class Sentences(Dataset):
 
     def __getitem__(self, index):
         return {"input_ids": self.words[index], "labels": (self.words[index, 0] < 25).long()}
+
+
+class AllHaveSaved(TrainerCallback):
+    """Wait until the first worker has written its files, which Ray's callback copies on each."""
+
+    def on_save(self, args, state, control, **more):
+        torch.distributed.barrier()
 
 
 def compute_metrics(evaluated):
@@ -52,6 +66,7 @@ def train_func(config):
         eval_dataset=Sentences(16, 2),
         compute_metrics=compute_metrics,
     )
+    trainer.add_callback(AllHaveSaved())
     trainer.add_callback(ray.train.huggingface.transformers.RayTrainReportCallback())
     trainer = ray.train.huggingface.transformers.prepare_trainer(trainer)
     trainer.train()
