@@ -75,6 +75,9 @@ class RayRef(ObjectRef[Any]):
         self.id = int.from_bytes(ref.binary(), "big")
         self.session = session
 
+    def hex(self) -> str:
+        return f"{self.id:0{2 * ray.ObjectRef.size()}x}"
+
     def __reduce__(self) -> Any:
         return put_again, (engine().get([self], None)[0],)  # by hand, so with its value
 
