@@ -271,6 +271,11 @@ class EngineSuite(engine.EngineSuite):
             trainkit.init()
         trainkit.init(ignore_reinit_error=True)
 
+    def test_the_id_of_a_reference_is_there_as_text_and_as_bytes(self) -> None:
+        refs = [trainkit.remote(abs).remote(number) for number in range(64)]  # some begin with a zero
+        assert [bytes.fromhex(ref.hex()) for ref in refs] == [ref.binary() for ref in refs]
+        assert len({len(ref.hex()) for ref in refs}) == 1
+
     def test_a_timeout_leaves_the_result_to_come(self) -> None:
         ref = trainkit.put(1)
         assert trainkit.get(ref, timeout=0) == 1

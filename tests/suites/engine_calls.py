@@ -316,11 +316,6 @@ class CallSuite(Suite):
 
         assert asyncio.run(main()) == (2, [0, 2, 4, 6, 8], "kept", 1)
 
-    def test_the_id_of_a_reference_is_there_as_text_and_as_bytes(self) -> None:
-        refs = [trainkit.remote(abs).remote(number) for number in range(64)]  # some begin with a zero
-        assert [bytes.fromhex(ref.hex()) for ref in refs] == [ref.binary() for ref in refs]
-        assert len({len(ref.hex()) for ref in refs}) == 1
-
     def test_a_reference_has_a_future(self) -> None:
         ref = trainkit.remote(lambda: 5).remote()
         assert ref.future().result(timeout=SOON_S) == 5

@@ -21,6 +21,7 @@ from trainkit.dashboard.charts.figures import (
     text,
     value_words,
 )
+from trainkit.tune.plots.parallel import share_between
 from trainkit.tune.plots.style import number
 
 SHADES = 12
@@ -302,7 +303,7 @@ def _scale(parameter: Parameter) -> Scale:
     known = [value for value in parameter.values if value is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
     heights = [
-        INACTIVE if value is None else _share(value, low, high, log=parameter.log)
+        INACTIVE if value is None else share_between(value, low, high, log=parameter.log)
         for value in parameter.values
     ]
     return heights, _ticks(low, high, log=parameter.log)
@@ -314,15 +315,7 @@ def _ticks(low: float, high: float, *, log: bool) -> list[tuple[float, str]]:
     inner = [low + (high - low) * share for share in (0.25, 0.5, 0.75)]
     if log:
         inner = [low * (high / low) ** share for share in (0.25, 0.5, 0.75)]
-    return [(_share(value, low, high, log=log), number(value)) for value in (low, *inner, high)]
-
-
-def _share(value: float, low: float, high: float, *, log: bool) -> float:
-    if low == high:
-        return 0.5
-    if log:
-        value, low, high = math.log(value), math.log(low), math.log(high)
-    return (value - low) / (high - low)
+    return [(share_between(value, low, high, log=log), number(value)) for value in (low, *inner, high)]
 
 
 def _across(scales: Sequence[Scale], place: int) -> Points:
@@ -365,7 +358,7 @@ def _surface(
     logs = [across.log, up.log]
     at = np.array(
         [
-            [_share(value, *end, log=log) for value in each]
+            [share_between(value, *end, log=log) for value in each]
             for each, end, log in zip((xs, ys), ends, logs, strict=True)
         ]
     )

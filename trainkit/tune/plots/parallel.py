@@ -107,7 +107,8 @@ def _scale(parameter: Hyperparameter) -> Scale:
     else:
         low, high = parameter.bounds
         places = {
-            place: _share(value, low, high, log=parameter.is_log) for place, value in parameter.values.items()
+            place: share_between(value, low, high, log=parameter.is_log)
+            for place, value in parameter.values.items()
         }
         ticks = _ticks(low, high, log=parameter.is_log, whole=parameter.is_whole)
     return Scale(parameter.name, places, ticks)
@@ -119,7 +120,7 @@ def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool)
     low, high = ends or (min(values), max(values))
     inside = [min(max(value, low), high) for value in values]
     low, high = min(inside), max(inside)
-    places = {place: _share(value, low, high, log=log) for place, value in enumerate(inside)}
+    places = {place: share_between(value, low, high, log=log) for place, value in enumerate(inside)}
     ticks = _ticks(low, high, log=log, whole=False)
     if ends is not None:
         wild, sign = (
@@ -130,7 +131,8 @@ def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool)
     return Scale(metric, places, ticks)
 
 
-def _share(value: float, low: float, high: float, *, log: bool) -> float:
+def share_between(value: float, low: float, high: float, *, log: bool) -> float:
+    """Return how far `value` is from `low` to `high`, from 0 to 1, on an axis that may be logarithmic."""
     if low == high:
         return 0.5
     if log:
@@ -146,7 +148,7 @@ def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[flo
     inside = [float(tick) for tick in locator.tick_values(low, high) if low <= tick <= high]
     if len(inside) < 2:
         inside = [low, high]
-    return [(_share(tick, low, high, log=log), style.number(tick)) for tick in inside]
+    return [(share_between(tick, low, high, log=log), style.number(tick)) for tick in inside]
 
 
 def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> None:
