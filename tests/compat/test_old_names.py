@@ -102,6 +102,7 @@ PLACES = {
     "trainkit.util.helpers": "as_completed map_unordered",
     "trainkit.util.iter": "from_actors from_items from_iterators from_range LocalIterator ParallelIterator "
     "ParallelIteratorWorker",
+    "trainkit.util.metrics": "Counter Gauge Histogram Metric",
     "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
     "get_current_placement_group get_placement_group PlacementGroup",
     "trainkit.util.queue": "Queue Empty Full",

@@ -17,6 +17,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.dashboard.conftest import Asker, served, told
 from trainkit.runtime.local.system import process
+from trainkit.util.metrics import Gauge
 
 
 @trainkit.remote
@@ -145,6 +146,17 @@ def test_logs_of_a_session(ask: Asker, waiting: int) -> None:
     assert any("it waits for" in line for line in lines(f"?worker={log}"))
     for name in ("none", "..%2Fnode.json", "%2Fetc%2Fpasswd"):
         ask.get(f"{path}/logs?worker={name}", 404)
+
+
+def test_metrics_of_a_session(ask: Asker, waiting: int) -> None:
+    path = f"/api{own(ask)}/metrics"
+    Gauge("of_dashboard", "A \u00b5-level").set(4)
+    reply = ask("GET", path)
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "of_dashboard 4.0" in reply.body.decode()
+    assert ask("GET", path, headers={}).status in (401, 403)
+    assert ask("GET", "/api/sessions/none/metrics").status == 404
 
 
 def test_stacks_of_a_worker(ask: Asker, waiting: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.suites.parts import Keeper, await_file, context, start_and_wait_for
 from trainkit.errors import ConfigError
 from trainkit.runtime.session import engine
 from trainkit.testing.engine import Suite, lacks, needs
-from trainkit.util import get_node_ip_address, list_named_actors, state
+from trainkit.util import get_node_ip_address, list_named_actors, metrics, state
 
 
 def rows_of(listing: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
@@ -127,6 +129,44 @@ class StateSuite(Suite):
     def test_what_cannot_be_listed_says_why(self, what: Callable[[], Any]) -> None:
         with pytest.raises(ConfigError, match="dashboard"):
             what()
+
+    def test_the_timeline_has_tasks_and_methods_that_have_ended(self, tmp_path: Path) -> None:
+        began = time.time()
+        actor = trainkit.remote(Keeper).remote(1)
+        trainkit.get([actor.get.remote(), trainkit.remote(abs).options(name="in_timeline").remote(2)])
+        wanted = {"task::Keeper.__init__", "task::Keeper.get", "task::in_timeline"}
+
+        def events() -> list[dict[str, Any]]:
+            return [event for event in trainkit.timeline() if event["ph"] == "X" and event["cat"] in wanted]
+
+        assert eventually(lambda: {event["cat"] for event in events()} == wanted)
+        for event in events():
+            if event["cat"] == "task::in_timeline":
+                assert event["args"]["task_id"]
+                assert began * 1e6 <= event["ts"] <= event["ts"] + event["dur"] <= time.time() * 1e6
+        trainkit.timeline(tmp_path / "timeline.json")
+        written = json.loads((tmp_path / "timeline.json").read_text())
+        assert wanted <= {event.get("cat") for event in written}
+
+    def test_metrics_are_kept_in_every_process(self) -> None:
+        counter = metrics.Counter("suite_counted", tag_keys=("where",)).set_default_tags({"where": "here"})
+        gauge = metrics.Gauge("suite_level")
+        histogram = metrics.Histogram("suite_spread", boundaries=[1.0, 10.0])
+
+        def count() -> None:
+            counter.inc(2)
+            gauge.set(5)
+            histogram.observe(3, None)
+
+        trainkit.get([trainkit.remote(count).remote() for _ in range(2)])
+        count()
+        if engine().name == "ray":
+            with pytest.raises(ConfigError, match="metrics_export_port"):
+                metrics.prometheus_text()
+            return
+        assert 'suite_counted_total{where="here"} 6.0' in metrics.prometheus_text()
+        assert "suite_level 5.0" in metrics.prometheus_text()
+        assert 'suite_spread_bucket{le="10.0"} 3.0' in metrics.prometheus_text()
 
     def test_placement_groups(self) -> None:
         group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}], strategy="SPREAD", name="shown")

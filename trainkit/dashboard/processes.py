@@ -25,11 +25,14 @@ from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
+from trainkit.runtime.metrics import metrics
 from trainkit.train.data import ranks
 from trainkit.tune.results.printed import last_lines
 
 MAX_TRACE_S = 300.0
 """Seconds that a trace may take."""
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of Prometheus' text format."""
 MAX_LOGS = 20
 """Log files that are read at once; of more, the latest."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -213,6 +216,11 @@ def _stacks(call: Call) -> Row:
     return {"pid": pid, "text": found}
 
 
+def _metrics(call: Call) -> Response:
+    """Return what the processes of a session count, for Prometheus to scrape."""
+    return Response(metrics.prometheus_text(_session_of(call).folder / metrics.FOLDER), media_type=METRICS)
+
+
 def _trace(call: Call) -> Response:
     """Return a trace of a rank's next steps, which is kept nowhere."""
     require_writable(call)
@@ -252,6 +260,13 @@ SESSIONS = (
             files.LINES,
         ),
         waits=True,
+    ),
+    Endpoint(
+        "GET",
+        f"{_SESSION}/metrics",
+        "The metrics of a session (`trainkit.util.metrics`), in Prometheus' text format.",
+        _metrics,
+        METRICS,
     ),
     Endpoint(
         "POST",

@@ -18,6 +18,7 @@ from trainkit.runtime.api import remove_placement_group as remove_placement_grou
 from trainkit.util import collective as collective
 from trainkit.util import iter as iter
 from trainkit.util import joblib as joblib
+from trainkit.util import metrics as metrics
 from trainkit.util import multiprocessing as multiprocessing
 from trainkit.util import queue as queue
 from trainkit.util import scheduling_strategies as scheduling_strategies

@@ -1,0 +1,302 @@
+"""Metrics of a session: counters, gauges and histograms, by the names of `ray.util.metrics`.
+
+Each process keeps its values in files of its own in the session's folder, by Prometheus' own library. Who
+asks for the metrics of the session reads the files of all its processes, of those that have ended too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.runtime import session
+from trainkit.runtime.engine import Engine
+
+FOLDER = "metrics"
+"""Folder of the files, in that of the session."""
+_VALID = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_FILE_BYTES = 1 << 16
+
+
+def _library(module: str) -> Any:
+    try:
+        return importlib.import_module(f"prometheus_client.{module}")
+    except ImportError as error:
+        raise MissingDependencyError.of("metrics need prometheus-client", "metrics", error) from error
+
+
+class _Values:
+    """The values of this process in the running session."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)  # its files are the parent's
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._engine: weakref.ref[Engine] | None = None
+        self._files: dict[str, Any] = {}
+
+    def write(self, engine: Engine, kind: str, values: Iterable[tuple[str, float]], *, adds: bool) -> None:
+        """Write values by their keys, or add to what they are."""
+        with self._lock:
+            if self._engine is None or self._engine() is not engine:
+                for file in self._files.values():
+                    file.close()
+                self._engine, self._files = weakref.ref(engine), {}
+            file = self._files.get(kind)
+            if file is None:
+                file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
+            now = SYSTEM.now()
+            for key, value in values:
+                file.write_value(key, value + file.read_value(key)[0] if adds else value, now)
+
+    def _opened(self, folder: Path, kind: str) -> Any:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / f"{kind}_{os.getpid()}.db"
+        if not path.exists():  # else of a process before that had this pid, whose counts go on
+            begun = path.with_suffix(".begun")  # nobody is to read it before it is whole
+            with open(begun, "wb") as file:
+                # It is mapped, so a disk that is full would end the process later.
+                os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            begun.rename(path)
+        return _library("mmap_dict").MmapedDict(str(path))
+
+
+_values = _Values()
+
+
+def prometheus_text(folder: Path | None = None) -> str:
+    """Return the metrics of a session in Prometheus' text format.
+
+    Counters and histograms are summed over all processes of the session, those that have ended too; a gauge
+    has the value that was set last. The dashboard serves the same at `/api/sessions/SESSION/metrics`.
+
+    Args:
+        folder: with the files of the session's processes; None is the running session.
+
+    Raises:
+        ConfigError: the session runs on Ray, which serves its metrics itself.
+        MissingDependencyError: the package prometheus-client is not installed.
+    """
+    if folder is None:
+        engine = session.engine()
+        if engine.name == "ray":
+            raise ConfigError(
+                "Ray serves the metrics of its sessions itself, at the metrics_export_port of a node"
+            )
+        folder = engine.scratch_dir() / FOLDER
+    if not folder.is_dir():
+        return ""
+    registry = _library("registry").CollectorRegistry()
+    _library("multiprocess").MultiProcessCollector(registry, path=str(folder))
+    text: bytes = _library("exposition").generate_latest(registry)
+    return text.decode()
+
+
+class Metric:
+    """Base of the metrics.
+
+    Args:
+        name: letters, digits, "_" and ":", no digit first. One of another name warns, and keeps nothing.
+        description: that is shown with it.
+        tag_keys: names of the tags that each value has.
+
+    Raises:
+        TypeError: `tag_keys` is no tuple of texts.
+        ValueError: the name is empty.
+    """
+
+    _kind = ""
+
+    def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None) -> None:
+        if not name:
+            raise ValueError("a metric needs a name, and was given an empty one")
+        self._is_valid = _VALID.fullmatch(name) is not None
+        if not self._is_valid:
+            warnings.warn(
+                f"the metric {name!r} is discarded: a name has letters, digits, _ and :, and no digit first",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._name = name
+        self._description = description
+        self._tag_keys = tag_keys or ()
+        self._default_tags: dict[str, str] = {}
+        self._keys: dict[tuple[str, ...], str] = {}
+        self._of_ray: Any = None
+        if not isinstance(self._tag_keys, tuple):
+            raise TypeError(f"tag_keys is a tuple of texts, not {self._tag_keys!r}")
+        for key in self._tag_keys:
+            if not isinstance(key, str):
+                raise TypeError(f"tag_keys is a tuple of texts, and {key!r} is none")
+
+    def set_default_tags(self, default_tags: dict[str, str]) -> Self:
+        """Have these tags for values that are given without; return this metric.
+
+        Raises:
+            ValueError: a key is not among `tag_keys`.
+            TypeError: a value is no text.
+        """
+        self._require_tags(default_tags)
+        self._default_tags = default_tags
+        return self
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, description, tag keys and default tags."""
+        return {
+            "name": self._name,
+            "description": self._description,
+            "tag_keys": self._tag_keys,
+            "default_tags": self._default_tags,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_keys": {}, "_of_ray": None}
+
+    def _require_tags(self, tags: Mapping[str, str]) -> None:
+        for key, value in tags.items():
+            if key not in self._tag_keys:
+                raise ValueError(f"there is no tag {key!r}: the metric {self._name} has {self._tag_keys}")
+            if not isinstance(value, str):
+                raise TypeError(f"the tag {key}={value!r} of the metric {self._name} is no text")
+
+    def _labels(self, tags: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the tags of a value, in the order of `tag_keys`."""
+        self._require_tags(tags or {})
+        given = {**self._default_tags, **(tags or {})}
+        missing = [key for key in self._tag_keys if key not in given]
+        if missing:
+            raise ValueError(f"the metric {self._name} lacks a value for: {', '.join(missing)}")
+        return {key: given[key] for key in self._tag_keys}
+
+    def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
+        """Return the key in the file of one number of these labels."""
+        known = suffix, *labels.values()
+        key = self._keys.get(known)
+        if key is None:
+            make, name = _library("mmap_dict").mmap_key, self._name
+            key = make(name, name + suffix, [*labels], [*labels.values()], self._description)
+            self._keys[known] = key
+        return key
+
+    def _record(self, verb: str, value: float, tags: Mapping[str, str] | None) -> None:
+        """Keep a value, by the method of that name on Ray."""
+        if not isinstance(value, int | float):
+            raise TypeError(f"the value of a metric is a number, not {value!r}")
+        labels = self._labels(tags)
+        if not self._is_valid:
+            return
+        engine = session.engine()
+        if engine.name == "ray":
+            if self._of_ray is None:
+                self._of_ray = self._made_by(importlib.import_module("ray.util.metrics"))
+            getattr(self._of_ray, verb)(value, labels)
+        else:
+            _values.write(engine, self._kind, self._entries(value, labels), adds=verb != "set")
+
+    def _made_by(self, ray_metrics: Any) -> Any:
+        """Return the same metric of Ray's."""
+        return getattr(ray_metrics, type(self).__name__)(self._name, self._description, self._tag_keys)
+
+    def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
+        """Return what a value is in the file."""
+        return [(self._key("", labels), value)]
+
+
+class Counter(Metric):
+    """A number that only grows, such as of samples that were read; see `Metric` for the arguments."""
+
+    _kind = "counter"
+
+    def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
+        """Add to it.
+
+        Raises:
+            ValueError: `value` is not above 0, or `tags` are not those of the metric.
+            TypeError: `value` is no number, or a tag no text.
+        """
+        if isinstance(value, int | float) and value <= 0:
+            raise ValueError(f"a counter only grows: inc({value}) of {self._name}")
+        self._record("inc", value, tags)
+
+    def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
+        return [(self._key("_total", labels), value)]
+
+
+class Gauge(Metric):
+    """A number that goes up and down, such as of waiting requests; see `Metric` for the arguments."""
+
+    _kind = "gauge_mostrecent"
+
+    def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
+        """Have this value, in place of what any process of the session has set before; None changes nothing.
+
+        Raises:
+            ValueError: `tags` are not those of the metric.
+            TypeError: `value` is no number, or a tag no text.
+        """
+        if value is not None:
+            self._record("set", value, tags)
+
+
+class Histogram(Metric):
+    """How often values fell between boundaries, and their sum.
+
+    Args:
+        name, description, tag_keys: see `Metric`.
+        boundaries: upper ends of the buckets, above 0 and rising; a last bucket has what is above all.
+
+    Raises:
+        ValueError: there are no boundaries, or they are not above 0 and rising.
+    """
+
+    _kind = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        boundaries: Sequence[float] | None = None,
+        tag_keys: tuple[str, ...] | None = None,
+    ) -> None:
+        super().__init__(name, description, tag_keys)
+        if boundaries is None or len(boundaries) == 0:
+            raise ValueError(f"the histogram {name} needs boundaries, such as boundaries=[0.1, 1.0]")
+        if min(boundaries) <= 0 or sorted(set(boundaries)) != list(boundaries):
+            raise ValueError(f"boundaries={boundaries}: give numbers above 0, each above the one before")
+        self.boundaries = boundaries
+
+    def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
+        """Count a value.
+
+        Raises:
+            ValueError: `tags` are not those of the metric.
+            TypeError: `value` is no number, or a tag no text.
+        """
+        self._record("observe", value, tags)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, description, tag keys, default tags and boundaries."""
+        return {**super().info, "boundaries": self.boundaries}
+
+    def _made_by(self, ray_metrics: Any) -> Any:
+        return ray_metrics.Histogram(self._name, self._description, list(self.boundaries), self._tag_keys)
+
+    def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
+        shown = _library("utils").floatToGoString
+        ends = [*map(float, self.boundaries), float("inf")]
+        own = next((end for end in ends if value <= end), ends[-1])
+        buckets = [(self._key("_bucket", {**labels, "le": shown(end)}), float(end == own)) for end in ends]
+        return [*buckets, (self._key("_sum", labels), value)]
