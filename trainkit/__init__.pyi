@@ -35,6 +35,7 @@ from trainkit.runtime.api import put as put
 from trainkit.runtime.api import remote as remote
 from trainkit.runtime.api import remove_placement_group as remove_placement_group
 from trainkit.runtime.api import shutdown as shutdown
+from trainkit.runtime.api import timeline as timeline
 from trainkit.runtime.api import wait as wait
 from trainkit.runtime.specs import ActorID as ActorID
 from trainkit.runtime.specs import JobID as JobID

@@ -8,6 +8,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_NAMESPACE | namespace of named actors, where `init` names none | default |
 | TRAINKIT_LOG_DIR | where what workers print is kept | trainkit-USER/logs in the temporary folder |
 | TRAINKIT_DEDUP_LOGS | 0: a line that several workers print is shown each time | once, with a count |
+| TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 |
 | TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: failures that nobody asks for are not shown | they are, once |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
@@ -22,6 +23,7 @@ Of Ray's variables these are heeded, where the one of ours is not set:
 | --- | --- |
 | RAY_DEDUP_LOGS | TRAINKIT_DEDUP_LOGS |
 | RAY_IGNORE_UNHANDLED_ERRORS | TRAINKIT_IGNORE_UNHANDLED_ERRORS |
+| RAY_PROFILING | TRAINKIT_TIMELINE |
 | TUNE_RESULT_DIR | TRAINKIT_RESULTS_DIR |
 | TUNE_FORCE_TRIAL_CLEANUP_S | TRAINKIT_STOP_GRACE_S |
 | RAY_CHDIR_TO_TRIAL_DIR | TRAINKIT_CHDIR_TO_TRIAL_DIR |
@@ -44,6 +46,7 @@ logger = logging.getLogger("trainkit")
 LOG_DIR = "TRAINKIT_LOG_DIR"
 DEDUP_LOGS = "TRAINKIT_DEDUP_LOGS"
 IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
+TIMELINE = "TRAINKIT_TIMELINE"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """The path of a session's folder: every process of it is started with it, and hands it on."""
@@ -70,6 +73,11 @@ def tells_unhandled_errors() -> bool:
     """Return whether failures of calls that nobody asks for are shown."""
     ours = os.environ.get(IGNORE_UNHANDLED_ERRORS)
     return (ours or os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS") or "0") == "0"
+
+
+def records_calls() -> bool:
+    """Return whether sessions record when their calls run."""
+    return (os.environ.get(TIMELINE) or os.environ.get("RAY_PROFILING") or "0") != "0"
 
 
 def log_dir() -> Path:

@@ -25,7 +25,7 @@ from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.runtime.local.system import boot, process
 from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
-from trainkit.runtime.metrics import metrics
+from trainkit.runtime.observability import metrics
 from trainkit.train.data import ranks
 from trainkit.tune.results.printed import last_lines
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from trainkit.runtime import serialize, specs
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
 from trainkit.runtime.inline.placement import ResourceShare
+from trainkit.runtime.observability.timeline import CallRecorder
 from trainkit.runtime.options import has_async_init
 from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.serialize import Packed, pack, unpack
@@ -37,7 +39,7 @@ class CallFrame:
         number: of the call; None where none is running.
         life: the instance whose method it is; None for a task.
         actor: whose instance that is, or was.
-        given: the name that the call was given; None for its own.
+        given: the name that the call was given, or that of a constructor; None for its own.
     """
 
     name: str
@@ -56,6 +58,15 @@ class CallFrame:
     def next_of(self, generator: AsyncGenerator[Any, Any], end: object) -> Any:
         """Return the next item of `generator`, or `end` if it has ended."""
         return self.run(anext(generator, end))
+
+    @property
+    def shown(self) -> str:
+        """The name of the call, "Class.method" in an actor."""
+        if self.given is not None:
+            return self.given
+        if self.life is None:
+            return self.name
+        return f"{type(self.life.instance).__name__}.{self.name.rpartition('.')[2]}"
 
     def leave(self) -> None:
         """Free what a task holds; an actor keeps it. To be called once."""
@@ -126,10 +137,12 @@ class InlineCallRunner:
 
     Args:
         spec: of the session, for what every call sees.
+        recorder: of calls for the timeline; None: they are not recorded.
     """
 
-    def __init__(self, spec: specs.SessionSpec) -> None:
+    def __init__(self, spec: specs.SessionSpec, recorder: CallRecorder | None) -> None:
         self._spec = spec
+        self._recorder = recorder
         self.running: list[CallFrame] = []
 
     @contextlib.contextmanager
@@ -141,8 +154,14 @@ class InlineCallRunner:
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
         changed = _changed(variables, folder) if variables or folder else contextlib.nullcontext()
         self.running.append(frame)
+        is_call = frame.number is not None or frame.given is not None
+        recorded: AbstractContextManager[None] = contextlib.nullcontext()
+        if self._recorder is not None and is_call:
+            actor_id = None if frame.actor is None else frame.actor.actor_id
+            task_id = None if frame.number is None else f"{frame.number:016x}"
+            recorded = self._recorder.recorded(frame.shown, task_id, actor_id)
         try:
-            with standing_in((*outer, frame)), changed:
+            with standing_in((*outer, frame)), changed, recorded:
                 yield
         finally:
             self.running.remove(frame)
@@ -268,7 +287,7 @@ class InlineActor(specs.Uncopied):
     def make(self) -> None:
         """Make the instance, or note why that failed."""
         life = self.life
-        frame = self.frame(self.name, None, life)
+        frame = self.frame(self.name, None, life, f"{self._spec.cls.__name__}.__init__")
 
         def construct() -> None:
             args, kwargs = arguments(self._packed, self._resolve)

@@ -28,11 +28,13 @@ from trainkit.runtime.inline.event_loop import PrivateLoop
 from trainkit.runtime.inline.placement import Places, ResourceShare
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.local.system import devices
+from trainkit.runtime.observability.timeline import CallRecorder
 from trainkit.runtime.options import method_of
 from trainkit.runtime.placement import require_labels
 from trainkit.runtime.scheduling import captured
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
+from trainkit.settings import records_calls
 
 _logger = logging.getLogger(__name__)
 
@@ -77,13 +79,13 @@ class InlineEngine:
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
         self._places = Places(spec.totals)
-        self._caller = calls.InlineCallRunner(spec)
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._caller = calls.InlineCallRunner(spec, self._recorder())
         self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
         self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
         self._owned_groups: dict[int, int] = {}
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
@@ -379,7 +381,7 @@ class InlineEngine:
             actor_id=f"{actor.number:016x}" if actor is not None else None,
             actor_name=(actor.registered or "") if actor is not None else None,
             task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
-            task_name=_name_of(frame),
+            task_name=frame.shown if frame is not None and frame.number is not None else None,
             was_restarted=actor is not None and actor.restarts > 0,
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
@@ -416,6 +418,11 @@ class InlineEngine:
         pid = os.getpid()
         return [worker_row(f"{pid:016x}", "driver", "DRIVER", pid, self._node_id)]
 
+    def _recorder(self) -> CallRecorder | None:
+        if not records_calls():
+            return None
+        return CallRecorder(self.scratch_dir(), f"{os.getpid():016x}")
+
     def scratch_dir(self) -> Path:
         if self._scratch is None:
             self._scratch = tempfile.TemporaryDirectory(prefix="trainkit-inline-")
@@ -435,14 +442,3 @@ def _own(ref: Any) -> InlineRef:
     if not isinstance(ref, InlineRef):
         raise ObjectLostError(f"{ref!r} belongs to another engine or session")
     return ref
-
-
-def _name_of(frame: calls.CallFrame | None) -> str | None:
-    """The name of the call that runs, "Class.method" in an actor."""
-    if frame is None or frame.number is None:
-        return None
-    if frame.given is not None:
-        return frame.given
-    if frame.life is None:
-        return frame.name
-    return f"{type(frame.life.instance).__name__}.{frame.name.rpartition('.')[2]}"

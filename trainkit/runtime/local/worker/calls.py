@@ -27,6 +27,7 @@ from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.local.worker.bootstrap import TaskOutput
+from trainkit.runtime.observability.timeline import CallRecorder
 from trainkit.runtime.options import has_async_init, method_of
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
@@ -167,6 +168,7 @@ class Calls:
         resolving: its arguments are being waited for.
         cancelled: calls that are not to be run, with whether what they started is cancelled too.
         is_fork: this process was forked by user code, and answers no call.
+        recorder: of calls for the timeline; None: they are not recorded.
     """
 
     _spec: WorkerSpec
@@ -186,6 +188,7 @@ class Calls:
     resolving: bool = False
     cancelled: dict[int, bool] = field(default_factory=dict)
     is_fork: bool = False
+    recorder: CallRecorder | None = None
 
     def __post_init__(self) -> None:
         os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
@@ -421,6 +424,17 @@ class Calls:
         if conn.ended:
             self._parted(conn)
 
+    def shown(self, method: str, name: str | None = None) -> str:
+        """Return the name of a call as the timeline has it: the one it was given, or its own."""
+        if name is not None:
+            return name
+        return f"{self._spec.class_name}.{method}" if self._spec.is_actor else method
+
+    @property
+    def actor_id(self) -> str | None:
+        """Id of the actor that this process is, in hexadecimal; None: it runs tasks."""
+        return f"{self._spec.worker_id:016x}" if self._spec.is_actor else None
+
     def where(self, kind: int, method: str) -> str:
         """Return the name of what ran, for errors."""
         name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == channel.CALL else method
@@ -461,6 +475,37 @@ class Calls:
         self.instance = None
         self._methods.clear()
         self._functions.clear()
+
+
+@dataclass(eq=False, kw_only=True)
+class RecordedCalls(Calls):
+    """Calls of one worker that are recorded for the timeline, from where they begin to their answer.
+
+    Args:
+        recorder: of this process.
+    """
+
+    recorder: CallRecorder
+
+    def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
+        method: Any = call.target
+        if not isinstance(method, str):
+            function = self._functions.get(method)
+            if function is None:  # it comes again, with the function
+                super().run_small(conn, call)
+                return
+            method = getattr(function, "__qualname__", type(function).__name__)
+        with self.recorder.recorded(self.shown(method), f"{call.call_id:016x}", self.actor_id):
+            super().run_small(conn, call)
+
+    def carry_out(
+        self, conn: CallerConnection, kind: int, call_id: int, definition: Any, method: str, *more: Any
+    ) -> None:
+        is_call = kind == channel.CALL
+        name = more[4] if len(more) == 5 else None  # the last of what a caller may have said
+        shown = self.shown(method if is_call else "__init__", name)
+        with self.recorder.recorded(shown, f"{call_id:016x}" if is_call else None, self.actor_id):
+            super().carry_out(conn, kind, call_id, definition, method, *more)
 
 
 class ConstructorFailed(Exception):

@@ -284,7 +284,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str | None = None
-    begun: bool = False
+    begun: float = 0.0  # when, by the monotonic clock
 
 
 @dataclass(slots=True, eq=False)
@@ -472,6 +472,9 @@ class AsyncioExecutor:
     def _ended(self, call: _Call, group: _Group) -> None:
         if not call.begun:  # its task was cancelled before its first step
             self._fail(call, self._asyncio.CancelledError())
+        elif (recorder := self._calls.recorder) is not None:
+            shown = self._calls.shown(call.method, call.name)
+            recorder.add(shown, call.begun, f"{call.frame.call_id:016x}", self._calls.actor_id)
         group.tasks.pop(call.frame.call_id, None)
         self._calls.forget_cancelled(call.frame.call_id)
         group.free.release()
@@ -483,7 +486,7 @@ class AsyncioExecutor:
         return self._calls.resolved(value)
 
     async def _run(self, call: _Call, args: list[Any], kwargs: dict[str, Any], group: _Group) -> None:
-        call.begun = True
+        call.begun = SYSTEM.monotonic()
         task = self._asyncio.current_task()
         call_id = call.frame.call_id
         calling.set((call_id, call.method if call.name is None else GivenName(call.name)))

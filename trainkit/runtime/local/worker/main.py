@@ -29,11 +29,13 @@ from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import channel, messages
 from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
-from trainkit.runtime.local.worker.calls import CallerConnection, Calls, SmallCall
+from trainkit.runtime.local.worker.calls import CallerConnection, Calls, RecordedCalls, SmallCall
 from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
+from trainkit.runtime.observability.timeline import CallRecorder
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface
+from trainkit.settings import records_calls
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
@@ -154,7 +156,12 @@ class _Worker:
         self._poll.register(self._wake_fd, select.EPOLLIN)
         self._node = engine.node
         self._poll.register(self._node, select.EPOLLIN)
-        self._calls = Calls(spec, engine.codec, engine.waiter, engine.node, self.keep_writing)
+        parts = (spec, engine.codec, engine.waiter, engine.node, self.keep_writing)
+        if records_calls():
+            recorder = CallRecorder(engine.scratch_dir(), f"{spec.serial:x}")
+            self._calls: Calls = RecordedCalls(*parts, recorder=recorder)
+        else:
+            self._calls = Calls(*parts)
         self._runner = self._way_of_running()
         engine.node.on_notice = self._noticed
         engine.is_cancelled = self._is_cancelled

@@ -1,0 +1,1 @@
+"""What a session tells of itself: metrics, and the timeline of its calls."""

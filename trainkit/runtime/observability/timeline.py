@@ -1,0 +1,165 @@
+"""Timeline of a session: when its calls ran, by the name of `ray.timeline`.
+
+Each process appends a line for each call to a file of its own in the session's folder. So the calls of a
+process that was killed are there too, and nobody has to be asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.runtime import session
+from trainkit.settings import TIMELINE, records_calls
+
+FOLDER = "timeline"
+"""Folder of the files, in that of the session."""
+MAX_CALLS = 100_000
+"""Calls that are recorded of one process; later ones are left out."""
+
+
+class RecordedCall(NamedTuple):
+    """A call that has ended.
+
+    Attributes:
+        name: the name that the call was given, else its function's, or "Class.method".
+        start_s: when it began, in seconds since 1970.
+        busy_s: how long it took, in seconds.
+        task_id: of the call, in hexadecimal; None for a constructor.
+        actor_id: of the actor whose call it was; None for a task.
+        worker_id: of the process that it ran in.
+        pid: of that process.
+    """
+
+    name: str
+    start_s: float
+    busy_s: float
+    task_id: str | None
+    actor_id: str | None
+    worker_id: str
+    pid: int
+
+
+class CallRecorder:
+    """Recorder of the calls of this process.
+
+    Args:
+        folder: of the session.
+        worker_id: of this process.
+    """
+
+    def __init__(self, folder: Path, worker_id: str) -> None:
+        path = folder / FOLDER / f"{worker_id}.jsonl"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._worker_id = worker_id
+        self._left = MAX_CALLS
+
+    @contextmanager
+    def recorded(self, name: str, task_id: str | None, actor_id: str | None) -> Iterator[None]:
+        """Record the call that runs in the block; see `add`."""
+        begun = SYSTEM.monotonic()
+        try:
+            yield
+        finally:
+            self.add(name, begun, task_id, actor_id)
+
+    def add(self, name: str, begun: float, task_id: str | None, actor_id: str | None) -> None:
+        """Record a call that ends now.
+
+        Args:
+            name: of the call.
+            begun: when it began, by the monotonic clock.
+            task_id: of the call; None for a constructor.
+            actor_id: of the actor whose call it is; None for a task.
+        """
+        if self._left == 0:
+            return
+        self._left -= 1
+        busy_s = SYSTEM.monotonic() - begun
+        ids = task_id, actor_id, self._worker_id, os.getpid()
+        call = RecordedCall(name, SYSTEM.now() - busy_s, busy_s, *ids)
+        try:
+            os.write(self._fd, f"{json.dumps(call)}\n".encode())
+        except OSError as error:  # the call itself is fine
+            self._left = 0
+            sys.stderr.write(f"trainkit: further calls of this process are not in the timeline: {error}\n")
+
+
+@overload
+def timeline(filename: None = None) -> list[dict[str, Any]]: ...
+@overload
+def timeline(filename: str | os.PathLike[str]) -> None: ...
+def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, Any]] | None:
+    """Return when the session's tasks and methods ran, as the events of a Chrome trace.
+
+    https://ui.perfetto.dev and chrome://tracing show the file. A call is there a moment after its result,
+    also when its process has ended since; one that was killed with its process is not. Of each process the
+    first 100,000 calls are kept. On Ray, this is what `ray.timeline` tells.
+
+    Args:
+        filename: where to write the events as JSON; None returns them.
+
+    Raises:
+        ConfigError: calls are not recorded, as TRAINKIT_TIMELINE is not set.
+    """
+    engine = session.engine()
+    if engine.name == "ray":
+        events: list[dict[str, Any]] = importlib.import_module("ray").timeline()
+    elif records_calls():
+        events = trace_events(_recorded(engine.scratch_dir() / FOLDER))
+    else:
+        raise ConfigError(
+            "the calls of this session are not recorded, as that makes each some microseconds longer: set "
+            f"{TIMELINE}=1 before the program calls trainkit.init()"
+        )
+    if filename is None:
+        return events
+    Path(filename).write_text(json.dumps(events), encoding="utf-8")
+    return None
+
+
+def _recorded(folder: Path) -> Iterator[RecordedCall]:
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):  # else it is being written
+                yield RecordedCall(*json.loads(line))
+
+
+def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
+    """Return calls as the events of a Chrome trace, in the order in which they began.
+
+    A process has as many rows (`tid`) as calls ran in it at once.
+    """
+    events: list[dict[str, Any]] = []
+    ends: dict[int, list[float]] = {}  # by process, of the last call in each row
+    names: dict[int, str] = {}
+    for call in sorted(calls, key=lambda call: call.start_s):
+        names[call.pid] = f"worker:{call.worker_id}"
+        rows = ends.setdefault(call.pid, [])
+        row = next((row for row, end in enumerate(rows) if end <= call.start_s), len(rows))
+        rows[row : row + 1] = [call.start_s + call.busy_s]
+        ids = {"task_id": call.task_id, "actor_id": call.actor_id, "worker_id": call.worker_id}
+        events.append(
+            {
+                "cat": f"task::{call.name}",
+                "name": call.name,
+                "ph": "X",
+                "ts": call.start_s * 1e6,
+                "dur": call.busy_s * 1e6,
+                "pid": call.pid,
+                "tid": row,
+                "args": {"name": call.name, **ids},
+            }
+        )
+    return events + [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}} for pid, name in names.items()
+    ]
