@@ -218,7 +218,12 @@ def _stacks(call: Call) -> Row:
 
 def _metrics(call: Call) -> Response:
     """Return what the processes of a session count, for Prometheus to scrape."""
-    return Response(metrics.prometheus_text(_session_of(call).folder / metrics.FOLDER), media_type=METRICS)
+    folder = _session_of(call).folder
+    try:
+        text = metrics.prometheus_text(folder / metrics.FOLDER)
+    except FileNotFoundError:
+        raise NotFoundError(f"the session in {folder} has just ended") from None
+    return Response(text, media_type=METRICS)
 
 
 def _trace(call: Call) -> Response:

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,8 @@ class CallRecorder:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A program may have one session after the other. At its end a call may be under way yet.
+        weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS
 
