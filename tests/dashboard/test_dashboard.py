@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -418,6 +419,17 @@ def test_a_table_of_many_trials_is_read_in_one_pass(three: Path, monkeypatch: py
     table.refresh()
     assert {row["reason"] for row in table.page()[1]} == {"changed"}
     assert {row["ended"] for row in table.page()[1]} == {None}
+
+
+def test_a_page_of_an_experiment_that_has_replaced_another(three: Path, tmp_path: Path) -> None:
+    table = TrialTable(three)
+    assert table.page(sort="best")[0] == 3, "all of them are known"
+    run = tune.RunConfig(name="other", storage_path=str(tmp_path), verbose=0)
+    settings = tune.TuneConfig(num_samples=2)
+    tune.Tuner(lambda config: tune.report({"loss": 1.0}), tune_config=settings, run_config=run).fit()
+    shutil.rmtree(three)
+    shutil.move(tmp_path / "other", three)
+    assert table.page(sort="best")[0] == 2
 
 
 def test_only_the_trials_of_a_page_are_read(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:

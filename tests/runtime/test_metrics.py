@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 import trainkit
+from tests.conftest import eventually
 from trainkit.errors import ActorDiedError
 from trainkit.util.metrics import Counter, Gauge, Histogram, Metric, prometheus_text
 
@@ -72,6 +77,58 @@ def test_a_histogram_counts_up_to_each_boundary() -> None:
     }
 
 
+def test_a_last_boundary_at_infinity_is_the_one_that_each_has() -> None:
+    Histogram("endless", boundaries=[1.0, float("inf")]).observe(5)
+    assert values("endless_bucket") == {'endless_bucket{le="1.0"}': 0, 'endless_bucket{le="+Inf"}': 1}
+
+
+def test_a_counter_of_the_usual_name_keeps_it() -> None:
+    Counter("requests_total").inc()
+    assert values("requests") == {"requests_total": 1}
+
+
+def test_a_forked_process_counts_too() -> None:
+    counter = Counter("by_forks")
+    counter.inc()
+
+    def fork_and_count() -> None:
+        if (pid := os.fork()) == 0:
+            counter.inc(2)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    fork_and_count()
+    trainkit.get(trainkit.remote(fork_and_count).remote())
+    assert values("by_forks") == {"by_forks_total": 5}
+
+
+def test_a_signal_handler_counts_while_the_program_does() -> None:
+    counter = Counter("by_handler")
+    before = signal.signal(signal.SIGALRM, lambda *_: counter.inc(0.5))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)
+    try:
+        for _ in range(5000):
+            counter.inc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert values("by_handler")["by_handler_total"] > 4000
+
+
+@trainkit.remote
+def count_on_a_full_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+    counter = Counter("without_room", "d" * 100, tag_keys=("number",))
+    for number in range(1000):
+        counter.inc(tags={"number": str(number)})
+
+
+def test_a_full_disk_ends_no_process(capfd: pytest.CaptureFixture[str]) -> None:
+    trainkit.get(count_on_a_full_disk.options(max_calls=1).remote())
+    assert eventually(lambda: "are kept no longer: [Errno" in capfd.readouterr().err)
+    assert 10 < len(values("without_room_total")) < 1000
+
+
 def test_threads_lose_no_count() -> None:
     counter = Counter("by_threads")
 
@@ -79,11 +136,16 @@ def test_threads_lose_no_count() -> None:
         for _ in range(500):
             counter.inc()
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert values("by_threads") == {"by_threads_total": 2000}
 
 
@@ -98,6 +160,10 @@ def test_a_new_session_begins_anew() -> None:
     counter = Counter("of_session")
     counter.inc()
     trainkit.shutdown()
+    counter.inc(2)
+    assert prometheus_text() == ""
+    assert not trainkit.is_initialized(), "who counts starts none"
+    trainkit.init(num_cpus=1)
     assert values("of_session") == {}
     counter.inc(3)
     assert values("of_session") == {"of_session_total": 3}
@@ -128,10 +194,14 @@ def test_default_tags_travel_and_are_replaced() -> None:
         (lambda: Counter("a", tag_keys=("b",)).inc(), ValueError, "lacks a value for: b"),
         (lambda: Counter("a").inc(tags={"c": "1"}), ValueError, "no tag 'c'"),
         (lambda: Counter("a", tag_keys=("b",)).inc(tags={"b": 1}), TypeError, "no text"),  # type: ignore[dict-item]
-        (lambda: Gauge("a").set_default_tags({"c": "1"}), ValueError, "no tag 'c'"),
-        (lambda: Histogram("a"), ValueError, "boundaries"),
-        (lambda: Histogram("a", boundaries=[0.0, 1.0]), ValueError, "above 0"),
-        (lambda: Histogram("a", boundaries=[2.0, 1.0]), ValueError, "above the one before"),
+        (lambda: Gauge("b").set_default_tags({"c": "1"}), ValueError, "no tag 'c'"),
+        (lambda: Counter("a", tag_keys=("b-c",)), ValueError, "can't have a tag 'b-c'"),
+        (lambda: Gauge("b", tag_keys=("pid",)), ValueError, "not pid, which is Prometheus'"),
+        (lambda: Histogram("c", boundaries=[1.0], tag_keys=("le",)), ValueError, "not le, which is"),
+        (lambda: [Counter("a"), Gauge("a")], ValueError, "of another kind"),
+        (lambda: Histogram("d"), ValueError, "boundaries"),
+        (lambda: Histogram("d", boundaries=[0.0, 1.0]), ValueError, "above 0"),
+        (lambda: Histogram("d", boundaries=[2.0, 1.0]), ValueError, "above the one before"),
     ],
 )
 def test_what_is_wrong_is_refused(wrong: Callable[[], Any], error: type[Exception], words: str) -> None:

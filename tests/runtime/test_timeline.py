@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -85,6 +87,9 @@ def test_tasks_small_calls_and_failures_are_there(recording: str) -> None:
 def test_calls_at_once_have_rows_of_their_own(recording: str) -> None:
     @trainkit.remote
     class Both:
+        async def __init__(self) -> None:
+            await asyncio.sleep(0.2)
+
         async def nap(self) -> None:
             await asyncio.sleep(0.2)
 
@@ -92,6 +97,8 @@ def test_calls_at_once_have_rows_of_their_own(recording: str) -> None:
     trainkit.get([*(threaded.sleep.remote(0.2) for _ in range(3)), *(both.nap.remote() for _ in range(3))])
     ends("Sleeper.sleep", 3)
     naps = ends("Both.nap", 3)
+    (made,) = ends("Both.__init__")
+    assert made["dur"] >= 0.2e6
     if recording == "local":
         assert sorted(event["tid"] for event in naps) == [0, 1, 2]
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -121,7 +128,7 @@ def test_calls_outlive_their_process(recording: str) -> None:
 
 
 def test_a_process_records_no_more_calls_than_are_kept(
-    recording: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(timeline, "MAX_CALLS", 2)
     recorder = timeline.CallRecorder(tmp_path, "1")
@@ -130,3 +137,23 @@ def test_a_process_records_no_more_calls_than_are_kept(
             pass
     lines = (tmp_path / "timeline" / "1.jsonl").read_text().splitlines()
     assert [json.loads(line)[0] for line in lines] == ["first", "second"]
+
+
+class Limited:
+    """Actor that may write no file of more than a page."""
+
+    def __init__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("recording", ["local"], indirect=True)
+def test_a_full_disk_ends_the_record_and_not_the_call(
+    recording: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    actor = trainkit.remote(Limited).remote()
+    assert len(set(trainkit.get([actor.pid.remote() for _ in range(100)]))) == 1
+    assert eventually(lambda: "not in the timeline: [Errno" in capfd.readouterr().err)
+    assert 0 < len(spans("Limited.pid")) < 100

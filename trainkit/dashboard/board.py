@@ -262,7 +262,9 @@ class TrialTable:
             values += [search.lower(), json.dumps(search)[1:-1].lower()]
         condition = " AND ".join(where)
         with self._lock:
-            if not self._is_whole:
+            if self._is_whole:
+                self.refresh()
+            if not self._is_whole:  # or no longer: another experiment has come in its place
                 with self._reader() as reader:
                     metric = self._judged[0]
                     if not values and (sort == "index" or (sort == "last" and metric is not None)):
@@ -271,8 +273,6 @@ class TrialTable:
                         self._read_new(reader, ids)
                         return reader.number_of_trials(), self._rows_of(ids)
                     self._read_new(reader, None)
-            else:
-                self.refresh()
             ((total,),) = self._memory.execute(f"SELECT count(*) FROM rows WHERE {condition}", values)
             rows = self._memory.execute(
                 f"SELECT * FROM rows WHERE {condition} ORDER BY {by} LIMIT ? OFFSET ?",

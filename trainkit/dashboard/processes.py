@@ -221,7 +221,9 @@ def _metrics(call: Call) -> Response:
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
-    except FileNotFoundError:
+    except (OSError, ValueError):  # Prometheus' library has both for a folder that is gone
+        if folder.is_dir():
+            raise
         raise NotFoundError(f"the session in {folder} has just ended") from None
     return Response(text, media_type=METRICS)
 

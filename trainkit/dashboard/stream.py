@@ -24,7 +24,10 @@ EVERY_S = 0.5
 QUIET_S = 10.0
 """Seconds after which a word is sent although nothing has changed, so that who listens knows it."""
 SHARE = 10
-"""A look is followed by a rest of so many times as long as it has kept a core busy, at least."""
+"""A look is followed by a rest of so many times as long as it kept a core busy, and as long as it took.
+
+On a busy machine a look mostly waits for a core, which is no reason to rest longer.
+"""
 MAX_ROWS = 200
 """Trials that are sent at once; of more it is said that there are more, and who shows a page asks for it."""
 MAX_EVENTS = 200
@@ -153,23 +156,22 @@ class _Found(NamedTuple):
     Attributes:
         known: to who has looked, from now on.
         news: as JSON; None: nothing has changed.
-        busy_s: seconds for which the look kept a core busy. How long it took says nothing of that: on a busy
-            machine it mostly waits.
+        rest_s: seconds to rest after the look.
     """
 
     known: Since
     news: str | None
-    busy_s: float
+    rest_s: float
 
 
 async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
     """Look once for all listeners with the same knowledge."""
 
     def look() -> _Found:
-        begun = busy_s()
+        begun, busy = SYSTEM.monotonic(), busy_s()
         known, change = watch(since)
         news = None if change is None else encode({**change, "time": SYSTEM.now()})
-        return _Found(known, news, busy_s() - begun)
+        return _Found(known, news, max(SHARE * (busy_s() - busy), SYSTEM.monotonic() - begun))
 
     return await threads.share((watch.name, since), lambda: threads.look(look, watch.name))
 
@@ -188,7 +190,7 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
         except (StoreError, NotFoundError) as error:
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
-        now, rest = SYSTEM.monotonic(), SHARE * found.busy_s
+        now, rest = SYSTEM.monotonic(), found.rest_s
         # To the next moment at which all look, so that one of them looks for all.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 

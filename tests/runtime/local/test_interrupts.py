@@ -79,8 +79,8 @@ def test_ctrl_c_that_another_thread_is_given_ends_a_wait(tasks: int) -> None:
     refs = [trainkit.remote(time.sleep).remote(600) for _ in range(tasks)]
     # Not to the process, where the main thread would have it: Python acts on it there all the same.
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         trainkit.wait(refs, num_returns=tasks)
     timer.join()
     for ref in refs:

@@ -39,7 +39,7 @@ class CallFrame:
         number: of the call; None where none is running.
         life: the instance whose method it is; None for a task.
         actor: whose instance that is, or was.
-        given: the name that the call was given, or that of a constructor; None for its own.
+        given: the name to show, where it is not the call's own: a constructor's, or one that was given.
     """
 
     name: str

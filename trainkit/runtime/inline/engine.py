@@ -80,7 +80,10 @@ class InlineEngine:
         self._node_id = secrets.token_hex(16)
         self._places = Places(spec.totals)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._caller = calls.InlineCallRunner(spec, self._recorder())
+        recorder = (
+            CallRecorder.if_wanted(self.scratch_dir(), f"{os.getpid():016x}") if records_calls() else None
+        )
+        self._caller = calls.InlineCallRunner(spec, recorder)
         self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
@@ -417,11 +420,6 @@ class InlineEngine:
     def _workers(self) -> list[Row]:
         pid = os.getpid()
         return [worker_row(f"{pid:016x}", "driver", "DRIVER", pid, self._node_id)]
-
-    def _recorder(self) -> CallRecorder | None:
-        if not records_calls():
-            return None
-        return CallRecorder(self.scratch_dir(), f"{os.getpid():016x}")
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:

@@ -2,19 +2,23 @@
 
 Each process keeps its values in files of its own in the session's folder, by Prometheus' own library. Who
 asks for the metrics of the session reads the files of all its processes, of those that have ended too.
+Where no session runs, nothing is kept.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import math
 import os
 import re
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, MissingDependencyError
@@ -24,7 +28,8 @@ from trainkit.runtime.engine import Engine
 FOLDER = "metrics"
 """Folder of the files, in that of the session."""
 _VALID = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_FILE_BYTES = 1 << 16
+_VALID_TAG = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_PAGE = 4096
 
 
 def _library(module: str) -> Any:
@@ -34,42 +39,90 @@ def _library(module: str) -> Any:
         raise MissingDependencyError.of("metrics need prometheus-client", "metrics", error) from error
 
 
+@functools.cache
+def _file_class() -> Any:
+    base = _library("mmap_dict").MmapedDict
+
+    class File(base):  # type: ignore[misc, valid-type]
+        """File of values by key. It is mapped: a write to space that is not there would end the process."""
+
+        def _init_value(self, key: str) -> None:
+            size = self._capacity
+            while self._used + len(key.encode()) + 32 > size:  # a length and padding, the value and its time
+                size *= 2
+            if size > self._capacity:
+                _allocate(self._f.fileno(), self._capacity, size)
+            super()._init_value(key)
+
+    return File
+
+
+def _allocate(file: int, begin: int, end: int) -> None:
+    """Have a file reach to `end`, on space that is there from `begin` on.
+
+    Raises:
+        OSError: there is none.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, begin, end - begin)
+    else:
+        os.pwrite(file, bytes(end - begin), begin)
+
+
 class _Values:
-    """The values of this process in the running session."""
+    """The values of this process in the running session: one file for each kind of metric."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)  # its files are the parent's
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        # A handler of a signal, or a `__del__`, may count while this thread does.
+        self._lock = threading.RLock()
         self._engine: weakref.ref[Engine] | None = None
         self._files: dict[str, Any] = {}
+        self._is_full = False
 
     def write(self, engine: Engine, kind: str, values: Iterable[tuple[str, float]], *, adds: bool) -> None:
         """Write values by their keys, or add to what they are."""
         with self._lock:
             if self._engine is None or self._engine() is not engine:
-                for file in self._files.values():
-                    file.close()
-                self._engine, self._files = weakref.ref(engine), {}
-            file = self._files.get(kind)
-            if file is None:
-                file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
-            now = SYSTEM.now()
-            for key, value in values:
-                file.write_value(key, value + file.read_value(key)[0] if adds else value, now)
+                self.close()
+                self._engine = weakref.ref(engine)
+                session.at_end(self.close)
+            if self._is_full:
+                return
+            try:
+                file = self._files.get(kind)
+                if file is None:
+                    file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
+                now = SYSTEM.now()
+                for key, value in values:
+                    file.write_value(key, value + file.read_value(key)[0] if adds else value, now)
+            except OSError as error:  # who counts goes on
+                self._is_full = True
+                sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
+
+    def close(self) -> None:
+        """Close the files of a session that has ended."""
+        with self._lock:
+            files, self._files, self._is_full = self._files, {}, False
+            for file in files.values():
+                file.close()
 
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
         if not path.exists():  # else of a process before that had this pid, whose counts go on
             begun = path.with_suffix(".begun")  # nobody is to read it before it is whole
-            with open(begun, "wb") as file:
-                # It is mapped, so a disk that is full would end the process later.
-                os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            try:
+                with open(begun, "wb") as file:
+                    _allocate(file.fileno(), 0, _PAGE)
+            except OSError:
+                begun.unlink(missing_ok=True)
+                raise
             begun.rename(path)
-        return _library("mmap_dict").MmapedDict(str(path))
+        return _file_class()(str(path))
 
 
 _values = _Values()
@@ -89,7 +142,9 @@ def prometheus_text(folder: Path | None = None) -> str:
         MissingDependencyError: the package prometheus-client is not installed.
     """
     if folder is None:
-        engine = session.engine()
+        engine = session.running()
+        if engine is None:
+            return ""
         if engine.name == "ray":
             raise ConfigError(
                 "Ray serves the metrics of its sessions itself, at the metrics_export_port of a node"
@@ -109,14 +164,16 @@ class Metric:
     Args:
         name: letters, digits, "_" and ":", no digit first. One of another name warns, and keeps nothing.
         description: that is shown with it.
-        tag_keys: names of the tags that each value has.
+        tag_keys: names of the tags that each value has: letters, digits and "_", no digit first.
 
     Raises:
         TypeError: `tag_keys` is no tuple of texts.
-        ValueError: the name is empty.
+        ValueError: the name is empty, a tag's name can't be, or another kind of metric has this name.
     """
 
     _kind = ""
+    _reserved = ""
+    _kinds: ClassVar[dict[str, str]] = {}
 
     def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None) -> None:
         if not name:
@@ -139,6 +196,13 @@ class Metric:
         for key in self._tag_keys:
             if not isinstance(key, str):
                 raise TypeError(f"tag_keys is a tuple of texts, and {key!r} is none")
+            if not _VALID_TAG.fullmatch(key) or key == self._reserved:
+                raise ValueError(
+                    f"the metric {name} can't have a tag {key!r}: take letters, digits and _, no digit first"
+                    + (f", and not {key}, which is Prometheus' own" if key == self._reserved else "")
+                )
+        if self._kinds.setdefault(name, self._kind) != self._kind:
+            raise ValueError(f"there is a metric {name!r} of another kind: take another name")
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Self:
         """Have these tags for values that are given without; return this metric.
@@ -185,7 +249,10 @@ class Metric:
         known = suffix, *labels.values()
         key = self._keys.get(known)
         if key is None:
-            make, name = _library("mmap_dict").mmap_key, self._name
+            make, name = (
+                _library("mmap_dict").mmap_key,
+                self._name.removesuffix("_total" * (suffix == "_total")),
+            )
             key = make(name, name + suffix, [*labels], [*labels.values()], self._description)
             self._keys[known] = key
         return key
@@ -197,7 +264,9 @@ class Metric:
         labels = self._labels(tags)
         if not self._is_valid:
             return
-        engine = session.engine()
+        engine = session.running()
+        if engine is None:
+            return
         if engine.name == "ray":
             if self._of_ray is None:
                 self._of_ray = self._made_by(importlib.import_module("ray.util.metrics"))
@@ -238,6 +307,7 @@ class Gauge(Metric):
     """A number that goes up and down, such as of waiting requests; see `Metric` for the arguments."""
 
     _kind = "gauge_mostrecent"
+    _reserved = "pid"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
         """Have this value, in place of what any process of the session has set before; None changes nothing.
@@ -255,13 +325,14 @@ class Histogram(Metric):
 
     Args:
         name, description, tag_keys: see `Metric`.
-        boundaries: upper ends of the buckets, above 0 and rising; a last bucket has what is above all.
+        boundaries: upper ends of the buckets, above 0 and rising; a last one, to infinity, need not be given.
 
     Raises:
         ValueError: there are no boundaries, or they are not above 0 and rising.
     """
 
     _kind = "histogram"
+    _reserved = "le"
 
     def __init__(
         self,
@@ -296,7 +367,7 @@ class Histogram(Metric):
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
         shown = _library("utils").floatToGoString
-        ends = [*map(float, self.boundaries), float("inf")]
+        ends = [*(float(end) for end in self.boundaries if end < math.inf), math.inf]
         own = next((end for end in ends if value <= end), ends[-1])
         buckets = [(self._key("_bucket", {**labels, "le": shown(end)}), float(end == own)) for end in ends]
         return [*buckets, (self._key("_sum", labels), value)]

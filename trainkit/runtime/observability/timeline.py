@@ -6,6 +6,7 @@ process that was killed are there too, and nobody has to be asked.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -66,6 +67,17 @@ class CallRecorder:
         self._worker_id = worker_id
         self._left = MAX_CALLS
 
+    @classmethod
+    def if_wanted(cls, folder: Path, worker_id: str) -> CallRecorder | None:
+        """Return a recorder if TRAINKIT_TIMELINE asks for one, and there is room for its file."""
+        if not records_calls():
+            return None
+        try:
+            return cls(folder, worker_id)
+        except OSError as error:
+            _tell_unrecorded(error)
+            return None
+
     @contextmanager
     def recorded(self, name: str, task_id: str | None, actor_id: str | None) -> Iterator[None]:
         """Record the call that runs in the block; see `add`."""
@@ -90,11 +102,17 @@ class CallRecorder:
         busy_s = SYSTEM.monotonic() - begun
         ids = task_id, actor_id, self._worker_id, os.getpid()
         call = RecordedCall(name, SYSTEM.now() - busy_s, busy_s, *ids)
+        line = f"{json.dumps(call)}\n".encode()
         try:
-            os.write(self._fd, f"{json.dumps(call)}\n".encode())
+            if os.write(self._fd, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:  # the call itself is fine
             self._left = 0
-            sys.stderr.write(f"trainkit: further calls of this process are not in the timeline: {error}\n")
+            _tell_unrecorded(error)
+
+
+def _tell_unrecorded(error: OSError) -> None:
+    sys.stderr.write(f"trainkit: further calls of this process are not in the timeline: {error}\n")
 
 
 @overload
@@ -106,7 +124,8 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 
     https://ui.perfetto.dev and chrome://tracing show the file. A call is there a moment after its result,
     also when its process has ended since; one that was killed with its process is not. Of each process the
-    first 100,000 calls are kept. On Ray, this is what `ray.timeline` tells.
+    first 100,000 calls are kept. With engine="inline" each step of a stream is an event. On Ray, this is what
+    `ray.timeline` tells.
 
     Args:
         filename: where to write the events as JSON; None returns them.
@@ -133,7 +152,7 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 def _recorded(folder: Path) -> Iterator[RecordedCall]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):  # else it is being written
+            if line.endswith("]\n"):  # else it is being written, or the disk was full
                 yield RecordedCall(*json.loads(line))
 
 

@@ -503,9 +503,12 @@ class RecordedCalls(Calls):
     ) -> None:
         is_call = kind == channel.CALL
         name = more[4] if len(more) == 5 else None  # the last of what a caller may have said
-        shown = self.shown(method if is_call else "__init__", name)
-        with self.recorder.recorded(shown, f"{call_id:016x}" if is_call else None, self.actor_id):
+        shown, begun = self.shown(method if is_call else "__init__", name), SYSTEM.monotonic()
+        try:
             super().carry_out(conn, kind, call_id, definition, method, *more)
+        finally:
+            if is_call or self.beginning is None:  # else the constructor has yet to run
+                self.recorder.add(shown, begun, f"{call_id:016x}" if is_call else None, self.actor_id)
 
 
 class ConstructorFailed(Exception):

@@ -423,9 +423,11 @@ class AsyncioExecutor:
         calls, beginning = self._calls, self._calls.beginning
         if beginning is None:
             return
-        method = parts_of(frame)[1]
+        method, begun = parts_of(frame)[1], SYSTEM.monotonic()
         try:
             await beginning
+            if calls.recorder is not None:
+                calls.recorder.add(calls.shown("__init__"), begun, None, calls.actor_id)
             calls.show_as(calls.instance)
         except ENDS as error:
             self._host.end(error)

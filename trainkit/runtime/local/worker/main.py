@@ -35,7 +35,6 @@ from trainkit.runtime.observability.timeline import CallRecorder
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface
-from trainkit.settings import records_calls
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
@@ -157,11 +156,8 @@ class _Worker:
         self._node = engine.node
         self._poll.register(self._node, select.EPOLLIN)
         parts = (spec, engine.codec, engine.waiter, engine.node, self.keep_writing)
-        if records_calls():
-            recorder = CallRecorder(engine.scratch_dir(), f"{spec.serial:x}")
-            self._calls: Calls = RecordedCalls(*parts, recorder=recorder)
-        else:
-            self._calls = Calls(*parts)
+        recorder = CallRecorder.if_wanted(engine.scratch_dir(), f"{spec.serial:x}")
+        self._calls = Calls(*parts) if recorder is None else RecordedCalls(*parts, recorder=recorder)
         self._runner = self._way_of_running()
         engine.node.on_notice = self._noticed
         engine.is_cancelled = self._is_cancelled
