@@ -49,6 +49,7 @@ def test_pythons_tests_of_its_pools(original: str, pattern: str, least: int, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)  # hundreds of tests, many of which start processes
 def test_joblibs_tests_of_its_backends(tmp_path: Path) -> None:
     pytest.importorskip("joblib.test")
     (tmp_path / "pytest.ini").touch()  # not the project's settings
