@@ -38,6 +38,7 @@ class ServeDashboard(Command):
         with dashboard.Dashboard(root, arguments.port, host, read_only=arguments.read_only) as server:
             sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
             sys.stdout.flush()
+            dashboard.stand_back()
             try:
                 server.serve_forever()
             except KeyboardInterrupt:

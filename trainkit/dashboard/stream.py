@@ -19,7 +19,7 @@ from trainkit.dashboard.threads import Threads
 from trainkit.errors import StoreError
 from trainkit.tune.core.metrics import encode
 
-EVERY_S = 0.5
+EVERY_S = 0.6
 """Seconds between two looks at what may have changed."""
 QUIET_S = 10.0
 """Seconds after which a word is sent although nothing has changed, so that who listens knows it."""

@@ -19,7 +19,7 @@ MAX_READERS = 8
 MAX_BESIDE = 8
 """Traces at once, and commands at once, beside the questions that are asked in turn."""
 NICE = 10
-"""How far the threads that look for changes stand back for the programs that run, as `nice` has it."""
+"""Priority of threads that stand back for the programs that run, as `nice` has it."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Threads:
 
     def __init__(self) -> None:
         self._waiting = ThreadPoolExecutor(3 * MAX_BESIDE, "trainkit-dashboard-waits")
-        self._looking = ThreadPoolExecutor(4, "trainkit-dashboard-looks", _stand_back)
+        self._looking = ThreadPoolExecutor(4, "trainkit-dashboard-looks", stand_back)
         self._beside = Counter[str]()
         self._limits = WeakValueDictionary[str, asyncio.Semaphore]()
         self._answers = WeakValueDictionary[Hashable, _SharedAnswer]()
@@ -129,6 +129,8 @@ def _take_note(made: asyncio.Future[Any]) -> None:
         made.exception()
 
 
-def _stand_back() -> None:
+def stand_back() -> None:
+    """Let this thread, and those that it starts from now on, stand back for the programs that run."""
     if sys.platform == "linux":  # elsewhere it is the whole process that has a priority
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, os.nice(0) + NICE))
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))
