@@ -72,7 +72,8 @@ OTHERS = {
         cli/test_mcp.py cli/test_run.py cli/test_stop.py compat/test_peers.py contract/test_loading.py
         dashboard/test_page_steering.py dashboard/test_pages.py runtime/test_added_engines.py
         pools/test_originals.py
-        runtime/local/test_detached.py runtime/local/test_neighbours.py runtime/ray/test_patterns.py
+        runtime/local/test_debugger.py runtime/local/test_detached.py
+        runtime/local/test_neighbours.py runtime/ray/test_patterns.py
         runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
         sklearn/test_sklearn_suite.py

@@ -15,7 +15,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run where the program does | each runs in its own folder |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
 
-Two more, SESSION_MARK and EXPERIMENT_MARK, are set by trainkit for processes that it starts, to tell them by.
+SESSION_MARK, EXPERIMENT_MARK and TERMINAL are set by trainkit for processes that it starts.
 
 Of Ray's variables these are heeded, where the one of ours is not set:
 
@@ -53,6 +53,9 @@ SESSION_MARK = "TRAINKIT_SESSION_MARK"
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
 """Of processes that serve one experiment: others' tasks are not run by them, nor its own by others."""
+
+TERMINAL = "TRAINKIT_TERMINAL"
+"""The device that a program reads its standard input from, for `breakpoint()` in a worker."""
 
 ELSEWHERE = "elsewhere"
 """In a session's folder: links to folders that are removed with it, however it ends."""

@@ -96,6 +96,7 @@ CHAINS: dict[str, str] = {
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""
 
 SMALL_FILES: dict[str, str] = {
+    "trainkit/runtime/local/worker/debugger.py": "a terminal's debugger, which the environment is not about",
     "trainkit/dashboard/optuna.py": "another server than ours, with Optuna's pages",
     "trainkit/train/torch/libraries.py": "checks of libraries, which the worker is not about",
     "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.settings import SESSION_MARK, runtime_dir
+from trainkit.settings import SESSION_MARK, TERMINAL, runtime_dir
 
 PREFIX = "trainkit-session-"
 """Start of the names of sessions' folders."""
@@ -113,6 +113,7 @@ def _started(environ: Mapping[str, str]) -> Boot:
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
     # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
+    own[TERMINAL] = os.ttyname(0) if os.isatty(0) else ""
     # Heaps of huge pages, which training takes a tenth less time in; what a user has set goes before.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))

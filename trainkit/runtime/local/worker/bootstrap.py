@@ -19,7 +19,8 @@ import threadpoolctl
 
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire.messages import WorkerSpec, output_mark
-from trainkit.settings import SESSION_MARK
+from trainkit.runtime.local.worker.debugger import break_at
+from trainkit.settings import SESSION_MARK, TERMINAL
 
 
 def limit(gpus: Mapping[int, float]) -> None:
@@ -134,8 +135,16 @@ def prepare() -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout, sys.stderr = _standard(1), _standard(2)
     sys.argv[:] = [""]
+    sys.breakpointhook = functools.partial(_breakpoint, os.environ.get(TERMINAL, ""))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
+
+
+def _breakpoint(terminal: str, *args: Any, **kwargs: Any) -> Any:
+    """Open `pdb` on the program's terminal, or the debugger that PYTHONBREAKPOINT names."""
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)
+    return break_at(sys._getframe(1), terminal)
 
 
 def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int) -> dict[str, str]:

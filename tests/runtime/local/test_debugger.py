@@ -1,0 +1,88 @@
+"""`breakpoint()` in a worker: it opens on the program's terminal, or says why not."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TASKS = """
+import trainkit
+@trainkit.remote
+def work(value):
+    doubled = 2 * value
+    breakpoint()
+    return doubled
+trainkit.init(num_cpus=2)
+print("results", trainkit.get([work.remote(21), work.remote(42)]))
+"""
+TRIALS = """
+import tempfile
+from trainkit import tune
+def train(config):
+    doubled = 2 * config["x"]
+    breakpoint()
+    return {"doubled": doubled}
+run_config = tune.RunConfig(storage_path=tempfile.mkdtemp(), verbose=0)
+grid = tune.Tuner(train, param_space={"x": tune.grid_search([21, 42])}, run_config=run_config).fit()
+print("results", [result.metrics["doubled"] for result in grid])
+"""
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables, without the switch by which pytest-xdist turns breakpoints off."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+
+
+@pytest.mark.parametrize("program", [TASKS, TRIALS], ids=["tasks", "trials"])
+def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    mine, terminal = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, script],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=ROOT,
+        env=environment(),
+    ) as child:
+        os.close(terminal)
+        shown, answered = "", 0
+        commands = ["p doubled + 1000", "continue"]
+        while True:
+            try:
+                shown += os.read(mine, 4096).decode()
+            except OSError:  # the program has closed the terminal
+                break
+            while shown.count("(Pdb") > answered:
+                os.write(mine, f"{commands[answered % 2]}\n".encode())
+                answered += 1
+    os.close(mine)
+    assert child.returncode == 0, shown
+    assert answered == 4, shown
+    assert "-> return" in shown, "the source is shown"
+    assert "1042" in shown
+    assert "1084" in shown
+    assert "results [42, 84]" in shown
+
+
+def test_without_a_terminal_the_error_says_what_to_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "breakpoint() in a worker needs the program's terminal, which is missing" in done.stderr
+    assert "trainkit.init(engine='inline')" in done.stderr
