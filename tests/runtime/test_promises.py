@@ -99,6 +99,20 @@ def test_1_4_a_nested_task_borrows_its_parents_cpu() -> None:
     assert trainkit.get(outer.remote(), timeout=60) == 5
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_1_4_what_waits_for_an_actor_s_resources_holds_up_nobody(nested: bool) -> None:
+    def ask() -> int:
+        large = trainkit.remote(num_cpus=4)(Victim).remote()  # has to wait
+        second = trainkit.remote(num_cpus=1)(Victim).remote()
+        assert trainkit.get(second.pid.remote(), timeout=60)
+        assert not trainkit.wait([large.pid.remote()], timeout=0)[0]
+        return trainkit.get(trainkit.remote(lambda: 3).remote(), timeout=60)
+
+    holder = trainkit.remote(num_cpus=1)(Victim).remote()
+    trainkit.get(holder.pid.remote())
+    assert (trainkit.get(trainkit.remote(num_cpus=0)(ask).remote(), timeout=120) if nested else ask()) == 3
+
+
 def test_1_7_the_exception_itself_arrives() -> None:
     def fail() -> None:
         raise Awkward(7, "seven")

@@ -178,10 +178,17 @@ def test_a_group_that_waits_is_pending() -> None:
     trainkit.remove_placement_group(group)
 
 
-def test_why_something_is_pending() -> None:
+def test_why_something_is_pending(tmp_path: Path) -> None:
+    def hold() -> None:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        (tmp_path / "pid").rename(tmp_path / "began")
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
     assert requests() == []
-    holder = victim(num_cpus=3, label="trainer-3")
-    pid = trainkit.get(holder.pid.remote())
+    holder = trainkit.remote(hold).options(num_cpus=3, name="trainer-3").remote()
+    assert eventually(lambda: (tmp_path / "began").exists())
+    pid = int((tmp_path / "began").read_text())
     gang = trainkit.placement_group([{"CPU": 2}, {"CPU": 2}])
     late = victim(num_cpus=1, label="late")
     member = victim(num_cpus=1, label="member", placement_group=gang)
@@ -201,7 +208,8 @@ def test_why_something_is_pending() -> None:
     ]
     (row,) = [row for row in actors("PENDING") if row["actor_id"] == second["id"]]
     assert row["class_name"] == "Victim"
-    del holder
+    (tmp_path / "go").touch()
+    trainkit.get(holder)
     assert trainkit.get([member.same.remote(1)], timeout=60) == [1]
     (left,) = requests()
     assert left["reasons"] == ["1 CPU missing: 0 CPU of 4 CPU free; held by a group of 2 bundles: 4 CPU"]

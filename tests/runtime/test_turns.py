@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.runtime.placement import Allocation, Demand, Ledger, serve
+from trainkit.runtime.placement import Allocation, Demand, Hold, Ledger, is_in_reach, serve
 
 TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
 
@@ -33,28 +33,60 @@ asked = st.lists(st.tuples(gangs, st.booleans()), max_size=12)
 
 
 class Session:
-    """A queue and a ledger, as the node has them."""
+    """A queue and a ledger, as the node has them. Its clock is set by hand."""
 
     def __init__(self) -> None:
         self.ledger = Ledger.of_machine(TOTALS)
         self.queue: list[Demand] = []
         self.held: dict[int, list[Allocation]] = {}
+        self.since: dict[int, float] = {}
+        self.lasts_s: dict[int, float | None] = {}
+        self.actors: set[int] = set()
+        self.now = 0.0
         self._next = 0
 
-    def ask(self, wanted: list[dict[str, float]], nested: bool = False) -> int:
+    def ask(
+        self,
+        wanted: list[dict[str, float]],
+        nested: bool = False,
+        *,
+        lasts_s: float | None = None,
+        actor: bool = False,
+    ) -> int:
+        """Queue a request of a task, or of an actor or a group; `lasts_s` is None if it never ends."""
         self._next += 1
-        self.queue.append(Demand(self._next, wanted, nested=nested))
+        self.queue.append(Demand(self._next, wanted, nested=nested, since=self.now))
+        self.lasts_s[self._next] = lasts_s
+        if actor:
+            self.actors.add(self._next)
         return self._next
 
     def serve(self) -> None:
-        granted = serve(self.queue, self.ledger, self._grant)
+        granted = serve(self.queue, self.ledger, self._grant, self._in_reach)
         self.queue = [waiting for waiting in self.queue if waiting not in granted]
+
+    def _in_reach(self, waiting: Demand) -> bool:
+        holds = [
+            Hold(allocation=allocation, since=self.since[key], is_task=key not in self.actors)
+            for key, allocations in self.held.items()
+            for allocation in allocations
+        ]
+        return is_in_reach(waiting, [(self.ledger, holds)], self.now)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, end what ends, and serve."""
+        self.now += seconds
+        for key in [key for key in self.held if (self.lasts_s[key] or 1e9) <= self.now - self.since[key]]:
+            self.release(key)
+        self.serve()
+        self.check()
 
     def _grant(self, waiting: Demand) -> list[str] | None:
         held = self.ledger.take_all(waiting.bundles)
         if held is None:
             return self.ledger.lacking_for_all(waiting.bundles)
         self.held[waiting.key] = held
+        self.since[waiting.key] = self.now
         return None
 
     def release(self, key: int) -> None:
@@ -135,6 +167,59 @@ def test_a_gang_gets_its_turn_however_many_requests_come_after_it(
         session.check()
 
 
+durations = st.sampled_from([None, 1, 20, 100, 1000])
+steps = st.lists(
+    st.tuples(gangs, st.booleans(), durations, st.booleans(), st.sampled_from([0, 1, 30, 300])), max_size=12
+)
+
+
+@settings(deadline=None)
+@given(steps)
+def test_nothing_that_fits_waits_for_ever_behind_what_can_t_go(
+    steps: list[tuple[list[dict[str, float]], bool, float | None, bool, float]],
+) -> None:
+    session = Session()
+    for gang, nested, lasts_s, actor, pause_s in steps:
+        session.ask(gang, nested, lasts_s=lasts_s, actor=actor)
+        session.advance(pause_s)
+    while session.now < 200_000:
+        session.advance(max(5, session.now / 20))
+    for waiting in session.queue:
+        assert session.ledger.lacking_for_all(waiting.bundles), "it fits, and waits"
+
+
+@settings(deadline=None)
+@given(gangs, st.sampled_from([1, 7, 90, 400]), st.booleans(), st.lists(st.sampled_from(CRUMBS), min_size=1))
+def test_a_gang_does_not_starve_in_a_stream_of_whatever_ends(
+    gang: list[dict[str, float]], lasts_s: float, actor: bool, crumbs: list[dict[str, float]]
+) -> None:
+    session = Session()
+
+    def stream() -> None:
+        for crumb in crumbs:
+            while sum(waiting.bundles == [crumb] for waiting in session.queue) < 3:
+                session.ask([crumb], lasts_s=lasts_s, actor=actor)
+
+    stream()
+    session.advance(lasts_s / 2)
+    key = session.ask(gang)
+    while key not in session.held and session.now < 60 + 5 * lasts_s:
+        stream()
+        session.advance(lasts_s / 10)
+    assert key in session.held
+
+
+def test_an_actor_s_hold_holds_up_nobody() -> None:
+    session = Session()
+    session.ask([{"CPU": 1}], actor=True)
+    session.advance(0.1)
+    large = session.ask([{"CPU": 4}])
+    small = session.ask([{"CPU": 1}])
+    session.advance(0.1)
+    assert small in session.held
+    assert large not in session.held
+
+
 def test_cpus_and_gpus_that_are_never_free_at_once_are_gathered() -> None:
     session = Session()
     gpus = session.ask([{"GPU": 1}] * 3)
@@ -167,6 +252,7 @@ def test_between_workers_nothing_is_kept_back() -> None:
 
 def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
     free = {0: Ledger({"CPU": 10_000}, {}), 1: Ledger({"CPU": 20_000}, {})}
+    in_reach = True
 
     def grant(waiting: Demand) -> list[str] | None:
         for index, ledger in free.items():
@@ -175,7 +261,7 @@ def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
         return ["CPU"]
 
     def granted(*queue: Demand) -> list[int]:
-        return [waiting.key for waiting in serve(queue, Ledger({}, {}), grant)]
+        return [waiting.key for waiting in serve(queue, Ledger({}, {}), grant, lambda _: in_reach)]
 
     assert granted(Demand(1, [{"CPU": 1}], group=7, bundle=1)) == [1]
     large = Demand(2, [{"CPU": 2}], group=7, bundle=1)
@@ -185,6 +271,10 @@ def test_in_a_group_nobody_is_passed_over_for_ever_either() -> None:
     assert granted(large, small, elsewhere, nothing) == [4, 5]
     workers = Demand(6, [{"CPU": 1}], group=7, bundle=1, nested=True)
     assert granted(large, small, workers) == [6], "somebody may be waiting for it who holds the rest"
+    free[1].give_back(Allocation({"CPU": 10_000}))
+    assert granted(large, small) == [], "tasks hold the rest"
+    in_reach = False
+    assert granted(large, small) == [3], "nobody knows when the rest will be free"
 
 
 def sums(of: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -147,7 +147,7 @@ def test_after_ten_seconds_the_wait_is_explained(monkeypatch: pytest.MonkeyPatch
             rf"trainkit: a group 'gang' of 2 bundles has been waiting \d+ s for 2 CPU: {held}\n", said
         )
         assert re.search(r"trainkit: late has been waiting \d+ s for 1 CPU: 1 CPU missing", said)
-        assert "waits behind a group 'gang' of 2 bundles, which asks for 2 CPU" in said
+        assert "waits behind" not in said, "nobody knows when an actor ends"
         trainkit.remove_placement_group(group)
         del holder, crowd
     finally:

@@ -12,6 +12,9 @@ from trainkit.resources import QUANTUM, Bundle, describe, total
 
 GPU = "GPU"
 
+_TASK_S = 60.0
+"""A task is expected to end so soon; a request that waits for it holds up later ones meanwhile."""
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -159,6 +162,7 @@ class Demand:
         nested: a worker asked, so something that already holds resources may be waiting for it.
         bundle: of the group, if only one will do.
         what: as shown to the user, such as "a group of 3 bundles".
+        since: when it took its turn, by a monotonic clock.
     """
 
     key: int
@@ -167,6 +171,7 @@ class Demand:
     nested: bool = False
     bundle: int | None = None
     what: str = ""
+    since: float = 0.0
 
 
 D = TypeVar("D", bound=Demand)
@@ -191,11 +196,71 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
 
 
-def serve(queue: Iterable[D], machine: Ledger, grant: Callable[[D], list[str] | None]) -> list[D]:
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Resources that somebody holds, as `is_in_reach` sees them.
+
+    Attributes:
+        allocation: what is held.
+        since: when it was granted, by the clock of `Demand.since`.
+        is_task: a task has it, else an actor or a placement group, whose end nobody can expect.
+        waits: the holder waits for others.
+    """
+
+    allocation: Allocation
+    since: float
+    is_task: bool = False
+    waits: bool = False
+
+
+Place = tuple[Ledger, Sequence[Hold]]
+"""What is free of the machine, or of one bundle of a group, and who holds the rest."""
+
+
+def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
+    """Return True if `waiting` would fit once those holders have ended whose end can be expected.
+
+    A task is expected to end within a minute. Any holder is, as long as it is younger than half of the wait:
+    so whatever ends at all lets a large request have its turn some day, and whatever never ends is waited
+    for a limited time.
+
+    Args:
+        waiting: the request.
+        places: where it may be met, one of them being enough.
+        now: the time.
+    """
+    waited = now - waiting.since
+    for ledger, holds in places:
+        ending = [
+            hold.allocation
+            for hold in holds
+            if now - hold.since < max(_TASK_S * hold.is_task, waited / 2)
+            and not (hold.waits and waiting.nested)  # it may wait for a later request
+        ]
+        for allocation in ending:
+            ledger.give_back(allocation)
+        fits = not ledger.lacking_for_all(waiting.bundles)
+        for allocation in ending:
+            ledger.retake(allocation)
+        if fits:
+            return True
+    return False
+
+
+def serve(
+    queue: Iterable[D],
+    machine: Ledger,
+    grant: Callable[[D], list[str] | None],
+    in_reach: Callable[[D], bool],
+) -> list[D]:
     """Grant what can be granted now, in order, and let nobody wait for ever.
 
-    Whoever is first among those who must wait is kept what they need of what is free, so that it can't be
-    that there are CPUs whenever there are no GPUs and the other way round; in a group, nobody passes who
+    A request that must wait holds up later ones while what it lacks is `in_reach`, else it would wait for
+    ever if enough small ones came. Those pass it when it is not, else they would wait with it for an end
+    that may never come.
+
+    Whoever is first among those who hold up others is kept what they need of what is free, so that it can't
+    be that there are CPUs whenever there are no GPUs and the other way round; in a group, nobody passes who
     asks for the same. Only what the driver asks for is treated so: between workers, the later request may
     be what the holder of the missing rest waits for.
 
@@ -203,6 +268,7 @@ def serve(queue: Iterable[D], machine: Ledger, grant: Callable[[D], list[str] | 
         queue: in the order in which it was asked for.
         machine: what requests outside any group are taken from.
         grant: carries a request out; returns the names of what it lacks, or None if it was granted.
+        in_reach: `is_in_reach` of a request that was not granted.
 
     Returns:
         What was granted.
@@ -211,16 +277,24 @@ def serve(queue: Iterable[D], machine: Ledger, grant: Callable[[D], list[str] | 
     short: set[str] = set()
     kept: list[Allocation] | None = None
     short_in: dict[int, dict[int | None, set[str]]] = {}
+    failed: list[tuple[Any, ...]] = []
     try:
         for waiting in order(queue):
             if waiting.group is None and blocked_by(short, waiting.bundles):
                 continue
             if not waiting.nested and _stands_behind(waiting, short_in):
                 continue
+            asked = (waiting.nested, waiting.group, waiting.bundle, waiting.bundles)
+            if asked in failed:
+                continue
             lacking = grant(waiting)
             if lacking is None:
                 granted.append(waiting)
-            elif waiting.group is not None:
+                continue
+            failed.append(asked)
+            if not in_reach(waiting):
+                continue
+            if waiting.group is not None:
                 if not waiting.nested:
                     names = {name for bundle in waiting.bundles for name in bundle}
                     short_in.setdefault(waiting.group, {}).setdefault(waiting.bundle, set()).update(names)

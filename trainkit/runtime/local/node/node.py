@@ -43,6 +43,8 @@ from trainkit.runtime.serialize import LostHandle
 LOG = "node.log"
 """File in the session's folder: what the node prints once there is no program to print it in."""
 
+_LOOK_S = 1.0
+"""So often the queue is served though nothing is free: what held up others may not any more."""
 _END_S = 2.0
 _LAST_WORDS_S = 0.25
 """After the last detached actor has ended, its callers may ask for so long how it ended."""
@@ -90,7 +92,11 @@ class Parts:
             {
                 records.RequestGranted: [self.processes.grant],
                 records.RequestRefused: [self.supervisor.request_refused],
-                records.RequestsWaiting: [self.reclaimer.reclaim, self.explainer.explain_later],
+                records.RequestsWaiting: [
+                    self.reclaimer.reclaim,
+                    self.explainer.explain_later,
+                    lambda _: after(_LOOK_S, queue.look_again),
+                ],
                 records.StartFailed: [self.scheduler.start_failed],
                 records.WorkerStarted: [
                     self.restarts.worker_started,

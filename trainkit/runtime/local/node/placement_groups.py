@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.runtime.local.node.records import (
     DRIVER,
@@ -16,7 +17,7 @@ from trainkit.runtime.local.node.records import (
     WorkerTable,
 )
 from trainkit.runtime.local.wire.messages import Reserve
-from trainkit.runtime.placement import Allocation, Ledger
+from trainkit.runtime.placement import Allocation, Hold, Ledger, is_in_reach
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.specs import Placement
 
@@ -95,7 +96,7 @@ class PlacementGroups:
         held = self.machine.take_all(group.bundles)
         if held is None:
             return self.machine.lacking_for_all(group.bundles)
-        group.held = held
+        group.held, group.held_s = held, SYSTEM.monotonic()
         group.ledgers = [Ledger.of_bundle(allocation) for allocation in held]
         for answer in group.waiting:
             answer(None)
@@ -121,6 +122,34 @@ class PlacementGroups:
             return self.machine
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
+
+    def holds_up(self, request: Request) -> bool:
+        """Return whether `request`, which waits, holds up later ones: what it lacks is in reach."""
+        group = None if request.group is None else self._living[request.group]
+        rooms = [(None, self.machine)] if group is None else list(enumerate(group.ledgers))
+        places = [
+            (ledger, self._holds(None if index is None else (request.group, index)))
+            for index, ledger in rooms
+            if request.bundle in (None, index)
+        ]
+        return is_in_reach(request, places, SYSTEM.monotonic())
+
+    def _holds(self, where: tuple[int | None, int] | None) -> list[Hold]:
+        """Return who holds something of the machine, or of one bundle of a group."""
+        holds = [
+            Hold(
+                allocation=worker.allocation,
+                since=worker.held_s,
+                is_task=not worker.is_actor,
+                waits=worker.lent is not None,
+            )
+            for worker in self._table.all()
+            if worker.allocation is not None and worker.ledger_group == where
+        ]
+        if where is None:
+            for group in self._living.values():
+                holds += [Hold(allocation=held, since=group.held_s) for held in group.held or ()]
+        return holds
 
     def owner_ended(self, serial: int) -> None:
         """Release what a process that has ended had reserved."""

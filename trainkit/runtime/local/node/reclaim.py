@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -206,13 +207,15 @@ class WaitExplainer:
         )
         line = [request for request in order(self._queue.line()) if request.group is None]
         place = {request.key: index for index, request in enumerate(line)}
+        ahead = [self._groups.holds_up(request) for request in line]
 
         def of(request: records.Request) -> Wait:
             if not request.ready:
                 return Wait(reasons=["an argument of its constructor is still to come"])
             group_id = request.group
             if group_id is None:
-                return explain_wait(request, [machine], line[: place[request.key]])
+                before = itertools.compress(line[: place[request.key]], ahead)
+                return explain_wait(request, [machine], list(before))
             wait = explain_wait(request, self._rooms(request, self._groups[group_id]))
             if group_id not in by_key:
                 return wait

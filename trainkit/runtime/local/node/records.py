@@ -83,12 +83,10 @@ class Request(Demand):
     """Entry of the queue: a worker to start or lend, or a placement group to reserve.
 
     Attributes:
-        since: when it took its turn, which the queue notes.
         ready: False for an actor while an argument of its constructor is still to come; others go first.
     """
 
     client: int
-    since: float = 0.0
     start: StartActor | RequestLease | None = None
     first: Descriptor | None = None
     answer: Answer | None = None
@@ -132,6 +130,7 @@ class WorkerRecord:
         owner: number of the process that asked for it; NOBODY if it outlives that.
         spec: what its process was started with; an idle one that is used again has another `worker_id`.
         allocation: what it holds and doesn't lend; None while it is idle in the pool.
+        held_s: when that was granted.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
         wanted_back: its lessee knows that others wait for what it holds.
@@ -157,6 +156,7 @@ class WorkerRecord:
     control: Connection
     stdout: OutputEnd
     stderr: OutputEnd
+    held_s: float = 0.0
     pid: int | None = None
     lent: Allocation | None = None
     passed_on: bool = False
@@ -358,6 +358,7 @@ class PlacementGroupRecord:
     Attributes:
         owner: number of the process that asked for it; NOBODY if it is detached.
         held: None while it waits.
+        held_s: when it was granted.
     """
 
     bundles: Sequence[Bundle]
@@ -367,6 +368,7 @@ class PlacementGroupRecord:
     waiting: list[Answer]
     strategy: str = "PACK"
     name: str = ""
+    held_s: float = 0.0
 
     @property
     def what(self) -> str:
@@ -501,6 +503,10 @@ class RequestQueue:
     def line(self) -> list[Request]:
         """Return the requests that wait for resources alone."""
         return [request for request in self._requests if request.ready]
+
+    def look_again(self) -> None:
+        """Have the queue served, though nothing changed but the time."""
+        self.changed = True
 
     def add(self, request: Request) -> None:
         """Add a request."""

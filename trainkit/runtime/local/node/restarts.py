@@ -167,6 +167,8 @@ class Restarts:
             delay_s=delay_s,
         )
         worker.allocation = None
+        if (started := self._table.get(spec.worker_id)) is not None:
+            started.held_s = worker.held_s
         record.spec, record.started_s = spec, now
         record.restarts += 1
         record.last_exit = exit_

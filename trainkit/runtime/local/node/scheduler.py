@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from trainkit.clock import SYSTEM
 from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
@@ -142,7 +143,7 @@ class ResourceScheduler:
         line = self._queue.line()
         if not line:
             return
-        granted = serve(line, self._ledger, self._grant)
+        granted = serve(line, self._ledger, self._grant, self._groups.holds_up)
         done = {request.key for request in granted}
         granted += [request for request in line if request.key not in done and self._pass_on(request)]
         self._queue.remove({request.key for request in granted})
@@ -199,6 +200,9 @@ class ResourceScheduler:
             self._table.rename(idle, request.key)
         bundles = () if where is None else self._groups[where[0]].bundles
         self._publish(records.RequestGranted(request, allocation, where, bundles, idle))
+        worker = self._table.get(request.key)
+        if worker is not None:  # else it could not be started
+            worker.held_s = SYSTEM.monotonic()
 
     def start_failed(self, event: records.StartFailed) -> None:
         """Take back what a worker was given that could not be started."""
