@@ -49,7 +49,7 @@ OTHERS = {
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "process": """
-        compat/test_collective.py compat/test_iterators.py compat/test_ray_core_names.py
+        compat/test_collective.py
         train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
         tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
         tune/experiment/test_faults.py tune/trial/test_forms.py
@@ -86,7 +86,7 @@ OTHERS = {
         tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
         tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_external_searchers.py
         tune/search/test_search_benchmarks.py tune/test_speed.py tune/integrations/test_wandb.py
-        tune/integrations/test_aim.py tune/integrations/test_comet.py tune/integrations/test_keras.py
+        tune/integrations/test_keras.py
     """,
 }
 """The files that need something else than their folder does."""

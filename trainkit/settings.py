@@ -131,34 +131,6 @@ def stop_grace_s() -> float:
 OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
 """Where the program runs, for a trial, which may run in its own folder."""
 
-_WITHOUT_EFFECT = {
-    "RAY_AIR_LOCAL_CACHE_DIR": "give RunConfig(storage_path=...), or set TRAINKIT_RESULTS_DIR",
-    "TUNE_DISABLE_AUTO_INIT": "the runtime starts by itself; call init() before, to choose how",
-    "TUNE_DISABLE_RESOURCE_CHECKS": "what can never be had is refused at once",
-    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "set TRAINKIT_STOP_GRACE_S",
-    "TUNE_ONLY_STORE_CHECKPOINT_SCORE_ATTRIBUTE": "every report is kept",
-    "TUNE_PLACEMENT_GROUP_PREFIX": "there is nothing by that name",
-    "TUNE_PLACEMENT_GROUP_RECON_INTERVAL": "a trial's resources are free once it has ended",
-    "TUNE_RESTORE_RETRY_NUM": "give FailureConfig(max_failures=...)",
-    "TUNE_RESULT_BUFFER_MAX_TIME_S": "every report is judged when it is made",
-    "TUNE_RESULT_BUFFER_MIN_TIME_S": "every report is judged when it is made",
-    "TUNE_RESULT_DELIM": "nested values are named with '/'",
-    "TUNE_STATE_REFRESH_PERIOD": "resources are known at every moment",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "there is nothing slow to warn of",
-    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "what can never be had is refused at once",
-    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S_AUTOSCALER": "what can never be had is refused at once",
-    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "there is nothing slow to warn of",
-    "TUNE_DISABLE_SIGINT_HANDLER": "Ctrl-C once ends an experiment in order, twice at once",
-    "TUNE_GLOBAL_CHECKPOINT_S": "every report is kept before report() returns",
-    "TUNE_MAX_PENDING_TRIALS_PG": "a trial is started when it fits",
-    "TUNE_MAX_LEN_IDENTIFIER": "names of folders have 40 characters at most",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "errors are in the results and in error.txt",
-    "TUNE_WARN_THRESHOLD_S": "there is nothing slow to warn of",
-    "TUNE_RESULT_BUFFER_LENGTH": "every report is judged when it is made",
-    "RAY_AIR_NEW_OUTPUT": "the console is chosen by RunConfig(verbose=...) and progress_reporter",
-}
-_warned: set[str] = set()
-
 
 def experiments_are_dated() -> bool:
     """Return whether an experiment without a name is called by its trainable and the date."""
@@ -179,11 +151,3 @@ def loggers_come_by_themselves() -> bool:
 def metric_is_required() -> bool:
     """Whether a trial that ends must have reported the metric."""
     return os.environ.get("TUNE_DISABLE_STRICT_METRIC_CHECKING", "0") != "1"
-
-
-def warn_of_old_variables() -> None:
-    """Tell, once for each, which of Ray Tune's variables are set and without effect."""
-    for name, instead in _WITHOUT_EFFECT.items():
-        if name in os.environ and name not in _warned:
-            _warned.add(name)
-            logger.warning("$%s has no effect: %s", name, instead)

@@ -36,13 +36,11 @@ from tests.suites.parts import (
     surroundings,
     wait_for,
 )
-from trainkit._private import internal_api
 from trainkit.errors import (
     ActorDiedError,
     ConfigError,
     GetTimeoutError,
     InfeasibleError,
-    ObjectLostError,
     TaskCancelledError,
     TaskError,
 )
@@ -376,24 +374,6 @@ class CallSuite(Suite):
         assert trainkit.get(ref)[-1] == trainkit.get(pickle.loads(data)["ref"])[-1] == 199_999
         read = trainkit.remote(lambda data: trainkit.get(pickle.loads(data)["ref"]).sum())
         assert trainkit.get(read.remote(data)) == 199_999 * 100_000
-
-    @needs("near")
-    def test_a_value_can_be_let_go_of(self) -> None:
-        kept, freed = trainkit.put([1]), trainkit.put(np.ones(200_000))
-        internal_api.free([freed])
-        with pytest.raises(ObjectLostError):
-            trainkit.get(freed, timeout=SOON_S)
-        assert trainkit.get(kept) == [1]
-
-    @needs("near")
-    def test_a_failed_call_is_let_go_of_with_the_values_beside_it(self) -> None:
-        failed, value = trainkit.remote(len).remote(3), trainkit.put(1)
-        internal_api.free([failed, value, value])
-        for ref in (failed, value):
-            with pytest.raises(ObjectLostError):
-                trainkit.get(ref, timeout=SOON_S)
-        internal_api.free(failed)
-        internal_api.free([])
 
     # what can never run
 

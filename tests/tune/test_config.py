@@ -190,7 +190,7 @@ def test_no_limit_of_trials_at_once_is_zero_too(inline, fit):
 
 def test_settings_can_be_assigned_to_and_are_checked_as_at_first():
     run, search = tune.RunConfig(), tune.TuneConfig()
-    run.name, run.local_dir, run.stop = "e", "here", {"eval": {"loss": 1.0}}
+    run.name, run.storage_path, run.stop = "e", "here", {"eval": {"loss": 1.0}}
     assert (run.name, run.storage_path, run.stop) == ("e", "here", {"eval/loss": 1.0})
     search.scheduler = "asha"
     assert isinstance(search.scheduler, tune.schedulers.ASHAScheduler)

@@ -1,4 +1,4 @@
-"""Trainables and environments by the names that they were registered under."""
+"""Trainables by the names that they were registered under."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.core.trainables import get_env, get_trainable_cls, register_env, register_trainable
+from trainkit.tune.core.trainables import get_trainable_cls, register_trainable
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -60,22 +60,3 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 def test_what_cannot_be_registered_is_refused(name, trainable):
     with pytest.raises(ConfigError, match="register_trainable"):
         tune.register_trainable(name, trainable)
-    with pytest.raises(ConfigError, match="register_env"):
-        tune.register_env(name, trainable)
-
-
-def test_trials_find_environments_in_their_own_processes(fit):
-    class Corridor:
-        def __init__(self, config):
-            self.length = config["length"]
-
-    register_env("corridor", Corridor)
-
-    def trainable(config):
-        return {"length": get_env("corridor")(config).length}
-
-    assert fit(trainable, {"length": 5})[0].metrics["length"] == 5
-    with pytest.raises(ConfigError, match=r"no environment is registered as 'corridors'.*'corridor'"):
-        get_env("corridors")
-    with pytest.raises(ConfigError, match="Did you mean 'corridor'"):
-        get_env("cord")

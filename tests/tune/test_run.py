@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from trainkit import settings, tune
+from trainkit import tune
 from trainkit.errors import ConfigError, TrialError
 from trainkit.tune.core import seeds
 from trainkit.tune.run_arguments import OBSOLETE, checkpoint_settings, resuming
@@ -273,21 +273,16 @@ def test_obsolete_arguments_warn_and_unknown_ones_are_refused(run, caplog):
         run(objective, num_sample=3)
 
 
-def test_rays_variables_are_heeded_or_warned_of_once(run, tmp_path, monkeypatch, caplog):
+def test_rays_variables_are_heeded(run, tmp_path, monkeypatch):
     monkeypatch.delenv("TRAINKIT_RESULTS_DIR", raising=False)
-    monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setenv("TUNE_RESULT_DIR", str(tmp_path / "results"))
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     monkeypatch.setenv("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "30")
-    with caplog.at_level(logging.WARNING, logger="trainkit"):
-        for name in ("a", "b"):
-            analysis = run(objective, local_dir=None, name=name, metric="unheard_of", mode="min")
+    analysis = run(objective, local_dir=None, name="b", metric="unheard_of", mode="min")
     (trial,) = analysis.trials
     assert Path(trial.path).parent == tmp_path / "results" / "b"
     assert trial.error is None
     assert not Path(trial.path, "result.json").exists()
-    assert caplog.text.count("TUNE_GLOBAL_CHECKPOINT_S has no effect") == 1
 
 
 # --- experiments as objects -----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import threading
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from trainkit import air, train, tune
 from trainkit.air import session
-from trainkit.errors import CheckpointError, ConfigError, MetricError
+from trainkit.errors import CheckpointError, MetricError
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -35,15 +34,6 @@ def test_every_spelling_reports(fit, report):  # row 1.40
 
     (result,) = fit(trainable, metric="loss")
     assert [row["loss"] for row in result.history] == [2.0, 1.0]
-
-
-def test_storage_path_by_its_older_name(tmp_path):
-    run = air.RunConfig(name="old", local_dir=tmp_path, verbose=0)
-    (result,) = tune.Tuner(lambda config: 1.0, run_config=run).fit()
-    assert Path(result.path).parent == tmp_path / "old"
-    assert dataclasses.replace(run, name="new").storage_path == tmp_path
-    with pytest.raises(ConfigError, match=r"give storage_path='a' or local_dir='b', not both"):
-        air.RunConfig(storage_path="a", local_dir="b")
 
 
 @pytest.mark.parametrize("number", [0.5, 3, np.float32(0.5), np.int64(3)])

@@ -207,7 +207,11 @@ def run(
     given["verbose"] = 1 if verbose is None else int(verbose)
     given["callbacks"] = callbacks or ()
     tune_config = TuneConfig(**_fields_of(TuneConfig, given))
-    run_config = RunConfig(**_fields_of(RunConfig, given), local_dir=local_dir)
+    if local_dir is not None and storage_path is not None:
+        raise ConfigError(f"give {storage_path=} or {local_dir=}, not both")
+    if storage_path is None:
+        given["storage_path"] = local_dir
+    run_config = RunConfig(**_fields_of(RunConfig, given))
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)

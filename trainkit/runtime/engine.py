@@ -167,13 +167,6 @@ class Engine(Protocol):
     def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Values in the order of `refs`; raises the first failure, or GetTimeoutError."""
 
-    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
-        """Let go of the values of done references in this process; `get` raises ObjectLostError then.
-
-        Raises:
-            ConfigError: the engine can't: Ray lets go of a value with its last reference alone.
-        """
-
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:

@@ -29,7 +29,6 @@ from trainkit.tune.core.stoppers import MaximumIterationStopper as MaximumIterat
 from trainkit.tune.core.stoppers import Stopper as Stopper
 from trainkit.tune.core.stoppers import TimeoutStopper as TimeoutStopper
 from trainkit.tune.core.stoppers import TrialPlateauStopper as TrialPlateauStopper
-from trainkit.tune.core.trainables import register_env as register_env
 from trainkit.tune.core.trainables import register_trainable as register_trainable
 from trainkit.tune.results.analysis import Analysis as Analysis
 from trainkit.tune.results.analysis import ExperimentAnalysis as ExperimentAnalysis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from trainkit.tune.core.checks import (
 from trainkit.tune.core.configs import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.configs import FailureConfig as FailureConfig
 from trainkit.tune.core.configs import ResumeConfig as ResumeConfig
-from trainkit.tune.core.configs import Settings, Syncer
+from trainkit.tune.core.configs import Settings
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
@@ -171,7 +171,6 @@ class RunConfig(Settings):
         chdir_to_trial_dir: True runs each trial in its own folder; False: where the program does; None: in
             its own, unless $TRAINKIT_CHDIR_TO_TRIAL_DIR is 0.
         default_loggers: the loggers that come by themselves, of "json", "csv" and "tensorboard"; (): none.
-        local_dir: the older name of `storage_path`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -190,15 +189,8 @@ class RunConfig(Settings):
     log_to_file: bool | str | tuple[str, str] = False
     chdir_to_trial_dir: bool | None = None
     default_loggers: Sequence[str] = DEFAULT_LOGGERS
-    local_dir: InitVar[str | os.PathLike[str] | None] = None
 
-    def __post_init__(self, local_dir: str | os.PathLike[str] | None) -> None:
-        if local_dir is not None:
-            require(
-                self.storage_path is None,
-                f"give storage_path={self.storage_path!r} or local_dir={local_dir!r}, not both",
-            )
-            object.__setattr__(self, "storage_path", local_dir)
+    def __post_init__(self) -> None:
         if self.name is not None:
             require(
                 is_name(self.name)
@@ -248,30 +240,11 @@ class RunConfig(Settings):
             "tune.CheckpointConfig(num_to_keep=2)",
         )
         require_kind("sync_config", self.sync_config, SyncConfig, "tune.SyncConfig(sync_period=5)")
-        self._take_place(self.sync_config)
         if isinstance(self.verbose, bool):
             object.__setattr__(self, "verbose", int(self.verbose))
         require(
             is_whole(self.verbose) and 0 <= self.verbose <= 3, f"verbose={self.verbose!r}: give 0, 1, 2 or 3"
         )
-
-    def _take_place(self, sync: SyncConfig | None) -> None:
-        """Take where to copy to, and by what, from a SyncConfig of older scripts, which keeps the rest."""
-        if sync is None or (sync.upload_dir is None and sync.syncer in ("auto", None)):
-            return
-        own = sync.syncer if isinstance(sync.syncer, Syncer) else None
-        given = {"storage_path": sync.upload_dir, "storage_filesystem": own}
-        for name, value in given.items():
-            require(
-                value is None or getattr(self, name) is None,
-                f"{name}={getattr(self, name)!r} and {value!r} of SyncConfig contradict each other: give one",
-            )
-            object.__setattr__(self, name, getattr(self, name) if value is None else value)
-        require(
-            self.storage_path is not None,
-            "SyncConfig(syncer=...) needs an address: give RunConfig(storage_path=...), or upload_dir=",
-        )
-        object.__setattr__(self, "sync_config", replace(sync, upload_dir=None, syncer="auto"))
 
     def _check_stop(self) -> None:
         given = self.stop if isinstance(self.stop, (list, tuple)) else [self.stop]

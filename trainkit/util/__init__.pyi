@@ -16,7 +16,6 @@ from trainkit.runtime.api import get_placement_group as get_placement_group
 from trainkit.runtime.api import placement_group as placement_group
 from trainkit.runtime.api import remove_placement_group as remove_placement_group
 from trainkit.util import collective as collective
-from trainkit.util import iter as iter
 from trainkit.util import joblib as joblib
 from trainkit.util import metrics as metrics
 from trainkit.util import multiprocessing as multiprocessing

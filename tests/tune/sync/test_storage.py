@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import fsspec
@@ -289,20 +288,6 @@ def test_bad_places_are_named():
         locate("/x", object())
     with pytest.raises(ConfigError, match="needs storage_path"):
         tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
-
-
-@pytest.mark.skipif(find_spec("s3fs") is not None, reason="s3fs is installed")
-def test_an_address_is_refused_where_nothing_is_to_be_copied(fit, network, results):
-    nothing = tune.SyncConfig(syncer=None)
-    run = {"storage_path": "memory://bucket"}
-    for place in (run["storage_path"], str(network)):
-        with pytest.raises(ConfigError, match=r"syncer=None\) copies nothing.*file:///folder"):
-            fit(saving, run={"storage_path": place, "sync_config": nothing})
-    fit(saving, run=run)
-    with pytest.raises(ConfigError, match="copies nothing"):
-        tune.Tuner.restore(results / "e", saving, run_config=tune.RunConfig(sync_config=nothing))
-    grid = fit(saving, run={"storage_path": f"file://{network}", "sync_config": nothing})
-    assert Path(grid.experiment_path) == network / "e"
 
 
 def test_what_an_address_needs_is_said():

@@ -48,14 +48,9 @@ class Vault(Syncer):
         return True
 
 
-@pytest.mark.parametrize("old", [True, False])
-def test_a_syncer_is_called_and_an_experiment_restored_by_it(fit, tmp_path, results, old):
+def test_a_syncer_is_called_and_an_experiment_restored_by_it(fit, tmp_path, results):
     vault = Vault(tmp_path / "vault")
-    place = (
-        {"sync_config": SyncConfig(upload_dir="vault://b", syncer=vault), "storage_path": None}
-        if old
-        else {"storage_path": "vault://b", "storage_filesystem": vault}
-    )
+    place = {"storage_path": "vault://b", "storage_filesystem": vault}
     fit(saving, run={**place, "checkpoint_config": tune.CheckpointConfig(num_to_keep=1)})
     assert names(vault.folder / "b" / "e") == names(results / "e") - LOCAL_ONLY
     assert "up" in vault.calls and "down" not in vault.calls
@@ -111,11 +106,10 @@ def test_what_a_killed_program_had_copied_goes_with_the_next_one(fit, tmp_path, 
     assert not [path for path in results.iterdir() if path.name != "e"]
 
 
-def test_what_is_no_syncer_is_refused_with_what_to_give():
-    with pytest.raises(ConfigError, match=r"extends tune\.syncer\.Syncer"):
+def test_settings_of_older_releases_are_refused_with_what_to_give():
+    with pytest.raises(ConfigError, match=r"no setting 'syncer'. Give RunConfig\(storage_filesystem="):
         SyncConfig(syncer="aws s3 sync {source} {target}")
-    with pytest.raises(ConfigError, match="contradict each other"):
-        tune.RunConfig(storage_path="s3://a", sync_config=SyncConfig(upload_dir="s3://b"))
-    with pytest.raises(ConfigError, match="needs an address"):
-        tune.RunConfig(sync_config=SyncConfig(syncer=Vault(Path("x"))))
-    assert tune.RunConfig(sync_config=SyncConfig(upload_dir="s3://b")).storage_path == "s3://b"
+    with pytest.raises(ConfigError, match=r"no setting 'upload_dir'. Give RunConfig\(storage_path="):
+        SyncConfig(upload_dir="s3://b")
+    with pytest.raises(ConfigError, match=r"no setting 'local_dir'. Give storage_path"):
+        tune.RunConfig(local_dir="b")

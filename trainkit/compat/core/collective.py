@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.runtime import api
@@ -28,10 +28,8 @@ __all__ = [
     "destroy_collective_group",
     "get_collective_group_size",
     "get_rank",
-    "gloo_available",
     "init_collective_group",
     "is_group_initialized",
-    "nccl_available",
     "recv",
     "reduce",
     "reducescatter",
@@ -216,18 +214,6 @@ def get_collective_group_size(group_name: str = DEFAULT) -> int:
     return -1 if group is None else group.size
 
 
-def gloo_available() -> bool:
-    """Return whether torch has gloo."""
-    from torch import distributed as dist
-
-    return dist.is_gloo_available()
-
-
-def nccl_available() -> bool:
-    """Return False: groups of actors are on gloo here."""
-    return False
-
-
 def allreduce(tensor: Any, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
     """Make the tensor of each member that of all of them, reduced by `op`."""
     _done(_group(group_name).process_group.allreduce([_tensor(tensor)], _reducing(op, "Allreduce")))
@@ -351,11 +337,3 @@ def _require_gloo(backend: str) -> None:
             f"backend={name!r}: groups of actors run on gloo (backend='gloo'), on the CPU; for GPUs take "
             f"trainkit.train, whose workers use NCCL"
         )
-
-
-def _no_gpus(*_: Any, **__: Any) -> NoReturn:
-    raise ConfigError("operations on several GPUs of one process are NCCL's: take trainkit.train for GPUs")
-
-
-allreduce_multigpu = reduce_multigpu = broadcast_multigpu = allgather_multigpu = _no_gpus
-reducescatter_multigpu = send_multigpu = recv_multigpu = _no_gpus

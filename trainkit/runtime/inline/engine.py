@@ -320,10 +320,6 @@ class InlineEngine:
     def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         return [_own(ref).value() for ref in refs]
 
-    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
-        for ref in map(_own, refs):
-            ref.packed, ref.failed = pack_failure(ObjectLostError(f"{ref!r} was freed"), "free()"), True
-
     def lending(self) -> AbstractContextManager[None]:
         return nullcontext()
 

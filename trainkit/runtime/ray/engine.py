@@ -245,9 +245,6 @@ class RayEngine:
     def lending(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def free(self, refs: Sequence[specs.ObjectRef[Any]]) -> None:
-        raise ConfigError("Ray frees a value when its last reference is gone, and not before: drop them")
-
     def wait(
         self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:

@@ -245,10 +245,6 @@ def sampler_of(loader: DataLoader[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
-class OwnShare:
-    """Base class of loaders that give each worker its own samples, and are not to be shared out again."""
-
-
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
     """Return a loader of this worker's share of the samples; `loader` itself if it is split already.
 
@@ -261,8 +257,6 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     Raises:
         ConfigError: it can't be shared among workers.
     """
-    if isinstance(loader, OwnShare):
-        return loader
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if group.rank == 0 and group.world_size > 1:
             log.warning(

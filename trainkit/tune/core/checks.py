@@ -20,6 +20,14 @@ from trainkit.errors import ArgumentTypeError, MissingDependencyError, TuneArgum
 T = TypeVar("T")
 
 
+_OLDER = {
+    "local_dir": "Give storage_path.",
+    "upload_dir": "Give RunConfig(storage_path=...).",
+    "syncer": "Give RunConfig(storage_filesystem=...), with a tune.syncer.Syncer of your own.",
+}
+"""Settings of Ray 2.0 to 2.6, and what to give in their place."""
+
+
 def named_settings(cls: type[T]) -> type[T]:
     """Return a class of settings whose constructor says for an unknown one which there are."""
     construct = cls.__init__
@@ -29,7 +37,7 @@ def named_settings(cls: type[T]) -> type[T]:
     def init(self: T, *args: Any, **given: Any) -> None:
         for name in given:
             if name not in known:
-                hint = did_you_mean(name, known)
+                hint = f" {_OLDER[name]}" if name in _OLDER else did_you_mean(name, known)
                 raise ArgumentTypeError(
                     f"{cls.__name__} has no setting {name!r}.{hint} It takes {', '.join(known)}"
                 )

@@ -32,7 +32,7 @@ class Settings:
         if not own <= vars(self).keys():  # the constructor is at work
             object.__setattr__(self, name, value)
             return
-        known = self.__dataclass_fields__  # which has arguments that are no fields, such as `local_dir`
+        known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
         if type(self) is not settings and name not in known:  # an attribute of a user's own class
             object.__setattr__(self, name, value)
@@ -158,9 +158,6 @@ class SyncConfig(Settings):
         sync_artifacts: files that trials write into their folders are copied too; False: only the store,
             the checkpoints and what loggers and the console keep.
         sync_artifacts_on_checkpoint: accepted, as they are copied with everything else.
-        upload_dir: the older place of RunConfig's `storage_path`.
-        syncer: a `tune.syncer.Syncer` of your own, which RunConfig(storage_filesystem=) takes too; "auto":
-            what fsspec has for the address; None: nothing is copied, so an address is refused.
 
     Raises:
         ConfigError: a value is out of range.
@@ -170,21 +167,10 @@ class SyncConfig(Settings):
     sync_timeout: float = 1800
     sync_artifacts: bool = True
     sync_artifacts_on_checkpoint: bool = True
-    upload_dir: str | None = None
-    syncer: Syncer | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         for name in ("sync_period", "sync_timeout"):
             require_number(name, getattr(self, name), "seconds above 0", above=0)
-        require(
-            self.syncer in ("auto", None) or isinstance(self.syncer, Syncer),
-            f"syncer={self.syncer!r}: give an object of a class that extends tune.syncer.Syncer, or an "
-            "fsspec file system as RunConfig(storage_filesystem=...); a command is for a Syncer's sync_up()",
-        )
-        require(
-            self.syncer is not None or self.upload_dir is None,
-            f"upload_dir={self.upload_dir!r} and syncer=None contradict each other: leave one out",
-        )
 
 
 class Resume(StrEnum):

@@ -1,4 +1,4 @@
-"""Trainables and environments that were registered under a name."""
+"""Trainables that were registered under a name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from trainkit.errors import TuneArgumentError, did_you_mean
 
 _trainables: dict[str, Any] = {}
-_environments: dict[str, Callable[..., Any]] = {}
 
 
 def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
@@ -39,46 +38,6 @@ def get_trainable_cls(trainable_name: str) -> Any:
         ConfigError: there is none; the nearest name is told.
     """
     return _found(_trainables, trainable_name, "trainable", "tune.register_trainable(name, trainable)")
-
-
-def register_env(name: str, env_creator: Callable[..., Any]) -> None:
-    """Give the creator of an environment a name; the trials of a Tuner find it by `get_env`.
-
-    Args:
-        name: such as "corridor".
-        env_creator: from a configuration, the environment.
-
-    Raises:
-        ConfigError: the name is no text, or the creator can't be called.
-    """
-    _require_name(name, "register_env")
-    if not callable(env_creator):
-        raise TuneArgumentError(
-            f"register_env({name!r}, {env_creator!r}): give a function that makes the environment"
-        )
-    _environments[name] = env_creator
-
-
-def get_env(name: str) -> Callable[..., Any]:
-    """Return the creator that was registered under this name, here or by the program that runs this trial.
-
-    Raises:
-        ConfigError: there is none; the nearest name is told.
-    """
-    creator: Callable[..., Any] = _found(
-        _environments, name, "environment", "tune.register_env(name, creator)"
-    )
-    return creator
-
-
-def environments() -> dict[str, Callable[..., Any]]:
-    """Return the environments of `register_env`, to be sent along with trials."""
-    return dict(_environments)
-
-
-def take_environments(given: Mapping[str, Callable[..., Any]]) -> None:
-    """In a trial's process: make known what the program has registered."""
-    _environments.update(given)
 
 
 def _require_name(name: Any, call: str) -> None:

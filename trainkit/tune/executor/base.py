@@ -31,7 +31,6 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory, TrialResources
-from trainkit.tune.core.trainables import environments
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.trial.environment import TrialEnvironment, log_files
 from trainkit.tune.trial.messages import TrialSpec
@@ -179,7 +178,6 @@ class SpecFactory:
         self._start_from = start_from
         chdir = settings.chdir_asked() if run.chdir_to_trial_dir is None else run.chdir_to_trial_dir
         self._environment = TrialEnvironment(log_files(run.log_to_file), chdir)
-        self._environments = environments()
         self.durable = durable
         self._makes_dirs = durable or self._environment != TrialEnvironment()
 
@@ -204,7 +202,6 @@ class SpecFactory:
             seed=self._seed_of(trial.index),
             driver_pid=os.getpid(),
             environment=self._environment,
-            environments=self._environments,
             makes_dir=self._makes_dirs,
             durable=self.durable,
         )

@@ -95,11 +95,6 @@ class ExperimentRun:
         self.folder = folder
         self._resume = resume
         self._changes = tuple(changes)
-        if address is not None and run.sync_config is not None and run.sync_config.syncer is None:
-            raise ConfigError(
-                f"SyncConfig(syncer=None) copies nothing, but the experiment is to be copied to {address}: "
-                "leave syncer=None out, or give a folder as storage_path, such as file:///folder"
-            )
         self._address = address
         self._named = folder, address
         self._in_memory, self.restorable = in_memory, not in_memory
@@ -189,7 +184,6 @@ class ExperimentRun:
             running.end_if_asked()
 
     def _fit(self) -> running.ResultGrid:
-        settings.warn_of_old_variables()
         with contextlib.ExitStack() as opened:
             controller, executor, store = self._run_once(opened)
         self.ended_by = controller.ended_by

@@ -22,7 +22,7 @@ from trainkit.runtime.api import get
 from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname
 from trainkit.tune.core.metrics import is_scalar
-from trainkit.tune.core.trainables import older_arguments, take_environments
+from trainkit.tune.core.trainables import older_arguments
 from trainkit.tune.trial.context import TrialContext, TrialStopped, TuneContext
 from trainkit.tune.trial.messages import Reply, TrialSpec, WorkerProcess, reply
 from trainkit.tune.trial.trainable import Trainable
@@ -286,7 +286,6 @@ def make_runner(
         parameters: what `with_parameters` bound.
         keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
     """
-    take_environments(spec.environments)
 
     def make() -> Runner:
         if isinstance(trainable, type) and issubclass(trainable, Trainable):
@@ -438,7 +437,6 @@ def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Repl
         What it reports, and its state.
     """
     trainable, values = shared.values()
-    take_environments(spec.environments)
     with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
         trial = trainable(spec.config, trial=spec, parameters=values)
         if state is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypedDict
@@ -25,7 +24,6 @@ class TrialSpec:
         seed: for the process's generators; None leaves them as they are.
         driver_pid: whose generators are not to be seeded when trials run in the driver itself.
         environment: where the user's code stands, and where what it prints goes.
-        environments: what `register_env` was given.
         makes_dir: its folder is made beforehand; else by what writes there.
         durable: checkpoints outlive the machine; else they are not flushed to the disk.
         part: of the step, from 0, and the number of parts that are done at once.
@@ -47,7 +45,6 @@ class TrialSpec:
     seed: int | None = None
     driver_pid: int = 0
     environment: TrialEnvironment = field(default_factory=TrialEnvironment)
-    environments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     makes_dir: bool = True
     durable: bool = True
     part: tuple[int, int] = (0, 1)

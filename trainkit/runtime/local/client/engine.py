@@ -25,7 +25,7 @@ from trainkit.runtime.local.client.calls import CallCodec, ProcessContext
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
 from trainkit.runtime.local.client.node_client import Ids, NodeClient, show_notice
 from trainkit.runtime.local.client.promises import OwedResults
-from trainkit.runtime.local.client.refs import LocalRef, UnreadFailures, fail
+from trainkit.runtime.local.client.refs import UnreadFailures
 from trainkit.runtime.local.client.tasks import TaskPools
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.budget import StoreBudget
@@ -292,10 +292,6 @@ class LocalEngine:
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
         return self._group
-
-    def free(self, refs: Sequence[ObjectRef[Any]]) -> None:
-        self.wait(refs, len(refs), None)  # not `get`, which raises what a task has raised
-        fail((ref for ref in refs if isinstance(ref, LocalRef)), ObjectLostError, "its value was freed")
 
     def require_node(self) -> None:
         self.node.demand(messages.Available())

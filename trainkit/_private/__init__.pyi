@@ -1,1 +1,0 @@
-from trainkit._private import internal_api as internal_api

@@ -1,1 +1,0 @@
-from trainkit.experimental import tqdm_ray as tqdm_ray

@@ -1,1 +1,0 @@
-from trainkit.compat.core.iterators import *

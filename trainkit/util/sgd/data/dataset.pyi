@@ -1,1 +1,0 @@
-from trainkit.compat.core.sgd_data import Dataset as Dataset

@@ -1,1 +1,0 @@
-from trainkit.compat.core.resnet import *
