@@ -6,7 +6,7 @@ from trainkit.train.torch.context import TrainContext as TrainContext
 from trainkit.train.torch.context import get_dataset_shard as get_dataset_shard
 from trainkit.train.torch.context import report as report
 from trainkit.train.torch.shards import DataConfig as DataConfig
-from trainkit.train.trainer import TorchTrainer as TorchTrainer
+from trainkit.train.torch.trainer import TorchTrainer as TorchTrainer
 from trainkit.tune.config import CheckpointConfig as CheckpointConfig
 from trainkit.tune.config import FailureConfig as FailureConfig
 from trainkit.tune.config import RunConfig as RunConfig

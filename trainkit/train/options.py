@@ -63,26 +63,30 @@ def wrong_signature(operator_cls: type[Any]) -> str | None:
     return None
 
 
-OF_FUNCTIONS = (
-    "a training function, as of Ray Train, is taken by trainkit.train.torch.TorchTrainer; for RaySGD's first "
-    "form make an operator of the functions, OperatorCls = TrainingOperator.from_creators(model_creator, "
-    "optimizer_creator, ...), or write a TrainingOperator with a setup(); then pass "
+OF_CREATORS = (
+    "for RaySGD's first form make an operator of the functions, OperatorCls = TrainingOperator.from_creators("
+    "model_creator, optimizer_creator, ...), or write a TrainingOperator with a setup(); then pass "
     "training_operator_cls=OperatorCls"
 )
-_FUNCTIONS = (
-    "model_creator data_creator optimizer_creator loss_creator scheduler_creator train_loop_per_worker "
-    "train_loop_config torch_config scaling_config run_config datasets dataset_config metadata "
-    "resume_from_checkpoint"
+_OF_FUNCTIONS = (
+    "it goes with a training function, as of Ray Train: TorchTrainer(train_fn, scaling_config=...)"
 )
 _OF_OTHERS: Mapping[str, str] = {
-    **dict.fromkeys(_FUNCTIONS.split(), OF_FUNCTIONS),
+    **dict.fromkeys(
+        "model_creator data_creator optimizer_creator loss_creator scheduler_creator".split(), OF_CREATORS
+    ),
+    **dict.fromkeys(
+        "train_loop_config torch_config scaling_config run_config datasets dataset_config metadata "
+        "resume_from_checkpoint".split(),
+        _OF_FUNCTIONS,
+    ),
     "serialize_data_creation": "it is an argument of TrainingOperator.from_creators now",
     "num_replicas": "pass num_workers",
     "batch_size": 'put it into config: "batch_size" is for each worker, the key BATCH_SIZE for all together',
     "data_loader_args": "give them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
-"""Arguments of RaySGD's and Ray Train's trainers that are refused, and what to do instead."""
+"""Arguments of RaySGD's first trainer and of training functions that are refused, and what to do instead."""
 
 
 def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
@@ -204,7 +208,10 @@ class TrainerOptions:
         if unknown := [name for name in arguments if name not in known]:
             raise _unknown(unknown, known)
         if arguments.get("training_operator_cls") is None:
-            raise ConfigError("TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator")
+            raise ConfigError(
+                "TorchTrainer needs training_operator_cls=, a subclass of TrainingOperator, or a "
+                "training function: TorchTrainer(train_fn)"
+            )
         step = StepSettings(**{name: arguments.pop(name) for name in list(arguments) if name in steps})
         arguments["config"] = {} if arguments.get("config") is None else arguments["config"]
         return cls(**arguments, step=step)

@@ -1,4 +1,4 @@
-"""`TorchTrainer`: train an operator on one worker or many, and keep what came of it."""
+"""The trainer of operators: train on one worker or many, and keep what came of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Never, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from torch import nn
 
@@ -20,11 +20,10 @@ from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import OF_FUNCTIONS, TrainerOptions, is_count, is_positive
+from trainkit.train.options import TrainerOptions, is_count, is_positive
 from trainkit.train.step.epoch import require_tqdm
 from trainkit.train.step.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
 from trainkit.train.step.metrics import not_finite, reduce_metrics
-from trainkit.train.strategies.base import Precision, StrategySpec
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
@@ -34,45 +33,12 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_NOT_OPTIONS = ("self", "positional", "former")
-"""Parameters of the constructor that are no options."""
 
-
-class TorchTrainer:
-    """Trains a `TrainingOperator` on `num_workers` processes; the workers start with it.
+class OperatorTrainer:
+    """The form of `TorchTrainer` that trains an operator; its workers start with it.
 
     Args:
-        training_operator_cls: what to train: a subclass, the class itself.
-        initialization_hook: called without arguments in each worker, before anything else.
-        config: given to the operator's `setup`. "batch_size" in it is for each worker; the key
-            `BATCH_SIZE` is the size over all workers, and is split among them.
-        num_workers: processes that train together, data-parallel; all of them start, or none.
-        num_cpus_per_worker: CPUs for each; its threads follow it.
-        use_gpu: a GPU for each worker; "auto" if this process sees any.
-        backend: "gloo", "nccl", or "auto": NCCL for GPUs.
-        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
-        timeout_s: seconds that one collective operation may take.
-        use_fp16: the same as `precision="fp16"`.
-        use_tqdm: show a progress bar, worker 0's.
-        add_dist_sampler: share each loader's samples among workers; False leaves it to the operator.
-        scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
-            "manual"; needed if any are registered.
-        use_local: run worker 0 in this process.
-        strategy: how the model is spread: "auto" (one worker: on its device; several: data-parallel), a
-            name such as "ddp" or "fsdp", or a value such as `FSDP(...)` from `trainkit.train.strategies`.
-        precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
-        gpus_per_worker: GPUs for each worker; default, one where GPUs are used.
-        grad_accumulation_steps: batches whose gradients make one optimizer's step.
-        max_grad_norm: clip the norm of all gradients to it; None: don't.
-        compile: compile models with `torch.compile`.
-        channels_last: keep images and convolutions in the memory format that tensor cores like.
-        detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
-            the device at each step. Otherwise it is told at the epoch's end.
-        ema_decay: keep an exponential moving average of all weights, of which this share stays at each step;
-            it is what `validate` evaluates, and `get_model(ema=True)` returns. None: don't.
-        min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
-        *positional: refused, as arguments are given by name.
-        **former: arguments of RaySGD's first trainer, or of Ray Train's; refused with what to do instead.
+        **arguments: `training_operator_cls` and what goes with it; `TorchTrainer` documents each.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
@@ -80,44 +46,10 @@ class TorchTrainer:
         GangError: a worker died while it started.
     """
 
-    @without_frames
-    def __init__(
-        self,
-        *positional: Never,
-        training_operator_cls: type[TrainingOperator] | None = None,
-        initialization_hook: Callable[[], Any] | None = None,
-        config: Mapping[str, Any] | None = None,
-        num_workers: int = 1,
-        num_cpus_per_worker: float = 1,
-        use_gpu: bool | Literal["auto"] = "auto",
-        backend: str = "auto",
-        wrap_ddp: bool = True,
-        timeout_s: float = 1800,
-        use_fp16: bool = False,
-        use_tqdm: bool = False,
-        add_dist_sampler: bool = True,
-        scheduler_step_freq: str | None = None,
-        use_local: bool = False,
-        strategy: str | StrategySpec = "auto",
-        precision: Precision = "32",
-        gpus_per_worker: int | None = None,
-        grad_accumulation_steps: int = 1,
-        max_grad_norm: float | None = None,
-        compile: bool = False,
-        channels_last: bool = False,
-        detect_nan: bool = False,
-        ema_decay: float | None = None,
-        min_workers: int | None = None,
-        **former: Never,
-    ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS}
-        if use_tqdm:
+    def __init__(self, **arguments: Any) -> None:
+        if arguments.get("use_tqdm"):
             require_tqdm()
-        if positional:
-            raise ConfigError(
-                f"TorchTrainer takes its arguments by name: pass training_operator_cls=; {OF_FUNCTIONS}"
-            )
-        self._options = TrainerOptions.of(**arguments, **former).resolved()
+        self._options = TrainerOptions.of(**arguments).resolved()
         self._workers = ElasticWorkerGroup(self._options)
         workers = weakref.ref(self._workers)
         scheduling.register(
@@ -510,7 +442,7 @@ class TorchTrainer:
         ]
         return facts if ended is None else [*facts, ("ended", ended)]
 
-    def __enter__(self) -> TorchTrainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

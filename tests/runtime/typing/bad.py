@@ -7,6 +7,9 @@ from typing import assert_type
 
 import trainkit
 from trainkit import ObjectRef
+from trainkit.train import Result, RunConfig, ScalingConfig, TorchTrainer, TrainingOperator
+from trainkit.train.torch import TorchTrainer as OfFunctions
+from trainkit.util.sgd.torch import TorchTrainer as OfOperators
 
 
 @trainkit.remote
@@ -83,3 +86,25 @@ counter.missing.remote()  # error
 counter.unmarked.remote()  # error
 assert_type(counter.slow.remote(1), ObjectRef[str])  # error
 name: str = trainkit.get(counter.slow.remote(1))  # error
+
+
+# Trainers, of a function or of an operator.
+def train_line(config: dict[str, float]) -> None: ...
+
+
+class Line(TrainingOperator): ...
+
+
+class Logged(TorchTrainer):
+    def fit(self) -> Result:
+        return super().fit()
+
+
+assert_type(OfFunctions(train_line, scaling_config=ScalingConfig(num_workers=2)).fit(), Result)
+OfOperators(training_operator_cls=Line, num_workers=2).train()
+Logged(train_line, run_config=RunConfig(name="line")).fit()
+Logged(training_operator_cls=Line).shutdown()
+TorchTrainer(train_line, num_workers=2)  # error
+TorchTrainer(training_operator_cls=Line, run_config=RunConfig())  # error
+TorchTrainer(training_operator_cls=train_line)  # error
+TorchTrainer()  # error

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
-from tests.train.operators import lose_patience
+from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
 from trainkit.train.torch.worker import shared_gpus
+from trainkit.util.sgd import torch as sgd_torch
 
 
 @pytest.mark.usefixtures("runtime")
@@ -105,6 +106,35 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(
 
 def one(config: dict[str, Any]) -> None:
     raise AssertionError("is never called")
+
+
+class Noted(TorchTrainer):
+    """A subclass that extends a method of each form."""
+
+    def train(self, *args: Any, **more: Any) -> Any:
+        return "noted", super().train(*args, **more)["epoch"]
+
+    def fit(self) -> Any:
+        return "noted", super().fit()
+
+
+@pytest.mark.usefixtures("runtime")
+def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
+    assert sgd_torch.TorchTrainer is train.TorchTrainer is TorchTrainer
+    run = RunConfig(storage_path=str(tmp_path), verbose=0)
+    noted, result = (of_function := Noted(drawn, run_config=run)).fit()
+    assert noted == "noted" and len(result.metrics["drawn"]) == 1
+    operator: Any = {"training_operator_cls": Digits, "config": {"samples": 40}, "use_local": True}
+    with Noted(**operator, use_gpu=False) as of_operator:
+        assert of_operator.train() == ("noted", 1)
+        with pytest.raises(ConfigError, match=r"trains an operator: call train\(\)"):
+            of_operator.fit()
+    for each in (of_function, of_operator):
+        assert isinstance(each, TorchTrainer) and repr(each).startswith("Noted(")
+    with pytest.raises(ConfigError, match=r"runs a training function: call fit\(\)"):
+        of_function.validate()
+    with pytest.raises(AttributeError, match="'fitt'"):
+        of_function.fitt()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -11,5 +11,4 @@ from trainkit.train.torch.script import Launcher as Launcher
 from trainkit.train.torch.script import RankStreams as RankStreams
 from trainkit.train.torch.script import ScriptOptions as ScriptOptions
 from trainkit.train.torch.trainer import DataParallelTrainer as DataParallelTrainer
-
-TorchTrainer = DataParallelTrainer
+from trainkit.train.torch.trainer import TorchTrainer as TorchTrainer

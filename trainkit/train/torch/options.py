@@ -95,6 +95,12 @@ class LoopOptions:
             )
 
     @property
+    def name(self) -> str:
+        """Name of the function."""
+        loop = self.train_loop_per_worker
+        return getattr(loop, "__name__", type(loop).__name__)
+
+    @property
     def num_workers(self) -> int:
         """Processes that run the function."""
         return self.scaling_config.num_workers

@@ -1,18 +1,23 @@
-"""`trainkit.train.torch.TorchTrainer`: a training function of the user's own on all workers."""
+"""`TorchTrainer`, which trains an operator or runs a training function; and the trainer of functions."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Never
+from typing import Any, Literal, Self, overload
 
 from trainkit.errors import ConfigError, TrainingFailedError, did_you_mean
+from trainkit.runtime.failures import without_frames
+from trainkit.train.operator import TrainingOperator
+from trainkit.train.options import OF_CREATORS
+from trainkit.train.strategies.base import Precision, StrategySpec
 from trainkit.train.torch.options import LoopOptions, TorchConfig, takes_config
 from trainkit.train.torch.shards import DataConfig
 from trainkit.train.torch.trial import LoopTrial
+from trainkit.train.trainer import OperatorTrainer
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import SettingNames, named_as
@@ -31,23 +36,12 @@ _RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class DataParallelTrainer:
-    """Runs a training function on several workers at once; `trainkit.train.torch.TorchTrainer`.
-
-    The function reports by `trainkit.train.report`, and finds torch's process group of all workers.
+    """The form of `TorchTrainer` that runs a training function on several workers at once.
 
     Args:
-        train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
-        train_loop_config: what it is called with; {} by default.
-        torch_config: how the workers talk to each other.
-        scaling_config: how many workers, and the resources of each.
-        run_config: where the run is kept, how often it is tried again, which checkpoints are kept.
-        datasets: data sets by name, of which `trainkit.train.get_dataset_shard` gives each worker its share.
-            Each is indexable with a length; or an iterable that gives the same samples in the same order on
-            each pass and on each worker; or, on the Ray engine, a Ray Dataset.
-        dataset_config: how they are shared.
-        resume_from_checkpoint: what `get_checkpoint` returns before the first one is reported.
-        metadata: what `get_context().get_metadata()` returns.
-        **others: refused with what to do instead.
+        train_loop_per_worker: the function.
+        datasets: data sets by name.
+        **arguments: what else goes with it; `TorchTrainer` documents each.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -57,36 +51,21 @@ class DataParallelTrainer:
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
-        torch_config: TorchConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | None = None,
-        resume_from_checkpoint: Checkpoint | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **others: Never,
+        **arguments: Any,
     ) -> None:
-        if others:
+        if others := sorted(arguments.keys() - {each.name for each in fields(LoopOptions)}):
             raise ConfigError(
-                f"trainkit.train.torch.TorchTrainer has no argument {', '.join(others)}. The number of "
+                f"TorchTrainer of a training function has no argument {', '.join(others)}. The number of "
                 "workers and their resources are in scaling_config=ScalingConfig(...); an operator is "
-                "trained by trainkit.train.TorchTrainer(training_operator_cls=...)"
+                "trained by TorchTrainer(training_operator_cls=...)"
             )
-        self._options = LoopOptions(
-            train_loop_per_worker=train_loop_per_worker,
-            train_loop_config={} if train_loop_config is None else train_loop_config,
-            torch_config=torch_config or TorchConfig(),
-            scaling_config=scaling_config or ScalingConfig(),
-            run_config=run_config or RunConfig(),
-            dataset_config=dataset_config or DataConfig(),
-            resume_from_checkpoint=resume_from_checkpoint,
-            metadata=metadata or {},
-        )
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self._loop = LoopOptions(train_loop_per_worker=train_loop_per_worker, **given)
         if not isinstance(datasets or {}, Mapping):
             raise ConfigError(f"TorchTrainer: datasets={datasets!r}: give a dictionary of data sets by name")
         self._datasets = dict(datasets or {})
-        shared = self._options.dataset_config.datasets_to_split
+        shared = self._loop.dataset_config.datasets_to_split
         for name in () if shared == "all" else shared:
             if name not in self._datasets:
                 raise ConfigError(
@@ -116,7 +95,7 @@ class DataParallelTrainer:
             raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
         if result.error is not None:
             raise TrainingFailedError(failed_text(result, self.run_config.name)) from result.error
-        return replace(result, config={"train_loop_config": dict(self._options.train_loop_config)})
+        return replace(result, config={"train_loop_config": dict(self._loop.train_loop_config)})
 
     @classmethod
     def restore(
@@ -124,7 +103,7 @@ class DataParallelTrainer:
         path: str | os.PathLike[str],
         train_loop_per_worker: Callable[..., Any] | None = None,
         **arguments: Any,
-    ) -> DataParallelTrainer:
+    ) -> Self:
         """Return a trainer whose `fit` goes on with the run in `path`, from its last checkpoint.
 
         Args:
@@ -162,15 +141,15 @@ class DataParallelTrainer:
     @property
     def run_config(self) -> RunConfig:
         """The settings of the run."""
-        return self._options.run_config
+        return self._loop.run_config
 
     def __trainable__(self) -> Bound:
         """Return the trainable for `Tuner(trainer)`."""
         return self._bound(alone=False)
 
     def _bound(self, *, alone: bool) -> Bound:
-        trial = LoopTrial(self._options, alone=alone)
-        start = self._options.resume_from_checkpoint
+        trial = LoopTrial(self._loop, alone=alone)
+        start = self._loop.resume_from_checkpoint
         return Bound(
             trial,
             resources=trial.request,
@@ -181,7 +160,7 @@ class DataParallelTrainer:
     def _tuner(self) -> Tuner:
         """Return the tuner of this one run: a new one, or that which goes on with a run that is there."""
         run, path = self.run_config, self._restored_from
-        bound, record = self._bound(alone=True), self._options.record
+        bound, record = self._bound(alone=True), self._loop.record
         filesystem = run.storage_filesystem
         if path is None and run.name is not None:
             folder, address = new_place(run.storage_path, filesystem, run.name)
@@ -203,6 +182,166 @@ class DataParallelTrainer:
         finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
         return again(resume_config=rule)
+
+
+class TorchTrainer(OperatorTrainer, DataParallelTrainer):
+    """Runs a training function, or trains a `TrainingOperator`, on several processes at once.
+
+    `TorchTrainer(train_fn, scaling_config=ScalingConfig(num_workers=2)).fit()` runs a function as Ray Train
+    does: it reports by `trainkit.train.report`, and finds torch's process group of all workers.
+    `TorchTrainer(training_operator_cls=Operator, num_workers=2)` trains an operator as RaySGD does: the
+    workers start with the trainer, and `train()` is one epoch.
+
+    Args, of a function:
+        train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
+        train_loop_config: what it is called with; {} by default.
+        torch_config: how the workers talk to each other.
+        scaling_config: how many workers, and the resources of each.
+        run_config: where the run is kept, how often it is tried again, which checkpoints are kept.
+        datasets: data sets by name, of which `trainkit.train.get_dataset_shard` gives each worker its share.
+            Each is indexable with a length; or an iterable that gives the same samples in the same order on
+            each pass and on each worker; or, on the Ray engine, a Ray Dataset.
+        dataset_config: how they are shared.
+        resume_from_checkpoint: what `get_checkpoint` returns before the first one is reported.
+        metadata: what `get_context().get_metadata()` returns.
+
+    Args, of an operator:
+        training_operator_cls: what to train: a subclass, the class itself.
+        initialization_hook: called without arguments in each worker, before anything else.
+        config: given to the operator's `setup`. "batch_size" in it is for each worker; the key
+            `BATCH_SIZE` is the size over all workers, and is split among them.
+        num_workers: processes that train together, data-parallel; all of them start, or none.
+        num_cpus_per_worker: CPUs for each; its threads follow it.
+        use_gpu: a GPU for each worker; "auto" if this process sees any.
+        backend: "gloo", "nccl", or "auto": NCCL for GPUs.
+        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
+        timeout_s: seconds that one collective operation may take.
+        use_fp16: the same as `precision="fp16"`.
+        use_tqdm: show a progress bar, worker 0's.
+        add_dist_sampler: share each loader's samples among workers; False leaves it to the operator.
+        scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
+            "manual"; needed if any are registered.
+        use_local: run worker 0 in this process.
+        strategy: how the model is spread: "auto" (one worker: on its device; several: data-parallel), a
+            name such as "ddp" or "fsdp", or a value such as `FSDP(...)` from `trainkit.train.strategies`.
+        precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
+        gpus_per_worker: GPUs for each worker; default, one where GPUs are used.
+        grad_accumulation_steps: batches whose gradients make one optimizer's step.
+        max_grad_norm: clip the norm of all gradients to it; None: don't.
+        compile: compile models with `torch.compile`.
+        channels_last: keep images and convolutions in the memory format that tensor cores like.
+        detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
+            the device at each step. Otherwise it is told at the epoch's end.
+        ema_decay: keep an exponential moving average of all weights, of which this share stays at each step;
+            it is what `validate` evaluates, and `get_model(ema=True)` returns. None: don't.
+        min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
+
+    Raises:
+        ConfigError: an argument is wrong, or belongs to the other form.
+        InfeasibleError: the machine could never hold the workers of an operator.
+        GangError: a worker of an operator died while it started.
+    """
+
+    @overload
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        torch_config: TorchConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
+        resume_from_checkpoint: Checkpoint | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        training_operator_cls: type[TrainingOperator],
+        initialization_hook: Callable[[], Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        num_workers: int = 1,
+        num_cpus_per_worker: float = 1,
+        use_gpu: bool | Literal["auto"] = "auto",
+        backend: str = "auto",
+        wrap_ddp: bool = True,
+        timeout_s: float = 1800,
+        use_fp16: bool = False,
+        use_tqdm: bool = False,
+        add_dist_sampler: bool = True,
+        scheduler_step_freq: str | None = None,
+        use_local: bool = False,
+        strategy: str | StrategySpec = "auto",
+        precision: Precision = "32",
+        gpus_per_worker: int | None = None,
+        grad_accumulation_steps: int = 1,
+        max_grad_norm: float | None = None,
+        compile: bool = False,
+        channels_last: bool = False,
+        detect_nan: bool = False,
+        ema_decay: float | None = None,
+        min_workers: int | None = None,
+    ) -> None: ...
+
+    @without_frames
+    def __init__(self, *loop: Any, **arguments: Any) -> None:
+        self._runs_function = runs_function(loop, arguments)
+        if self._runs_function:
+            DataParallelTrainer.__init__(self, *loop, **arguments)
+        else:
+            OperatorTrainer.__init__(self, **arguments)
+
+    def __trainable__(self) -> Any:
+        """Return the trainable for `tune.Tuner(trainer)`."""
+        form: Any = DataParallelTrainer if self._runs_function else OperatorTrainer
+        return form.__trainable__(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_workers":
+            raise ConfigError(
+                "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and the "
+                "like are for an operator, TorchTrainer(training_operator_cls=...)"
+            )
+        if name == "_loop":
+            raise ConfigError(
+                "this TorchTrainer trains an operator: call train() for each epoch. fit() is for a training "
+                "function, TorchTrainer(train_fn, ...)"
+            )
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if not self._runs_function:
+            return super()._facts()
+        return [("function", self._loop.name), ("workers", str(self._loop.num_workers))]
+
+
+def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
+    """Return True if these are a training function's arguments, False if they are an operator's.
+
+    Args:
+        loop: those by position.
+        arguments: those by name.
+
+    Raises:
+        ConfigError: they are of both, or of neither.
+    """
+    operator = any(isinstance(each, type) and issubclass(each, TrainingOperator) for each in loop)
+    if operator or len(loop) > 1 or (loop and any(name.endswith("_creator") for name in arguments)):
+        raise ConfigError(
+            "TorchTrainer takes only a training function by position: pass an operator by name, "
+            f"training_operator_cls=; {OF_CREATORS}"
+        )
+    by_name = arguments.get("train_loop_per_worker") is not None
+    if (loop or by_name) and arguments.get("training_operator_cls") is not None:
+        raise ConfigError(
+            "TorchTrainer has both a training function and training_operator_cls=: give one of them, as each "
+            "has arguments and methods of its own"
+        )
+    return bool(loop) or by_name
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

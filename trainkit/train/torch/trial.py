@@ -37,7 +37,7 @@ class LoopTrial:
         self._alone = alone
         # What is for the driver stays there: a callback may hold what can't be sent.
         self._options = replace(options, run_config=RunConfig())
-        self.__name__ = getattr(options.train_loop_per_worker, "__name__", "TorchTrainer")
+        self.__name__ = options.name
 
     def request(self, config: Mapping[str, Any]) -> PlacementGroupFactory:
         """Return the resources of a trial with this configuration."""

@@ -117,9 +117,7 @@ class LoopWorker(GroupMember):
             node_rank=locality.node_rank,
         )
         shards = {name: parts[spec.rank] for name, parts in options.shards.items()}
-        loop = options.train_loop_per_worker
-        name = getattr(loop, "__name__", type(loop).__name__)
-        meter = self._metered(spec, options.num_workers, name)
+        meter = self._metered(spec, options.num_workers, options.name)
         context = TrainContext(trial, position, shards, options.metadata, devices, meter)
         own = replace(
             trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)
