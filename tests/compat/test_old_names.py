@@ -385,10 +385,9 @@ def test_every_public_name_of_rays_is_here_or_says_what_to_use(module):
     [
         ("train.xgboost", r"xgboost\.train\(\) in a trial, with TuneReportCheckpointCallback"),
         ("train.lightgbm", r"lightgbm\.train\(\) in a trial, with TuneReportCheckpointCallback"),
-        ("train.data_parallel_trainer", r"TorchTrainer of trainkit\.train\.torch"),
-        ("train.base_trainer", r"TorchTrainer of trainkit\.train\.torch"),
+        ("train.data_parallel_trainer", "TorchTrainer trains a function on several workers"),
+        ("train.base_trainer", "TorchTrainer trains a function or an operator"),
         ("train.backend", r"TorchConfig\(backend="),
-        ("train.collective", r"torch\.distributed\.barrier\(\)"),
         ("tune.integration.ray_train", r"trainer\.fit\(\)\.metrics"),
         ("tune.trainable.function_trainable", r"extend tune\.Trainable"),
         ("util.iter", r"ActorPool of trainkit\.util"),

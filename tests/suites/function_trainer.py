@@ -209,6 +209,24 @@ class FunctionTrainerSuite:
         with pytest.raises(TrainingFailedError, match=message):
             self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
 
+    def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
+        folder = str(self.path)
+
+        def share() -> None:
+            rank = train.get_context().get_world_rank()
+            Path(folder, f"at{rank}").touch()
+            train.collective.barrier()
+            seen = sorted(path.name for path in Path(folder).glob("at*"))
+            keep(
+                {"rank": train.collective.broadcast_from_rank_zero({"rank": rank})},
+                **{f"saw{rank}": str(seen)},
+            )
+
+        result = self.trainer(share).fit()
+        assert result.metrics["rank"] == {"rank": 0}
+        for rank in (0, 1):
+            assert Path(result.checkpoint.path, f"saw{rank}").read_text() == "['at0', 'at1']"
+
     def test_a_checkpoint_of_some_workers_is_whole(self) -> None:
         def partial() -> None:
             if train.get_context().get_world_rank() == 1:

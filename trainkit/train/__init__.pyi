@@ -1,4 +1,5 @@
 from trainkit.errors import TrainingFailedError as TrainingFailedError
+from trainkit.train import collective as collective
 from trainkit.train.keys import BATCH_SIZE as BATCH_SIZE
 from trainkit.train.keys import NUM_SAMPLES as NUM_SAMPLES
 from trainkit.train.operator import TrainingOperator as TrainingOperator

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.conftest import eventually
@@ -281,10 +282,25 @@ def test_a_mirror_copies_nothing_twice(tmp_path):
     assert len(fs.puts) <= before + 1  # the store once more at the end, at most
 
 
+@pytest.mark.parametrize("kind", ["local", "subtree", "of fsspec"])
+def test_a_file_system_of_pyarrow_is_one_of_fsspec(fit, tmp_path, results, kind):
+    fs = pytest.importorskip("pyarrow.fs")
+    given, path = {
+        "local": (fs.LocalFileSystem(), str(tmp_path / "there")),
+        "subtree": (fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "there"),
+        "of fsspec": (fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem())), str(tmp_path / "there")),
+    }[kind]
+    fit(saving, {"steps": 2}, run={"storage_path": path, "storage_filesystem": given})
+    assert len(list((tmp_path / "there" / "e").glob("*/checkpoint_*"))) == 2
+    shutil.rmtree(results / "e")
+    again = tune.Tuner.restore(f"{path}/e", saving, storage_filesystem=given)
+    assert again.get_results()[0].metrics["training_iteration"] == 2
+
+
 def test_bad_places_are_named():
     with pytest.raises(ConfigError, match="nonsense://x"):
         locate("nonsense://x")
-    with pytest.raises(ConfigError, match="ArrowFSWrapper"):
+    with pytest.raises(ConfigError, match="no file system of fsspec or pyarrow"):
         locate("/x", object())
     with pytest.raises(ConfigError, match="needs storage_path"):
         tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))

@@ -136,10 +136,13 @@ def test_a_scaling_config_says_what_it_comes_to():
     )
     assert (config.num_cpus_per_worker, config.num_gpus_per_worker) == (2, 1)
     assert config.additional_resources_per_worker == {"licence": 1}
-    assert config.total_resources == {"CPU": 7, "GPU": 3, "licence": 3}
+    assert config.total_resources == {"CPU": 6, "GPU": 3, "licence": 3}
     bundles = config.as_placement_group_factory().bundles
     assert [dict(bundle) for bundle in bundles[:2]] == [{}, {"CPU": 3, "GPU": 1, "licence": 1}]
     assert len(bundles) == 4
+    assert air.ScalingConfig().total_resources == {"CPU": 1}
+    assert air.ScalingConfig(num_workers=2, use_gpu=True).total_resources == {"GPU": 2}
+    assert air.ScalingConfig(trainer_resources={"CPU": 2}).total_resources == {"CPU": 3}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch.distributed as dist
+
 from trainkit.errors import ConfigError, TuneError
 from trainkit.train.data.rank_meter import RankMeter
 from trainkit.tune.core.checkpoint import Checkpoint
@@ -187,12 +189,42 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
         TuneError: called outside a training function of a trainer.
         ConfigError: there is no such data set.
     """
-    context = current_session("get_dataset_shard").context
-    if not isinstance(context, TrainContext):
-        raise TuneError("get_dataset_shard() works in the function of a TorchTrainer, in a worker")
+    context = _in_worker("get_dataset_shard")
     name = "train" if dataset_name is None else dataset_name
     if name not in context.shards:
         raise ConfigError(
             f"get_dataset_shard({name!r}): TorchTrainer(datasets=...) has {sorted(context.shards) or 'none'}"
         )
     return context.shards[name]
+
+
+def barrier() -> None:
+    """Wait until all workers of the trainer have called this; `trainkit.train.collective.barrier`.
+
+    Raises:
+        TuneError: called outside a training function of a trainer.
+    """
+    _in_worker("barrier")
+    dist.barrier()
+
+
+def broadcast_from_rank_zero(data: T) -> T:
+    """Return what worker 0 gave, on all workers; `trainkit.train.collective.broadcast_from_rank_zero`.
+
+    Args:
+        data: a value that can be pickled; that of the other workers is dropped.
+
+    Raises:
+        TuneError: called outside a training function of a trainer.
+    """
+    _in_worker("broadcast_from_rank_zero")
+    given = [data]
+    dist.broadcast_object_list(given, src=0)
+    return given[0]
+
+
+def _in_worker(verb: str) -> TrainContext:
+    context = current_session(verb).context
+    if not isinstance(context, TrainContext):
+        raise TuneError(f"{verb}() works in the function of a TorchTrainer, in a worker")
+    return context

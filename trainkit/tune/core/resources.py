@@ -317,8 +317,9 @@ class ScalingConfig:
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """All of a trial, by resource name."""
-        return total([self._trainer, *[self._worker] * self.num_workers])
+        """Return the resources of all workers, and `trainer_resources` if given, by resource name."""
+        trainer = self._trainer if self.trainer_resources is not None else {}
+        return total([trainer, *[self._worker] * self.num_workers])
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
         """Return the bundles: none for the trial's process, the coordinator's with the first worker's, ..."""

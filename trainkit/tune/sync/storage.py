@@ -214,7 +214,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
         filesystem: that `path` is a path of, though it be the local one; None: the one that it names.
 
     Raises:
-        ConfigError: there is no such protocol, or `filesystem` is no fsspec file system.
+        ConfigError: there is no such protocol, or `filesystem` is no file system of fsspec or pyarrow.
         MissingDependencyError: fsspec, or what the protocol needs, is not installed.
     """
     text = os.fspath(path)
@@ -227,12 +227,23 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
         return Path(rest).absolute()
     if filesystem is None:
         return _named_by(text)
-    if not isinstance(filesystem, _fsspec(text).AbstractFileSystem):
+    base = _fsspec(text).AbstractFileSystem
+    if type(filesystem).__module__ == "pyarrow._fs":
+        filesystem = _of_pyarrow(filesystem)
+    if not isinstance(filesystem, base):
         raise ConfigError(
-            f"storage_filesystem={filesystem!r} is no fsspec file system, and no tune.syncer.Syncer; a "
-            "pyarrow one becomes one by fsspec.implementations.arrow.ArrowFSWrapper(filesystem)"
+            f"storage_filesystem={filesystem!r} is no file system of fsspec or pyarrow, and no "
+            "tune.syncer.Syncer"
         )
     return Address(filesystem, str(filesystem._strip_protocol(text)).rstrip("/"))
+
+
+def _of_pyarrow(filesystem: Any) -> Any:
+    """Return a file system of pyarrow as one of fsspec; one that was made of fsspec's is that again."""
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    made_of = getattr(getattr(filesystem, "handler", None), "fs", None)
+    return ArrowFSWrapper(filesystem) if made_of is None else made_of
 
 
 def _fsspec(address: str) -> Any:
