@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
-from trainkit.train.data.feed import Batch, Feed
+from trainkit.train.data.feed import Batch, Feed, Uneven
 from trainkit.train.data.prefetch import DevicePrefetcher, pinned
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.keys import NUM_SAMPLES
@@ -147,19 +147,25 @@ class TrainingOperator:
             returned.append(in_shape_of(schedulers, held.schedulers))
         return tuple(returned)
 
-    def register_data(self, *, train_loader: Any = None, validation_loader: Any = None) -> None:
+    def register_data(
+        self, *, train_loader: Any = None, validation_loader: Any = None, uneven_inputs: Uneven = "drop"
+    ) -> None:
         """Hand over the data; with several workers each gets its share of it.
 
         Args:
             train_loader: a `DataLoader` or another iterable of batches.
             validation_loader: the same; every sample is counted once, however many workers there are.
+            uneven_inputs: for a `train_loader` that the user has split, such as a stream, and that gives some
+                workers more batches: "drop" ends the epoch with the first worker that has no more, and warns;
+                "raise" raises ConfigError; "join" trains on all batches: a worker without more repeats its
+                last one, without weight, and the gradient is the mean over the others.
 
         Raises:
             ConfigError: a loader can't be iterated over, or can't be shared among workers.
         """
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
-            self.train_feed = self._strategy.split_data(loader, training=True)
+            self.train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
             self.validation_feed = self._strategy.split_data(loader, training=False)

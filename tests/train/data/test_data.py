@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.feed import Feed, make_feed
@@ -71,6 +79,26 @@ def test_in_training_all_take_the_same_steps_over_the_plain_loops_batches(
     assert {len(batches) for batches in per_worker} == {len(plain)}
     for step, expected in enumerate(plain):
         assert {i for batches in per_worker for i in batches[step]} == set(expected)
+
+
+@given(WORLDS, st.booleans(), st.data())
+def test_a_pass_goes_on_where_its_state_was_taken(
+    world: tuple[int, int, int], drop_last: bool, data: st.DataObject
+) -> None:
+    """As torchdata's `StatefulDataLoader` asks for it, also after the last batch of a pass."""
+    samples, size, workers = world
+
+    def begun() -> ShardedBatchSampler:
+        order = RandomSampler(range(max(samples, 1)), generator=torch.Generator().manual_seed(3))
+        return ShardedBatchSampler(order, size, drop_last=drop_last, group=Seat(0, workers), in_step=True)
+
+    plain = begun()
+    passes = [list(plain), list(plain)]
+    taken = data.draw(st.integers(0, len(passes[0])))
+    first, again = begun(), begun()
+    list(itertools.islice(first, taken))
+    again.load_state_dict(first.state_dict())
+    assert [list(again), list(again)] == [passes[0][taken:], passes[1]]
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 4), st.integers(1, 5))

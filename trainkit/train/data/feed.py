@@ -9,19 +9,19 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import gathering
 from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
-    NO_WEIGHT,
     BatchSizes,
     BatchWeight,
     BatchWeights,
@@ -41,7 +41,7 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
         sampler: the user's, which decides the order, or None.
     """
     held: dict[str, Any] = {"started": _keeps_processes(loader) and loader._iterator is not None}
-    for name, owner in (("loader", loader), ("sampler", sampler)):
+    for name, owner in _keepers(loader, sampler):
         if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
             held[f"{name}_generator"] = generator.get_state()
         if callable(getattr(owner, "state_dict", None)):
@@ -51,7 +51,7 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
 
 def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
     """Take over the result of `loader_state`."""
-    for name, owner in (("loader", loader), ("sampler", sampler)):
+    for name, owner in _keepers(loader, sampler):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
             generator.set_state(held[f"{name}_generator"])
@@ -60,6 +60,22 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
     if _keeps_processes(loader) and not held.get("started"):
         # Those that were started since would spare the next pass a draw.
         loader._iterator = None
+
+
+def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
+    batches = getattr(loader, "batch_sampler", None)
+    own = [] if isinstance(batches, ShardedBatchSampler) else [("batch_sampler", batches)]
+    return [("loader", loader), ("sampler", sampler), *own]
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` of a loader, its data set and its samplers, as far as they have it."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = [loader, batches, getattr(batches, "sampler", None)]
+    owners += [getattr(loader, name, None) for name in ("sampler", "dataset")]
+    for owner in {id(owner): owner for owner in owners}.values():
+        if callable(hook := getattr(owner, "set_epoch", None)):
+            hook(epoch)
 
 
 def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
@@ -92,6 +108,9 @@ log = logging.getLogger(__name__)
 
 _END: Any = object()
 
+Uneven = Literal["drop", "raise", "join"]
+"""Ways to train where the user's own split gives some workers more batches than others."""
+
 
 class Batch(NamedTuple):
     """A batch on its way from the loader to the step.
@@ -114,6 +133,7 @@ class Feed:
         training: these batches are trained on, and start again if more are asked for.
         in_step: workers meet in each step, so that all of them run equally many; default, in training.
         every: batches whose gradients make one optimizer's step.
+        uneven: of a loader that the user has split; see `TrainingOperator.register_data`.
 
     Attributes:
         taken: batches taken since the epoch began.
@@ -128,14 +148,18 @@ class Feed:
         training: bool,
         in_step: bool | None = None,
         every: int = 1,
+        uneven: Uneven = "drop",
     ) -> None:
         self.loader = loader
+        self.uneven = uneven
         self.taken = 0
         self.current = FULL_WEIGHT
         self._group = group
         self._training = training
         self._in_step = training if in_step is None else in_step
-        self._repeats_from: int | None = None
+        self._fetched = 0
+        self._shares: list[tuple[int, float]] = []
+        self._told = False
         self._resumed = False
         self._every = every if training else 1
         self._labelled = 0
@@ -160,8 +184,12 @@ class Feed:
     def steps(self) -> int | None:
         """Return the number of batches of one pass; None if only running it can tell."""
         # An iterable data set's length is a guess: its own samples may run out before.
-        streams = isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset)
-        return None if streams or not isinstance(self.loader, Sized) else len(self.loader)
+        if isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset):
+            return None
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # as of a loader whose sampler has none
+            return None
 
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
@@ -169,16 +197,14 @@ class Feed:
         """Return the batches of an epoch.
 
         Args:
-            epoch_idx: given to a `DistributedSampler` of the user's own, which shuffles by it.
+            epoch_idx: given to `set_epoch` of the loader, its samplers and its data set.
             num_steps: number of batches; in training, more than the loader holds start it again. None: one
                 pass.
             timed: counts batches, and the time that each takes; see `Timed`.
         """
-        sampler = self._sampler()
-        if isinstance(sampler, DistributedSampler):
-            sampler.set_epoch(epoch_idx)
-        self._asked, self._last, self._weights, self._repeats_from = num_steps, None, None, None
-        self.taken, self._labelled, self.current = 0, 0, FULL_WEIGHT
+        set_epoch(self.loader, epoch_idx)
+        self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
+        self.taken, self._fetched, self._labelled, self.current = 0, 0, 0, FULL_WEIGHT
         take = _Passes(self._start_pass, num_steps, repeat=self._training).take
         return self._epoch(take if timed is None else timed(take, _END))
 
@@ -227,8 +253,13 @@ class Feed:
 
     def _weight_of(self, step: int) -> BatchWeight:
         """Return the weight of the epoch's batch `step`, counted on where the data starts again."""
-        if self._repeats_from is not None and step >= self._repeats_from:
-            return NO_WEIGHT
+        weight = self._even_weight_of(step)
+        share = next((share for first, share in reversed(self._shares) if first <= step), 1.0)
+        if share == 1:
+            return weight
+        return replace(weight, averaged=weight.averaged * share, own=weight.own if share else 0.0)
+
+    def _even_weight_of(self, step: int) -> BatchWeight:
         if not self._in_step:
             return FULL_WEIGHT
         if self._weights is not None:
@@ -249,49 +280,77 @@ class Feed:
         """Begin a pass over the loader; return a function for its next batch, `_END` after the last."""
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
-        return self._until_one_ends() if self._training else self._until_all_end()
+        if self._training:
+            lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
+            if min(lengths) >= 0 and (min(lengths) == max(lengths) or self.uneven != "join"):
+                self._end(min(lengths), [length > min(lengths) for length in lengths])
+                return partial(next, itertools.islice(self._iterator(), min(lengths)), _END)
+        return self._together()
 
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
         return started_iterator(gathering(self.loader), resumed=resumed)
 
-    def _until_one_ends(self) -> Callable[[], Any]:
-        """Take as many batches of a loader that the user has split as every worker has."""
-        lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
-        if min(lengths) >= 0:
-            if len(set(lengths)) > 1 and self._group.rank == 0:
-                log.warning("the workers' train loaders hold %s batches; each runs %d", lengths, min(lengths))
-            return partial(next, itertools.islice(self._iterator(), min(lengths)), _END)
-        iterator = self._iterator()
+    def _together(self) -> Callable[[], Any]:
+        """Take equally many batches as the other workers of a loader that the user has split.
+
+        All that there are are taken in validation, and in training with "join": a worker without more repeats
+        its last one, without weight.
+        """
+        iterator, last = self._iterator(), _END
+        joins = not self._training or self.uneven == "join"
+        first, share = self._fetched, 1.0
 
         def take() -> Any:
+            nonlocal last, share
             # Asked before the step: no worker may enter a collective that another never joins.
             batch = next(iterator, _END)
-            return batch if self._group.all_true(batch is not _END) else _END
-
-        return take
-
-    def _until_all_end(self) -> Callable[[], Any]:
-        """Take all batches of a loader that the user has split; a worker without more repeats its last."""
-        iterator, last = self._iterator(), _END
-
-        def take() -> Any:
-            nonlocal last
-            batch = next(iterator, _END)
-            if self._group.all_true(batch is _END):
+            more = [bool(each) for each in self._group.gather_integers(int(batch is not _END))]
+            if not any(more) or (not joins and not all(more)):
+                self._end(self._fetched - first, more)
                 return _END
             if batch is not _END:
                 last = batch
-            elif self._repeats_from is None:
-                self._repeats_from = self.taken
-            if last is _END:
+            elif last is _END:
                 raise ConfigError(
-                    f"validation_loader gives worker {self._group.rank} no batch, but others have some, and "
-                    f"all workers run a sharded model together: give each worker at least one batch"
+                    f"{_name(self._training)} gives worker {self._group.rank} no batch, but others have "
+                    f"some, and all workers run each step together: give each worker at least one batch"
                 )
+            now = len(more) / sum(more) if batch is not _END else 0.0
+            if now != share or (self._fetched == first and self._shares):
+                self._shares.append((self._fetched, now))
+            share = now
+            self._fetched += 1
             return last
 
         return take
+
+    def _end(self, steps: int, more: Sequence[bool]) -> None:
+        """End a pass of `steps` batches; tell if some workers have more.
+
+        Raises:
+            ConfigError: some have, and the user asked for it.
+        """
+        if not any(more):
+            return
+        text = (
+            f"the train_loader of worker {_ranks(more, False)} ends after {steps} batches, and worker "
+            f"{_ranks(more, True)} has more"
+        )
+        advice = "give each equally many, or pass register_data(uneven_inputs='join') to train on all batches"
+        if self.uneven == "raise":
+            raise ConfigError(f"{text}: {advice}")
+        if self._group.rank == 0 and not self._told:
+            log.warning("%s, which are not trained on: %s", text, advice)
+        self._told = True
+
+
+def _ranks(more: Sequence[bool], wanted: bool) -> str:
+    return ", ".join(str(rank) for rank, each in enumerate(more) if each is wanted)
+
+
+def _name(training: bool) -> str:
+    return "train_loader" if training else "validation_loader"
 
 
 class _Passes:
@@ -330,6 +389,7 @@ def make_feed(
     split: bool,
     in_step: bool | None = None,
     every: int = 1,
+    uneven: Uneven = "drop",
 ) -> Feed:
     """Return the feed of a registered loader, shared among the workers if `split` and the loader allow it.
 
@@ -340,11 +400,12 @@ def make_feed(
         split: share the samples; False leaves that to the user.
         in_step: workers meet in each step; default, in those of training.
         every: batches whose gradients make one optimizer's step.
+        uneven: of a loader that the user has split.
 
     Raises:
         ConfigError: it isn't iterable more than once, or can't be shared among workers.
     """
-    what = "train_loader" if training else "validation_loader"
+    what = _name(training)
     if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
         raise ConfigError(
             f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
@@ -352,4 +413,4 @@ def make_feed(
     in_step = training if in_step is None else in_step
     if group.members > 1 and split:
         loader = sharded_loader(loader, group, in_step=in_step, what=what)
-    return Feed(loader, group=group, training=training, in_step=in_step, every=every)
+    return Feed(loader, group=group, training=training, in_step=in_step, every=every, uneven=uneven)

@@ -17,10 +17,11 @@ import copy
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -57,9 +58,6 @@ class BatchWeight:
 
 FULL_WEIGHT = BatchWeight()
 """Weight of a batch that is a step by itself."""
-
-NO_WEIGHT = BatchWeight(averaged=0.0, own=0.0)
-"""Weight of a batch whose samples are counted by another worker."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +185,31 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self._group = group
         self._in_step = in_step
+        self._state: dict[str, Any] = {"taken": 0, "generator": None}
+        self._resumed: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[list[int]]:
+        resumed, self._resumed = self._resumed, None
+        return self._batches(resumed or {"taken": 0, "generator": None})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place within a pass, as torchdata's `StatefulDataLoader` asks for it."""
+        return dict(self._state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next pass go on at a place that `state_dict` returned."""
+        self._resumed = state_dict
+
+    def _batches(self, place: Mapping[str, Any]) -> Iterator[list[int]]:
         rank, world_size, size = self._group.rank, self._group.world_size, self.global_batch_size
+        if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
+            if place["generator"] is not None:
+                generator.set_state(place["generator"])
+            place = {**place, "generator": generator.get_state()}
         order, rest = self._draw()
         end = len(order) - len(order) % size if self.drop_last else len(order)
-        for start in range(0, end, size):
+        for start in range(place["taken"] * size, end, size):
+            self._state = {**place, "taken": start // size + 1}
             batch = order[start : start + size]
             if len(batch) < size:
                 _exhaust(rest)
@@ -269,10 +286,14 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
         return loader
     if isinstance(sampler_of(loader), DistributedSampler):
         return loader
-    batches = loader.batch_sampler
-    if type(batches) is not BatchSampler and group.world_size == 1:
+    batches: Any = loader.batch_sampler
+    # A class of loaders may have batch samplers of its own; one that the user gave leaves no batch_size.
+    deals = isinstance(batches, BatchSampler) and (
+        type(batches) is BatchSampler or loader.batch_size is not None
+    )
+    if not deals and group.world_size == 1:
         return loader
-    if type(batches) is not BatchSampler:
+    if not deals:
         kind = "batch_size=None" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ConfigError(
             f"{what} has {kind}, so its samples can't be shared among workers: give a batch_size and a "
@@ -290,7 +311,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     if group.rank > 0 and loader.generator is not None:
         # It only seeds this worker's loading processes now: their augmentations must differ by rank.
         loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
-    return _with_batches(loader, sharded)
+    return with_batches(loader, sharded)
 
 
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
@@ -320,14 +341,15 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
     batches = [list(itertools.islice(order, size)) for size in sizes]
     lacking = -len(batches) % group.world_size
     own = (batches + batches[:1] * lacking)[group.rank :: group.world_size]
-    return _with_batches(loader, own), len(batches)
+    return with_batches(loader, own), len(batches)
 
 
-def _with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
-    """Return a copy of a loader with other batches."""
+def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
+    """Return a copy of a loader with other batches, of the sampler that is in them."""
     clone = copy.copy(loader)
     # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
     # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
     object.__setattr__(clone, "batch_sampler", batches)
+    object.__setattr__(clone, "sampler", getattr(batches, "sampler", loader.sampler))
     clone._iterator = None
     return clone

@@ -22,7 +22,7 @@ from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.registry import Registry
-from trainkit.train.data.feed import Feed, make_feed
+from trainkit.train.data.feed import Feed, Uneven, make_feed
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import detached, device_of, to_device, whole
 from trainkit.train.strategies.modules import compile_in_place, lies_elsewhere, skeleton
@@ -192,8 +192,8 @@ class Strategy:
         by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
         return model if by_hand else model.to(self.devices[0])
 
-    def split_data(self, loader: Iterable[Any], *, training: bool) -> Feed:
-        """Return this worker's share of a registered loader."""
+    def split_data(self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop") -> Feed:
+        """Return this worker's share of a registered loader; arguments as of `make_feed`."""
         return make_feed(
             loader,
             group=self.data,
@@ -201,6 +201,7 @@ class Strategy:
             split=self._place.split,
             in_step=training or self.meets_in_forward,
             every=self._step.grad_accumulation_steps,
+            uneven=uneven,
         )
 
     # -- stepping ------------------------------------------------------------------------------

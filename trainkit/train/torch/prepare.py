@@ -17,10 +17,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import DevicePrefetcher
+from trainkit.train.data.sharding import with_batches
 from trainkit.train.torch.context import TrainContext, metered, train_context
 
 log = logging.getLogger(__name__)
@@ -262,7 +263,9 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
             "DistributedSampler yourself, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
-    shuffles = type(sampler) is RandomSampler and not sampler.replacement
+    # Those that a loader makes by itself: torchdata's classes of loaders have samplers of their own.
+    made = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata") and type(sampler).__name__
+    shuffles = made == "RandomSampler" and not sampler.replacement  # type: ignore[attr-defined]
     plain = shuffles or type(sampler) is SequentialSampler
     if not plain or len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
         raise ConfigError(
@@ -270,21 +273,10 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
             "DistributedSampler would replace: give it a DistributedSampler yourself, or pass "
             "add_dist_sampler=False"
         )
-    kept = (
-        "batch_size",
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "drop_last",
-        "timeout",
-        "worker_init_fn",
-        "generator",
-        "persistent_workers",
-        "multiprocessing_context",
-        "prefetch_factor",
-    )
     own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)
-    return DataLoader(loader.dataset, sampler=own, **{name: getattr(loader, name) for name in kept})
+    batches: Any = type(loader.batch_sampler)
+    kind = batches if issubclass(batches, BatchSampler) else BatchSampler
+    return with_batches(loader, kind(own, loader.batch_size, loader.drop_last))
 
 
 class _PreparedLoader(DataLoader[Any]):

@@ -370,7 +370,10 @@ class Worker(GroupMember):
         operator = self._operator
         registered = operator.train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
-        operator.train_feed = self._strategy.split_data(pinned(loader, operator.device), training=True)
+        uneven = "drop" if registered is None else registered.uneven
+        operator.train_feed = self._strategy.split_data(
+            pinned(loader, operator.device), training=True, uneven=uneven
+        )
         try:
             yield
         finally:

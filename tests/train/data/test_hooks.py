@@ -1,0 +1,158 @@
+"""Hooks of torch's loaders, samplers and data sets, in operators, in functions and in scripts."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.local.programs import Programs
+from tests.train.data.hooked import DEALT, WHOLE, plain, taken, tell
+from tests.train.torch.launched import trainer as function_trainer
+from trainkit import train
+from trainkit.errors import ConfigError
+from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train.torch import prepare_data_loader
+
+SIZE = 4
+
+
+class Kept(TrainingOperator):
+    """Operator that keeps the samples of each step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.steps: list[list[int]] = []
+        self.register_data(train_loader=DEALT[config["kind"]](SIZE))
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> dict[str, Any]:
+        self.steps.append(batch.tolist())
+        return {}
+
+
+def made(workers: int, kind: str = "sampler", **more: Any) -> TorchTrainer:
+    return TorchTrainer(
+        training_operator_cls=Kept, num_workers=workers, config={"kind": kind}, use_gpu=False, **more
+    )
+
+
+def trained(trainer: TorchTrainer, **more: Any) -> list[list[list[int]]]:
+    """The steps of an epoch, by worker."""
+    before = len(trainer.apply_all_operators(lambda operator: operator.steps)[0])
+    trainer.train(max_retries=0, **more)
+    return [each[before:] for each in trainer.apply_all_operators(lambda operator: operator.steps)]
+
+
+def together(found: list[list[list[int]]]) -> list[list[int]]:
+    return [sorted(chain(*parts)) for parts in zip(*found, strict=True)]
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(("workers", "deals"), [(1, True), (2, True), (2, False)])
+def test_an_operators_loader_has_all_hooks(workers: int, deals: bool) -> None:
+    """Each epoch is on another loader, and has the samples that a plain loop takes of it."""
+    kinds = DEALT if deals else {**DEALT, **WHOLE}
+    with made(workers, use_local=workers == 1, add_dist_sampler=deals) as trainer:
+        for epoch, (kind, make) in enumerate(kinds.items()):
+            found = trained(trainer, dataset=lambda config, make=make: make(SIZE))
+            if deals:
+                (expected,) = plain(make, SIZE * workers, epoch)
+                assert together(found) == [sorted(step) for step in expected], kind
+            else:
+                assert found == plain(make, SIZE, epoch) * workers, kind
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("kind", ["sampler", "sampler's state", "generator"])
+def test_a_checkpoint_has_what_an_order_depends_on(kind: str, tmp_path: Path) -> None:
+    with made(2, kind) as trainer:
+        found = [together(trained(trainer)) for _ in range(2)]
+        trainer.save(tmp_path / "c")
+    with made(2, kind) as trainer:
+        trainer.load(tmp_path / "c")
+        found.append(together(trained(trainer)))
+    expected = plain(DEALT[kind], 2 * SIZE, *range(3))
+    assert found == [[sorted(step) for step in epoch] for epoch in expected]
+
+
+def loop(config: dict[str, Any]) -> None:
+    rank = train.get_context().get_world_rank()
+    found: dict[str, Any] = {}
+    for kind, make in {**DEALT, **WHOLE}.items():
+        own = make(SIZE)
+        loader: Any = prepare_data_loader(own, add_dist_sampler=False)
+        found[kind] = []
+        for epoch in range(3):
+            tell(loader, epoch)
+            found[kind].append(taken(loader))
+    # Those that can be dealt out, which torch's DistributedSampler does.
+    for kind, name in (("data set", "shares"), ("worker_init_fn", "marked shares")):
+        loader = prepare_data_loader(DEALT[kind](SIZE))
+        tell(loader, 3)
+        found[name] = taken(loader)
+    own = DEALT["a loader's own batch sampler"](SIZE)
+    with pytest.raises(ConfigError, match=r"has a Order of your own"):
+        prepare_data_loader(own)
+    object.__setattr__(own, "sampler", torch.utils.data.SequentialSampler(own.dataset))
+    shared: Any = prepare_data_loader(own)
+    found["class"] = [type(shared._loader).__name__, type(shared.batch_sampler).__name__, *taken(shared)]
+    Path(config["folder"], f"{rank}.json").write_text(json.dumps(found))
+
+
+def of_ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_functions_loaders_have_all_hooks(tmp_path: Path) -> None:
+    function_trainer(loop, tmp_path, {"folder": str(tmp_path)}).fit()
+    for rank, found in enumerate(of_ranks(tmp_path)):
+        for kind, make in {**DEALT, **WHOLE}.items():
+            assert found[kind] == plain(make, SIZE, *range(3)), kind
+        own = [[rank + 2 * (4 * step + each) for each in range(4)] for step in range(2)]
+        assert found["shares"] == [[3000 + index for index in step] for step in own]
+        assert found["marked shares"] == [[503_000 + index for index in step] for step in own]
+        assert found["class"] == ["OwnLoader", "OwnBatchSampler", *own]
+
+
+SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+from accelerate import Accelerator
+from tests.train.data.hooked import DEALT, WHOLE, taken
+
+accelerator = Accelerator()
+found = {}
+for kind, make in {**DEALT, **WHOLE}.items():
+    # Accelerate hides a batch sampler's set_epoch, and shuffles and deals out by samplers of its own.
+    if kind not in ("batch sampler without __len__", "generator", "DistributedSampler", "loader"):
+        loader = accelerator.prepare(make(4))
+        found[kind] = [taken(loader) for _ in range(3)]
+Path(sys.argv[1], f"{accelerator.process_index}.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.external
+def test_a_scripts_loaders_are_accelerates(tmp_path: Path) -> None:
+    """The batches of both ranks, in turn, are a plain loop's."""
+    programs = Programs(tmp_path)
+    flags = ("-m", "trainkit", "run", "--cpu", "--workers", "2")
+    program = programs.begin(SCRIPT, str(tmp_path), flags=flags)
+    try:
+        _, err = program.communicate(timeout=600)
+        assert program.returncode == 0, err[-4000:]
+    finally:
+        programs.end()
+    one, other = of_ranks(tmp_path)
+    for kind in one:
+        expected = plain({**DEALT, **WHOLE}[kind], 4, *range(3))
+        steps = [
+            [batch for pair in zip(*epochs, strict=True) for batch in pair]
+            for epochs in zip(one[kind], other[kind], strict=True)
+        ]
+        assert steps == expected, kind
