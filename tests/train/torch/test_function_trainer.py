@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import trainkit
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
@@ -23,6 +24,7 @@ from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
 from trainkit.train.torch.worker import shared_gpus
+from trainkit.util.multiprocessing import Pool
 from trainkit.util.sgd import torch as sgd_torch
 
 
@@ -241,3 +243,27 @@ def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) ->
     message = "worker 0 of 2 waited in a collective that worker 1 may not have entered"
     with pytest.raises(TrainingFailedError, match=message):
         TorchTrainer(meets_alone, run_config=run, scaling_config=two).fit()
+
+
+def starts_tasks_and_trials(config: dict[str, Any]) -> None:
+    squares = trainkit.get([trainkit.remote(abs).remote(-number) for number in range(3)])
+    space = {"x": tune.grid_search([1, 2])}
+    run = RunConfig(storage_path=config["folder"], name=f"inner{os.getpid()}", verbose=0)
+    grid = tune.Tuner(lambda config: {"score": config["x"]}, param_space=space, run_config=run).fit()
+    with Pool(2) as pool:
+        train.report(
+            {"sums": [sum(squares), sum(r.metrics["score"] for r in grid), sum(pool.map(abs, [-5]))]}
+        )
+
+
+def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path) -> None:
+    trainkit.init(num_cpus=2)
+    try:
+        run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
+        told = {"folder": str(tmp_path)}
+        result = TorchTrainer(
+            starts_tasks_and_trials, train_loop_config=told, run_config=run, scaling_config=two
+        ).fit()
+        assert result.metrics["sums"] == [3, 3, 5]
+    finally:
+        trainkit.shutdown()

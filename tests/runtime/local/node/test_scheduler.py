@@ -74,6 +74,21 @@ def test_a_worker_that_waits_lends_its_cpus_and_takes_them_back() -> None:
     assert node.machine.amounts() == {"CPU": 0.0}
 
 
+def test_a_worker_of_a_group_lends_its_cpus_to_what_it_starts_outside() -> None:
+    node = NodeParts(CPU=1)
+    node.ask_group(31, [{"CPU": 1}])
+    node.ask_actor(11, group=31)
+    serial = node.worker(11).serial
+    assert node.ask_lease(21, client=serial) == []
+    node.scheduler.blocked(serial, True)
+    node.scheduler.serve()
+    assert node.living() == [11, 21]
+    node.groups.release(31, lambda _: None)
+    node.exits(11)
+    node.scheduler.return_lease(21, retire=False)
+    assert node.machine.amounts() == {"CPU": 1.0}
+
+
 def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:
     node = NodeParts(CPU=1)
     node.ask_actor(11)

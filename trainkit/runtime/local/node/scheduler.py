@@ -12,7 +12,7 @@ from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.node.reclaim import LeaseReclaimer
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import RequestLease, StartActor
-from trainkit.runtime.placement import Allocation, serve, units
+from trainkit.runtime.placement import Allocation, Ledger, serve, units
 
 _SURPLUS_S = 2.0
 """Idle workers beyond one for each CPU end if they were not needed for so long."""
@@ -260,8 +260,8 @@ class ResourceScheduler:
 
     def _release(self, worker: records.WorkerRecord) -> None:
         self._reclaimer.returned(worker)
-        held = worker.allocation
-        worker.allocation = worker.lent = None
+        self._take_back(worker)
+        held, worker.allocation = worker.allocation, None
         ledger = None if held is None else self._groups.ledger_of(worker.ledger_group)
         if held is not None and ledger is not None:
             ledger.give_back(held)
@@ -279,24 +279,32 @@ class ResourceScheduler:
         else:
             self._take_back(worker)
 
+    def _lends_to(self, worker: records.WorkerRecord) -> list[Ledger]:
+        """Return where a worker lends its CPUs: its own place, and that of what it starts."""
+        own = self._groups.ledger_of(worker.ledger_group)
+        ledgers = [] if own is None else [own]
+        if worker.ledger_group is not None and not (worker.spec.group and worker.spec.group.capture):
+            ledgers.append(self._ledger)
+        return ledgers
+
     def _lend(self, worker: records.WorkerRecord) -> None:
-        ledger = self._groups.ledger_of(worker.ledger_group)
-        if worker.allocation is None or worker.lent is not None or ledger is None:
+        if worker.allocation is None or worker.lent is not None:
             return
         worker.passed_on = False
         worker.lent = Allocation({"CPU": worker.allocation.amounts.get("CPU", 0)}, {})
         rest = {name: amount for name, amount in worker.allocation.amounts.items() if name != "CPU"}
         worker.allocation = Allocation(rest, worker.allocation.gpus)
-        ledger.give_back(worker.lent)
+        for ledger in self._lends_to(worker):
+            ledger.give_back(worker.lent)
         self._queue.changed = True
 
     def _take_back(self, worker: records.WorkerRecord) -> None:
-        ledger = self._groups.ledger_of(worker.ledger_group)
-        if worker.allocation is None or worker.lent is None or ledger is None:
+        if worker.allocation is None or worker.lent is None:
             return
         # At once, though somebody may have it: for that moment more runs than there are CPUs for.
-        ledger.retake(worker.lent)
+        for ledger in self._lends_to(worker):
+            ledger.retake(worker.lent)
         amounts = {**worker.allocation.amounts, **worker.lent.amounts}
         worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
-        if worker.ledger_group is None and ledger.is_overdrawn("CPU"):
+        if self._ledger.is_overdrawn("CPU"):
             self._reclaimer.relieve_later()
