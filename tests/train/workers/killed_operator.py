@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -23,6 +25,7 @@ class KilledOperator(TrainingOperator):
 
     At `config["at"]`, such as "train 4" for a step or "validate 1" for a pass, worker `config["rank"]` sends
     `config["signal"]` to worker `config["kill_rank"]`, or itself, once for each line of the file "lives".
+    With `config["loaders"]` it kills a process of its own loader instead.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -39,7 +42,7 @@ class KilledOperator(TrainingOperator):
         own = torch.Generator().manual_seed(11)
         size = config.get(BATCH_SIZE, 12)
         self.register_data(
-            train_loader=DataLoader(data, size, shuffle=True),
+            train_loader=DataLoader(data, size, shuffle=True, num_workers=config.get("loaders", 0)),
             validation_loader=DataLoader(data, size, shuffle=True, generator=own),
         )
         self.passes = 0
@@ -71,6 +74,9 @@ class KilledOperator(TrainingOperator):
         left = (folder / "lives").read_text().splitlines()
         if where == self.config["at"] and rank == self.config["rank"] and left:
             (folder / "lives").write_text("\n".join(left[1:]))
+            if self.config.get("loaders"):
+                os.kill(psutil.Process().children()[-1].pid, signal.SIGKILL)
+                time.sleep(600)  # torch's handler of SIGCHLD raises in it
             victim = self.config.get("kill_rank", rank)
             # Its own number is no other's: trials side by side share the folder.
             os.kill(

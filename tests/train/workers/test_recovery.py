@@ -88,6 +88,32 @@ def test_a_killed_worker_changes_no_number(
     assert line.endswith(f"the workers are formed again, and {at.split()[0]}() starts over")
 
 
+@pytest.mark.parametrize(("workers", "local"), [(2, False), (1, False), (2, True)])
+def test_a_killed_loader_process_changes_no_number(
+    workers: int, local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"num_workers": workers, "use_local": local}
+    loaders = {"loaders": 1}
+    with trainer(config=loaders, **options) as gang:
+        expected = run(gang, tmp_path)
+    rank = 0 if local else workers - 1
+    with (
+        caplog.at_level(logging.WARNING, "trainkit.train"),
+        mortal("train 5", rank, tmp_path, config=loaders, **options) as gang,
+    ):
+        found = run(gang, tmp_path)
+        with pytest.raises(GangError, match=f"worker {rank} of {workers} lost a process that loads its data"):
+            (tmp_path / "lives").write_text("life")
+            gang.apply_all_operators(
+                lambda operator: operator.config.update(at=f"train {operator.global_step}")
+            )
+            gang.train(max_retries=0)
+    assert identical(found, expected)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "lost a process that loads its data: DataLoader worker (pid" in line
+    assert line.endswith("the workers are formed again, and train() starts over")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
     """Worker 0 writes; the other one is killed by it while it does."""

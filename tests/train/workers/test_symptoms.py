@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from trainkit.train.distributed.failure_cause import lost_peer
+from trainkit.train.distributed.failure_cause import lost_loader, lost_peer
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,17 @@ from trainkit.train.distributed.failure_cause import lost_peer
 )
 def test_symptoms_of_anothers_failure_are_told_from_causes(error: Exception, symptom: bool) -> None:
     assert lost_peer(error) is symptom
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("DataLoader worker (pid 31) is killed by signal: Killed. ", True),
+        ("DataLoader worker (pid 31) exited unexpectedly with exit code 1. Details are lost", True),
+        ("DataLoader worker (pid(s) 31, 32) exited unexpectedly", True),
+        ("Caught RuntimeError in DataLoader worker process 0.", False),
+        ("DataLoader timed out after 5 seconds", False),
+    ],
+)
+def test_a_dead_loader_process_is_told_from_an_error_in_it(text: str, lost: bool) -> None:
+    assert lost_loader(RuntimeError(text)) is lost

@@ -22,6 +22,9 @@ _LOST_PEER = re.compile(
 )
 """Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
 
+_LOST_LOADER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly)")
+"""Torch has no class for it (torch/utils/data/dataloader.py, torch/csrc/DataLoader.cpp)."""
+
 _WATCHDOG = re.compile(
     r"watchdog caught collective operation timeout"
     r"|watchdog thread terminated with exception"
@@ -55,6 +58,12 @@ def lost_peer(error: BaseException) -> bool:
     if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
+
+
+def lost_loader(error: BaseException) -> bool:
+    """Return True if `error` tells that a process of a `DataLoader` has died, such as by a lack of memory."""
+    cause = (error.cause or error) if isinstance(error, TaskError) else error
+    return isinstance(cause, RuntimeError) and _LOST_LOADER.match(str(cause)) is not None
 
 
 def advice(error: BaseException) -> str | None:

@@ -114,7 +114,7 @@ class GatheredResults:
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
-        """Return the workers whose process died."""
+        """Return the workers whose process, or a process that loads their data, died."""
         return [rank for rank, error in self.failures.items() if _is_death(error)]
 
     def lost(self) -> list[int]:
@@ -148,7 +148,10 @@ class GatheredResults:
             return error
         if died := self._died():
             error = self.failures[died[0]]
-            verdict = GangError(f"worker {died[0]} of {world_size} died: {error}")
+            how = f"died: {error}"
+            if failure_cause.lost_loader(error):
+                how = f"lost a process that loads its data: {message_of(error).strip()}"
+            verdict = GangError(f"worker {died[0]} of {world_size} {how}")
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
@@ -255,4 +258,5 @@ class GatheredResults:
 
 
 def _is_death(error: BaseException) -> bool:
-    return isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
+    died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
+    return died or failure_cause.lost_loader(error)
