@@ -157,6 +157,17 @@ def test_the_older_checkpoint_arguments(run):
     assert [report["count"] for _, report in trial.best_checkpoints] == [3, 4]
 
 
+@pytest.mark.parametrize("policy", [None, tune.CheckpointConfig(), {"num_to_keep": 1}])
+def test_a_class_is_not_saved_at_its_end_unless_asked(run, policy):
+    (trial,) = run(Counting, checkpoint_config=policy, name="unsaved").trials
+    assert trial.checkpoint is None
+    asked = tune.CheckpointConfig(checkpoint_at_end=True)
+    (trial,) = run(Counting, checkpoint_config=asked, name="saved", stop={"count": 2}).trials
+    path = trial.checkpoint.path
+    (trial,) = run(Counting, name="saved", resume=True, stop={"count": 2}).trials
+    assert trial.checkpoint.path == path
+
+
 @pytest.mark.parametrize(
     ("attribute", "order"), [("min-loss", "min"), ("loss", "max"), ("min-min-loss", "min"), (None, "max")]
 )

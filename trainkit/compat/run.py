@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -179,7 +180,7 @@ def run(
         keep_checkpoints_num: `CheckpointConfig(num_to_keep=)`.
         checkpoint_score_attr: `checkpoint_score_attribute`; "min-loss": the least is best.
         checkpoint_freq: `checkpoint_frequency`.
-        checkpoint_at_end: as in `CheckpointConfig`.
+        checkpoint_at_end: as in `CheckpointConfig`, where None means False here.
         chdir_to_trial_dir: as in RunConfig.
         local_dir: see `storage_path`.
         obsolete: what some Ray took; accepted with a warning.
@@ -214,6 +215,8 @@ def run(
     run_config = RunConfig(**_fields_of(RunConfig, given))
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
+        policy = run_config.checkpoint_config
+        policy.checkpoint_at_end = bool(policy.checkpoint_at_end)  # as Ray's `run`, unlike its Tuner
         tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
@@ -377,14 +380,16 @@ def checkpoint_settings(
     if config is not None:
         if used:
             raise ConfigError(f"give checkpoint_config or {', '.join(used)}, not both")
-        return CheckpointConfig(**config) if isinstance(config, Mapping) else config
+        config = CheckpointConfig(**config) if isinstance(config, Mapping) else copy.copy(config)
+        config.checkpoint_at_end = bool(config.checkpoint_at_end)
+        return config
     score = checkpoint_score_attr or ""
     return CheckpointConfig(
         num_to_keep=keep_checkpoints_num,
         checkpoint_score_attribute=score.removeprefix("min-") or None,
         checkpoint_score_order="min" if score.startswith("min-") else "max",
         checkpoint_frequency=checkpoint_freq,
-        checkpoint_at_end=checkpoint_at_end or None,
+        checkpoint_at_end=checkpoint_at_end if used else None,
     )
 
 

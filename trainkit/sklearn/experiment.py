@@ -343,8 +343,8 @@ def _with_shared_copies(
             bound = replace(bound, trainable=FoldByFoldTrial)
             block = _at_once(bound, tune) * (BLOCK_ROUNDS if _to_the_end(task, tune, run) else 1)
             tune = replace(tune, scheduler=FoldScheduler(block))
-            if run.checkpoint_config == CheckpointConfig():
-                run = replace(run, checkpoint_config=CheckpointConfig(num_to_keep=1))
+            if run.checkpoint_config == CheckpointConfig(checkpoint_at_end=False):
+                run = replace(run, checkpoint_config=replace(run.checkpoint_config, num_to_keep=1))
         yield bound, tune, run
 
 

@@ -11,7 +11,7 @@ from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.internals import BaseScorer
 from trainkit.sklearn.outcomes import SINGLE, metric_name
 from trainkit.tune.callbacks.base import CALLBACKS, Callback, create_callback
-from trainkit.tune.config import DEFAULT_LOGGERS, RunConfig, TuneConfig
+from trainkit.tune.config import DEFAULT_LOGGERS, CheckpointConfig, RunConfig, TuneConfig
 from trainkit.tune.controller.rules import StopRules
 from trainkit.tune.core.checks import SettingNames
 from trainkit.tune.core.configs import FailureConfig
@@ -207,6 +207,7 @@ def settings_of(
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # nobody reads the last one
         chdir_to_trial_dir=False,  # scikit-learn's fits run where the program does
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),

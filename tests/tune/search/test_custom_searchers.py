@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from tests.tune.controller.harness import Play
 from trainkit import tune
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, InfeasibleError
 from trainkit.tune.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -355,3 +355,87 @@ def test_two_runs_have_one_history(fit, make):
     ]
     one, two = ([(result.config, result.metrics["loss"]) for result in run] for run in runs)
     assert one == two
+
+
+# --- from outside the program ---------------------------------------------------------------------
+
+
+class Rows:
+    """A table, a queue or a server outside the program: each row is given once."""
+
+    def __init__(self, number):
+        self.left = list(range(number))
+        self.taken = 0
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def take(self):
+        self.taken += 1
+        return self.left.pop(0)
+
+
+class FromRows(Searcher):
+    def __init__(self, rows):
+        super().__init__("loss", "min")
+        self.rows = rows
+
+    def suggest(self, trial_id):
+        return {"x": self.rows.take()} if self.rows.left else Searcher.FINISHED
+
+
+class SamplesRows(optuna.samplers.RandomSampler):
+    def __init__(self, rows):
+        super().__init__(seed=0)
+        self.rows = rows
+
+    def sample_independent(self, study, trial, name, distribution):
+        return self.rows.take()
+
+
+SOURCES = {
+    "a searcher": lambda rows: ({}, FromRows(rows)),
+    "a limited searcher": lambda rows: ({}, ConcurrencyLimiter(FromRows(rows), 1)),
+    "sample_from": lambda rows: ({"x": tune.sample_from(lambda spec: rows.take())}, None),
+    "a sampler": lambda rows: (
+        {"x": tune.randint(0, 99)},
+        OptunaSearch(metric="loss", mode="min", sampler=SamplesRows(rows)),
+    ),
+    "a function": lambda rows: (
+        {},
+        OptunaSearch(lambda trial: {"x": rows.take()} if rows.left else None, "loss", "min", seed=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("asked", ["plain", "requests"])
+def test_what_draws_is_called_once_for_each_trial_that_is_made(fit, tmp_path, source, asked):
+    def loss(config):
+        return {"loss": config["x"]}
+
+    trainable = loss
+    if asked == "requests":
+        trainable = tune.with_resources(loss, lambda config: {"cpu": 1 + config["x"] % 2})
+    space, searcher = SOURCES[source](rows := Rows(5))
+    grid = fit(trainable, space, search_alg=searcher, num_samples=3)
+    assert [result.config["x"] for result in grid] == [0, 1, 2]
+    assert rows.taken == 3
+    # A restore asks searchers again for what there is, and everything for what is new.
+    new = [0, 1] if source == "sample_from" else [3, 4]
+    space, searcher = SOURCES[source](rows := Rows(5))
+    config = tune.TuneConfig(num_samples=5, search_alg=searcher)
+    tuner = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, tune_config=config)
+    assert [result.config["x"] for result in tuner.fit()] == [0, 1, 2, *new]
+    assert rows.taken == new[-1] + 1
+
+
+def test_a_first_trial_that_can_never_start_is_told_as_failed(fit, tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    too_much = tune.with_resources(square, {"cpu": 99})
+    space = {"x": tune.uniform(0, 1), "y": 0}
+    with pytest.raises(InfeasibleError):
+        fit(too_much, space, search_alg=OptunaSearch(storage=storage), metric="loss")
+    (trial,) = optuna.load_study(study_name="optuna", storage=storage).trials
+    assert trial.state is TrialState.FAIL
+    assert not (tmp_path / "e").exists()

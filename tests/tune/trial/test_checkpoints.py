@@ -9,6 +9,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -161,6 +162,40 @@ def test_a_class_is_checkpointed_every_so_often_and_at_its_end(fit):
     (result,) = fit(Counting, run={"checkpoint_config": policy, "stop": {"count": 5}})
     counts = [Path(checkpoint.path, "count").read_text() for checkpoint, _ in result.best_checkpoints]
     assert counts == ["2", "4", "5"]
+
+
+@pytest.mark.parametrize("policy", [{}, {"num_to_keep": 1}, {"checkpoint_frequency": 2}])
+@pytest.mark.parametrize("ended_by", ["stop", "done", "scheduler"])
+def test_a_class_under_a_tuner_is_saved_at_its_end(fit, policy, ended_by):
+    class Ending(Counting):
+        def step(self):
+            return {**super().step(), "done": ended_by == "done" and self.count == 3}
+
+    scheduler = ASHAScheduler(max_t=3, grace_period=1) if ended_by == "scheduler" else None
+    run = {
+        "checkpoint_config": tune.CheckpointConfig(**policy),
+        "stop": {"count": 3 if ended_by == "stop" else 9},
+    }
+    (result,) = fit(Ending, run=run, scheduler=scheduler, metric="count", mode="max")
+    assert Path(result.checkpoint.path, "count").read_text() == "3"
+    run["checkpoint_config"].checkpoint_at_end = False
+    (result,) = fit(Ending, run=run, scheduler=scheduler, metric="count", mode="max")
+    counts = [Path(checkpoint.path, "count").read_text() for checkpoint, _ in result.best_checkpoints]
+    assert counts == (["2"] if "checkpoint_frequency" in policy else [])
+
+
+def test_a_restored_class_is_saved_at_its_end(fit):
+    (first,) = fit(Counting, run={"stop": {"count": 2}, "name": "again"})
+    run = tune.RunConfig(stop={"count": 4}, checkpoint_config=tune.CheckpointConfig(num_to_keep=1))
+    folder = Path(first.path).parent
+    (second,) = tune.Tuner.restore(folder, Counting, resume_finished=True, run_config=run).fit()
+    assert Path(second.checkpoint.path, "count").read_text() == "4"
+    assert len(second.best_checkpoints) == 1
+
+
+def test_a_class_that_cannot_save_ends_without_a_checkpoint(fit):
+    (result,) = fit(Stepping, {"x": 1})
+    assert (result.checkpoint, result.error) == (None, None)
 
 
 def test_a_class_goes_on_from_its_checkpoint(fit):

@@ -95,7 +95,7 @@ class CheckpointConfig(Settings):
         checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best.
         checkpoint_score_order: "max" or "min".
         checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
-        checkpoint_at_end: a `Trainable` class also saves when it ends.
+        checkpoint_at_end: a `Trainable` class also saves when it ends; None: in a `Tuner`, if it can save.
 
     Raises:
         ConfigError: a value is out of range.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from trainkit import settings
 from trainkit.runtime import api, scheduling
@@ -16,11 +16,10 @@ from trainkit.tune.controller.rules import Plan
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.checks import setting
 from trainkit.tune.core.resources import Bound
-from trainkit.tune.core.trial import trial_id_of
 from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import Executor, SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
-from trainkit.tune.experiment.setup import longest_way, make_proposals, make_searcher
+from trainkit.tune.experiment.setup import longest_way
 from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import constant_words, spell
@@ -105,23 +104,24 @@ def make_executor(
     return ActorExecutor(bound, specs, now=now, leave_s=plan.cleanup_s, reuse=reuse, timed=timed)
 
 
-def require_startable(
-    bound: Bound, space: Space, tune: TuneConfig, seed: int, prefix: str, ledger: ResourceLedger
-) -> None:
-    """Find out before anything is written whether a first trial could run.
+def require_sendable(space: Space) -> None:
+    """Find out before anything is written whether workers can be sent the values of the space.
 
     Raises:
-        SerializationError: a value of the space can't be sent to a worker.
-        InfeasibleError: there is not what the first trial asks for.
+        SerializationError: one of them can't be sent.
     """
     for name, value in space.values():
         if not isinstance(value, (str, int, float, bool, type(None))):
             api.ensure_serializable(value, f"the value {value!r:.100} of {setting('param_space')}[{name!r}]")
-    # Another searcher is asked for the first configuration: requests may be functions of it.
-    searcher = make_searcher(tune, space, seed, rehearsal=True)
-    config = make_proposals(tune, space, searcher, seed).propose(trial_id_of(prefix, 0))
-    if isinstance(config, dict):
-        request, what = bound.request(config), f"a trial of {bound.name}"
-        ledger.require_feasible(request, what=what)
-        if not ledger.is_simulated:
-            scheduling.make_room(request.group, ledger.existing, what)
+
+
+def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedger) -> None:
+    """Find out whether a trial with this configuration could run, and make room for it.
+
+    Raises:
+        InfeasibleError: there is not what it asks for.
+    """
+    request, what = bound.request(config), f"a trial of {bound.name}"
+    ledger.require_feasible(request, what=what)
+    if not ledger.is_simulated:
+        scheduling.make_room(request.group, ledger.existing, what)

@@ -29,7 +29,7 @@ from trainkit.tune.core.checks import how_to_resume, went_beside
 from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
-from trainkit.tune.core.trial import Namer, TrialStatus, safe_name
+from trainkit.tune.core.trial import Namer, TrialStatus, safe_name, trial_id_of
 from trainkit.tune.experiment import setup
 from trainkit.tune.experiment.setup import (
     describe_metric,
@@ -92,6 +92,8 @@ class ExperimentRun:
         self._run = copy.copy(run)  # without its constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
+        if self._run.checkpoint_config.checkpoint_at_end is None:
+            self._run.checkpoint_config.checkpoint_at_end = setup.can_save(bound)
         self.folder = folder
         self._resume = resume
         self._changes = tuple(changes)
@@ -206,7 +208,7 @@ class ExperimentRun:
         return grid
 
     def _run_once(
-        self, opened: contextlib.ExitStack
+        self, opened: contextlib.ExitStack, *, again: bool = False
     ) -> tuple[running.Controller, running.Executor, running.ExperimentStore | running.MemoryStore]:
         """Run the experiment; what is open by then, `opened` closes."""
         store = None
@@ -218,13 +220,12 @@ class ExperimentRun:
         else:
             store = opened.enter_context(contextlib.closing(self._open_store()))
             self._take_settings(store)
-        self._take_parts()  # anew, as those of an earlier call have seen its trials
+        if not again:
+            self._take_parts()  # anew, as those of an earlier call have seen its trials
         running.parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
         at_once = self._tune.max_concurrent_trials or None
         ledger = ResourceLedger(running.engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
-        running.parts.require_startable(
-            self._bound, self._space, self._tune, self._seed, self._facts["prefix"], ledger
-        )
+        running.parts.require_sendable(self._space)
         start_from, durable = self._bound.start_from, not self._in_memory
         specs = running.SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, durable=durable)
         executor = running.parts.make_executor(
@@ -236,16 +237,28 @@ class ExperimentRun:
             mirror = running.Mirror(self.folder, self._address, sync, self._say)
             mirror.check(new=self._resume is None)
         if store is None:
+            self._require_first(ledger)
             since = self._now()
             try:
                 store = opened.enter_context(contextlib.closing(self._open_store()))
             except (ConfigError, StoreError):
                 if self._in_memory or not running.is_taken(self.folder, None):
                     raise
-                return self._run_once(opened)  # another program was faster: go beside it too
+                return self._run_once(opened, again=True)  # another program was faster: go beside it too
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
+
+    def _require_first(self, ledger: ResourceLedger) -> None:
+        """Find out whether the first trial could run: requests may be functions of its configuration."""
+        trial_id = trial_id_of(self._facts["prefix"], 0)
+        config = self._proposals.ahead(trial_id)
+        if isinstance(config, dict):
+            try:
+                running.parts.require_startable(self._bound, config, ledger)
+            except BaseException:
+                self._proposals.on_trial_complete(trial_id, error=True)  # some keep a record elsewhere
+                raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
         """Go by what commands have set since this object read the file, as a run of before was told."""
@@ -457,6 +470,10 @@ class ExperimentRun:
             if not trial.status.is_finished:
                 trial.request = trial.granted or self._bound.request(trial.config)
                 ledger.require_feasible(trial.request, what=f"trial {trial.name}")
+        if restored.trials:
+            running.parts.require_startable(self._bound, restored.trials[-1].config, ledger)
+        else:
+            self._require_first(ledger)
         store.commit(restored.records)
         running.tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}

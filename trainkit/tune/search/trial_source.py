@@ -71,6 +71,7 @@ class Proposals:
         """Trials that a restore could not get the searcher to suggest again."""
         self.corrected = 0
         """Trials for which the searcher suggested something else in a restore than before."""
+        self._ahead: dict[str, dict[str, Any] | str] = {}
         self._gave_up = False
         self.reason = ""
         """Why there are fewer trials than asked for, once there are no more."""
@@ -108,6 +109,8 @@ class Proposals:
             ConfigError: the searcher raised, or returned something else than a configuration; or it insists
                 on what is forbidden.
         """
+        if trial_id in self._ahead:
+            return self._ahead.pop(trial_id)
         rejected = 0
         while True:
             suggestion = self._ask(trial_id)
@@ -144,6 +147,16 @@ class Proposals:
                 self.reason = self._why()
                 return Searcher.FINISHED
             rejected = 0
+
+    def ahead(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return what `propose` will return for the next trial."""
+        if trial_id not in self._ahead and (config := self.propose(trial_id)) is not None:
+            self._ahead[trial_id] = config
+        return self._ahead.get(trial_id)
+
+    def is_ahead(self, trial_id: str) -> bool:
+        """Return True if `ahead` has asked for this trial's configuration."""
+        return trial_id in self._ahead
 
     def completed(self, given: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Return the configuration that a user adds, with what it leaves open drawn.
@@ -541,7 +554,7 @@ class TrialSource:
             return None
         trial_id = trial_id_of(self._prefix, self.created)
         config: dict[str, Any] | str | None
-        if self._added.waiting:
+        if self._added.waiting and not self._proposals.is_ahead(trial_id):
             config = self._proposals.note(trial_id, self._added.waiting[0][1])
             self._added.take()
         else:
