@@ -318,21 +318,37 @@ def test_open_files_are_given_after_one_who_asks_for_nothing(
     assert len(found) == 2
 
 
-def test_accelerate_that_takes_each_rank_for_the_only_one_is_warned_of(programs: Programs) -> None:
+@pytest.mark.parametrize(("name", "flags"), [("Accelerator", ()), ("PartialState", ("--cpu",))])
+def test_accelerate_that_takes_each_rank_for_the_only_one_is_warned_of(
+    programs: Programs, name: str, flags: tuple[str, ...]
+) -> None:
+    script = f"""
+        import sys
+        from accelerate import {name}
+        state = ({name}().num_processes, {name}().num_processes)
+        sys.stdout.write(f"{{state}}\\n")
+        sys.stdout.flush()
+        if state == (2, 2):
+            Made = {name}()
+            getattr(Made, "end_training", getattr(Made, "destroy_process_group", None))()
+    """
+    code, out, err = run(programs, script, flags=flags)
+    assert (code, out.splitlines()) == (0, ["(1, 1)"] * 2)
+    assert err.startswith("trainkit: Accelerate counts 1 process where there are 2 ranks, so each trains")
+    assert err.count("\n") == 1 and f"{name}(cpu=True)" in err
+    script = script.replace(f"{name}()", f"{name}(cpu=True)")
+    assert run(programs, script, flags=flags) == (0, "(2, 2)\n" * 2, "")
+
+
+def test_accelerate_knows_the_ranks_with_cpu(programs: Programs) -> None:
     script = """
         import sys
         from accelerate import Accelerator
-        state = (Accelerator().num_processes, Accelerator().num_processes)
-        sys.stdout.write(f"{state}\\n")
+        sys.stdout.write(f"{Accelerator().num_processes}\\n")
         sys.stdout.flush()
-        if state == (2, 2):
-            Accelerator().end_training()
+        Accelerator().end_training()
     """
-    code, out, err = run(programs, script)
-    assert (code, out.splitlines()) == (0, ["(1, 1)"] * 2)
-    assert err.startswith("trainkit: Accelerate counts 1 process where there are 2 ranks, so each trains")
-    assert err.count("\n") == 1
-    assert run(programs, script, flags=("--cpu",)) == (0, "(2, 2)\n" * 2, "")
+    assert run(programs, script, flags=("--cpu",)) == (0, "2\n" * 2, "")
 
 
 def test_all_ranks_are_started_again_after_a_failure(programs: Programs) -> None:

@@ -12,7 +12,14 @@ from hyperopt import hp
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
+from trainkit.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    HyperOptSearch,
+    OptunaSearch,
+    Searcher,
+)
+from trainkit.tune.search.bayesopt import BayesOptSearch
 from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.space.configurations import fingerprint, merged, nested
 from trainkit.tune.store.reader import ExperimentReader
@@ -30,6 +37,8 @@ def ending(folder) -> str:
     return detail
 
 
+AGAIN = "; allow_duplicates=True in TuneConfig tries some again"
+
 SEARCHERS = {"random": BasicVariantGenerator, "optuna": OptunaSearch}
 
 
@@ -39,7 +48,7 @@ def test_two_values_are_two_trials_and_the_run_says_why_it_ends(fit, tmp_path, n
     space = {"x": tune.choice(["a", "b"])}
     grid = fit(once, space, metric="loss", num_samples=6, search_alg=SEARCHERS[name]())
     assert sorted(result.config["x"] for result in grid) == ["a", "b"]
-    assert ending(tmp_path / "e") == "all 2 configurations of the space were tried"
+    assert ending(tmp_path / "e") == "all 2 configurations of the space were tried" + AGAIN
 
 
 # row 2.13
@@ -89,7 +98,7 @@ def test_beside_a_grid_each_combination_is_used_up_for_itself(fit, tmp_path):
     grid = fit(once, space, num_samples=5)
     pairs = [(result.config["a"], result.config["b"]) for result in grid]
     assert len(pairs) == len(set(pairs)) == 4
-    assert ending(tmp_path / "e") == "all 4 configurations of the space were tried"
+    assert ending(tmp_path / "e") == "all 4 configurations of the space were tried" + AGAIN
 
 
 def test_a_constant_draw_is_drawn_anew_for_the_whole_grid(fit):
@@ -181,7 +190,7 @@ def test_a_searcher_of_ones_own_is_told_the_known_result_of_a_repetition():
     assert set(searcher.told) == {(4.0, False), (6.0, False)}
     assert len(searcher.told) > 100
     play.controller.close(play.time)
-    assert play.controller._state.source.reason == "all 2 configurations of the space were tried"
+    assert play.controller._state.source.reason == "all 2 configurations of the space were tried" + AGAIN
 
 
 class Asks(Stubborn):
@@ -309,3 +318,47 @@ def test_a_searcher_that_ends_before_its_time_is_named(fit, tmp_path):
 
     assert len(fit(once, num_samples=6, search_alg=Two())) == 2
     assert ending(tmp_path / "e") == "Two has no more to suggest"
+
+
+# --- advice ---------------------------------------------------------------------------------------
+
+PLACES = {"a": tune.uniform(0, 2), "b": tune.uniform(0, 2)}
+TWO = {"x": tune.choice(["a", "b"])}
+ADVICE = {
+    "random": (TWO, BasicVariantGenerator, {}, {"allow_duplicates": True}),
+    "optuna": (TWO, OptunaSearch, {}, {"allow_duplicates": True}),
+    "bayesopt": (PLACES, BayesOptSearch, {"skip_duplicate": False}, {}),
+    "bayesopt of two": (TWO, BayesOptSearch, {"skip_duplicate": False}, {}),
+    "limited": (
+        PLACES,
+        lambda **given: ConcurrencyLimiter(BayesOptSearch(**given), 1),
+        {"skip_duplicate": False},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_what_the_console_advises_makes_as_many_trials_as_asked_for(fit, name, capsys):
+    space, make, of_searcher, of_tune = ADVICE[name]
+
+    def search(given, settings):
+        one = fit(
+            lambda config: {"loss": config["a"] + config["b"] if "a" in config else 1.0},
+            space,
+            metric="loss",
+            num_samples=12,
+            seed=1,
+            max_concurrent_trials=1,
+            search_alg=make(**given),
+            run={"verbose": 1, "name": None},
+            **settings,
+        )
+        said = capsys.readouterr().out
+        return len(one), [line for line in said.splitlines() if "Fewer trials" in line]
+
+    number, (line,) = search({}, {})
+    assert number < 12
+    advised = {*of_searcher, *of_tune}
+    assert {each for each in ("allow_duplicates", "skip_duplicate") if each in line} == advised
+    assert search(of_searcher, of_tune) == (12, [])

@@ -321,6 +321,59 @@ def test_a_storage_has_each_trial_once_after_a_restore(fit, tmp_path, name):
     assert len(marks) == len(set(marks)) == 16
 
 
+# --- constraints ----------------------------------------------------------------------------------
+
+
+def excess(trial):
+    return (trial.user_attrs["time/latency"] - 5,)
+
+
+CONSTRAINED = {
+    "tpe": lambda: samplers.TPESampler(constraints_func=excess),
+    "fixed": lambda: samplers.PartialFixedSampler({"y": 3}, samplers.TPESampler(constraints_func=excess)),
+    "nsga2": lambda: samplers.NSGAIISampler(population_size=6, constraints_func=excess),
+    "nsga3": lambda: samplers.NSGAIIISampler(population_size=6, constraints_func=excess),
+}
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["storage", "memory"])
+@pytest.mark.parametrize("name", CONSTRAINED)
+def test_a_sampler_knows_what_was_reported_and_heeds_its_constraints(fit, tmp_path, name, stored):
+    def trained(config):
+        return {"acc": config["x"], "time": {"latency": config["x"]}, "note": "text"}
+
+    space = {"x": tune.uniform(0, 10), "y": tune.randint(0, 9)}
+    settings = {"metric": "acc", "mode": "max", "seed": 1, "max_concurrent_trials": 1}
+
+    def search(storage=None):
+        return OptunaSearch(sampler=CONSTRAINED[name](), storage=storage)
+
+    whole = fit(trained, space, num_samples=36, search_alg=search(), run={"name": "whole"}, **settings)
+    xs = [result.config["x"] for result in whole]
+    assert sum(xs[-12:]) / 12 < 6  # without constraints they come near to 10
+    assert max(x for x in xs if x <= 5) > 4.5
+
+    storage = optuna.storages.InMemoryStorage() if stored else None
+    one = search(storage)
+    fit(trained, space, num_samples=20, search_alg=one, **settings)
+    more = tune.TuneConfig(num_samples=36, search_alg=one)
+    quiet = tune.RunConfig(verbose=0)
+    restored = tune.Tuner.restore(tmp_path / "e", trained, tune_config=more, run_config=quiet).fit()
+    assert [result.config["x"] for result in restored] == xs
+    if storage is not None:
+        study = optuna.load_study(study_name="optuna", storage=storage)
+        assert study.best_trial.params["x"] == max(x for x in xs if x <= 5)
+        for trial in study.trials:
+            assert trial.user_attrs["time/latency"] == trial.params["x"]
+            assert trial.constraints == {"0": trial.params["x"] - 5} or trial.system_attrs["constraints"]
+
+
+def test_a_constraint_on_what_is_not_reported_ends_the_experiment(fit):
+    search = OptunaSearch(sampler=CONSTRAINED["tpe"]())
+    with pytest.raises(ConfigError, match=r"on_trial_complete.. raised KeyError.*time/latency"):
+        fit(lambda config: {"loss": 1}, {"x": tune.uniform(0, 1)}, metric="loss", search_alg=search)
+
+
 # row 2.9
 @pytest.mark.external
 def test_a_suggestion_is_the_same_in_another_process():

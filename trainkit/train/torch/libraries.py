@@ -40,7 +40,7 @@ def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
         if state.num_processes != ranks and not told:
             told.append(
                 f"Accelerate counts {state.num_processes} process where there are {ranks} ranks, so each "
-                "trains a model of its own: on the CPU use trainkit run --cpu, or make Accelerator(cpu=True)"
+                "trains a model of its own: on the CPU make Accelerator(cpu=True), or PartialState(cpu=True)"
             )
             tell(told[0])
 

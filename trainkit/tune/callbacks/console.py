@@ -233,7 +233,7 @@ class ConsoleCallback(Callback):
         words = f"{self._progress.counts()} in {elapsed}"
         say(f"Ended early: {ending}. {words}" if ending else words)
         if not ending and (why := info.get("why_fewer")):
-            say(f"Fewer trials than asked for: {why} (allow_duplicates=True in TuneConfig repeats them)")
+            say(f"Fewer trials than asked for: {why}")
         if best := self._progress.best_config_words():
             say(one_line(best))
         if failed := self._progress.failed_words(self._path):

@@ -53,6 +53,13 @@ def reported_names(result: Mapping[str, Any]) -> list[str]:
     return list(flatten({key: value for key, value in result.items() if key != "config"}))
 
 
+def reported_numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that a trial reported, and the seconds that it took, by flat name."""
+    flat = flatten({key: value for key, value in result.items() if key != "config"})
+    known = AUTOMATIC - {"time_total_s"}
+    return {name: value for name, value in flat.items() if name not in known and is_number(value)}
+
+
 ALIKE = 0.8
 """Least likeness of a name to the one that a warning suggests for it (difflib)."""
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checks import is_finite, is_number, load, require_one_of
-from trainkit.tune.core.metrics import flatten, lookup
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, trial_score
-from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.core.stoppers import reported_numbers
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch, When
 from trainkit.tune.space.serialization import OPAQUE, is_opaque
@@ -311,12 +311,11 @@ def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: st
 
 def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, float]:
     """Return what else the last report has as finite numbers, by flat name."""
-    known = {*AUTOMATIC, "trial_id", "status", "reason", *(each.metric for each in objectives)} - {
-        "time_total_s"
-    }
-    reported = {name: value for name, value in result.metrics.items() if name != "config"}
+    known = {"trial_id", "status", "reason", *(each.metric for each in objectives)}
     return {
-        name: value for name, value in flatten(reported).items() if name not in known and is_finite(value)
+        name: value
+        for name, value in reported_numbers(result.metrics).items()
+        if name not in known and is_finite(value)
     }
 
 

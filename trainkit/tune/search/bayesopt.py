@@ -159,6 +159,13 @@ _UTILITY = {"kind": "ucb", "kappa": 2.576, "xi": 0.0, "kappa_decay": 1.0, "kappa
 _KINDS = ("ucb", "ei", "poi")
 
 
+class _AllTried(str):
+    """`Searcher.FINISHED`, with the end of a sentence on what would make it go on."""
+
+    __slots__ = ()
+    how_to_repeat = " that was not tried; its skip_duplicate=False tries some again"
+
+
 class BayesOptSearch(RefittedSearcher[Box]):
     """Suggest configurations by the package bayesian-optimization.
 
@@ -264,7 +271,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
                 return config
             if form.declared.cardinality() is not None:
                 return self._untried(trial_id)
-        return self.FINISHED
+        return _AllTried(self.FINISHED)
 
     def _untried(self, trial_id: str) -> dict[str, Any] | str:
         """One of the configurations that are left of finitely many."""
@@ -273,7 +280,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
             if place is not None and not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
-        return self.FINISHED
+        return _AllTried(self.FINISHED)
 
     def _asked(self, redraw: int) -> Place:
         """The place of a suggestion, by the package; of a new model each time, so nothing is carried over."""

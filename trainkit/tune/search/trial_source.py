@@ -117,7 +117,8 @@ class Proposals:
             if suggestion is None:
                 return None
             if isinstance(suggestion, str):
-                self.reason = self._why() if self._gave_up else f"{self.name} has no more to suggest"
+                ended = f"{self.name} has no more to suggest{getattr(suggestion, 'how_to_repeat', '')}"
+                self.reason = self._why() if self._gave_up else ended
                 return Searcher.FINISHED
             config = suggestion if self._searcher.whole else self._whole(suggestion)
             drawn = self._searcher.is_drawn(trial_id)
@@ -365,10 +366,12 @@ class Proposals:
 
     def _why(self) -> str:
         number = self.space.cardinality() if self.space.parameters else None
+        may_repeat = self._first and not self._allow_duplicates
+        again = "; allow_duplicates=True in TuneConfig tries some again" if may_repeat else ""
         if number is not None and len(self._first) >= number:
             of_all = f"all {number} configurations" if number > 1 else "the only configuration"
-            return f"{of_all} of the space {'were' if number > 1 else 'was'} tried"
-        return f"{self.name} found no configuration that is allowed and was not tried before"
+            return f"{of_all} of the space {'were' if number > 1 else 'was'} tried{again}"
+        return f"{self.name} found no configuration that is allowed and was not tried before{again}"
 
 
 def _reaches(config: Any, path: tuple[Any, ...]) -> bool:

@@ -15,6 +15,7 @@ from trainkit.tune.core.checks import is_name, is_number, is_whole, require, req
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.seeds import suggestion_generator, suggestion_words
+from trainkit.tune.core.stoppers import reported_numbers
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search.base import Evaluated, Searcher
 from trainkit.tune.search.model_based import ModelBasedSearcher
@@ -150,7 +151,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             [each.mode for each in self._aims],
             self._study_name or "optuna",
             self._storage,
-            samplers.learns_from_paused(self._suggester),
+            self._suggester,
         )
 
     def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
@@ -183,7 +184,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         # Some look at what trials came to alone, and would come to the same again: they are left as they
         # were, and draw with another seed. Others count their suggestions, so they get an answer.
         answer = None if samplers.follows_from_trials(self._suggester) else result
-        self._study.reject(trial_id, *self._outcome(trial_id, answer))
+        self._study.reject(trial_id, *self._outcome(trial_id, answer), reported_numbers(answer or {}))
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
@@ -223,7 +224,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if trial_id in self._left_out:
             return
         state, values = self._outcome(trial_id, None if error else result or {})
-        self._study.tell(trial_id, state, values)
+        self._study.tell(trial_id, state, values, reported_numbers(result or {}))
 
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None

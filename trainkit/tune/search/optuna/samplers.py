@@ -22,6 +22,7 @@ from trainkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
 
 
 @contextmanager
@@ -216,3 +217,10 @@ def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
 
     inner = _inner(sampler)
     return {inner._get_generation_key(): 0} if isinstance(inner, (NSGAIIISampler, NSGAIISampler)) else {}
+
+
+def constraint_marks(sampler: BaseSampler, trial: FrozenTrial) -> dict[str, Any]:
+    """Return the attributes by which a sampler knows how far a trial that has ended keeps its constraints."""
+    function = getattr(_inner(sampler), "_constraints_func", None)
+    ended = trial.state.name in ("COMPLETE", "PRUNED")
+    return {"constraints": tuple(function(trial))} if function and ended else {}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainkit.errors import ConfigError
+from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import quiet
 from trainkit.tune.search.optuna.spaces import Params
 
@@ -102,6 +103,7 @@ class _KnownTrial:
         state: as Optuna has it; None: it runs.
         values: of the metrics at its end.
         marks: of the sampler's, on a trial that it has not suggested.
+        attributes: the numbers of its last report.
     """
 
     trial_id: str
@@ -110,6 +112,7 @@ class _KnownTrial:
     state: TrialState | None = None
     values: list[float] | None = None
     marks: dict[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, float] = field(default_factory=dict)
 
 
 class LazyStudy:
@@ -119,18 +122,18 @@ class LazyStudy:
         modes: "min" or "max", for each metric.
         name: of the study.
         storage: the user's, or an address of one; None: in memory.
-        enough: complete trials; while there are fewer, samplers see paused ones as pruned.
+        sampler: that is told how trials end.
     """
 
     def __init__(
-        self, modes: Sequence[str], name: str, storage: BaseStorage | str | None, enough: int = 0
+        self, modes: Sequence[str], name: str, storage: BaseStorage | str | None, sampler: BaseSampler
     ) -> None:
         self._directions: list[Literal["minimize", "maximize"]] = [
             "minimize" if mode == "min" else "maximize" for mode in modes
         ]
         self._name = name
         self._given = storage
-        self._enough = enough
+        self._sampler = sampler
         self._backlog: list[_KnownTrial] = []
         self._known: dict[str, _KnownTrial] = {}
         self._study: Study | None = None
@@ -184,9 +187,12 @@ class LazyStudy:
         values: list[float] | None = None,
         reports: Mapping[int, float] | None = None,
         marks: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, float] | None = None,
     ) -> None:
         """Add a trial with these parameters, which is known from before; without a state it runs."""
-        known = _KnownTrial(trial_id, params, dict(reports or {}), state, values, dict(marks or {}))
+        known = _KnownTrial(
+            trial_id, params, dict(reports or {}), state, values, dict(marks or {}), attributes or {}
+        )
         if self._study is not None:
             self._create(self._study, known)
             return
@@ -214,15 +220,24 @@ class LazyStudy:
     def _numbers_paused(self) -> set[int]:
         return {self._numbers[each] for each in self._paused if each in self._numbers}
 
-    def tell(self, trial_id: str, state: TrialState, values: list[float] | None = None) -> None:
-        """A trial has ended. One that had ended before gets a second entry: it was gone on with."""
+    def tell(
+        self,
+        trial_id: str,
+        state: TrialState,
+        values: list[float] | None = None,
+        attributes: Mapping[str, float] | None = None,
+    ) -> None:
+        """A trial has ended. One that had ended before gets a second entry: it was gone on with.
+
+        The sampler may look at the trial's attributes, as a `constraints_func` does.
+        """
         self._paused.discard(trial_id)
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
-                known.state, known.values = state, values
+                known.state, known.values, known.attributes = state, values, attributes or {}
             else:
-                self.add(trial_id, known.params, state, values, known.reports)
+                self.add(trial_id, known.params, state, values, known.reports, attributes=attributes)
             return
         if self._told[trial_id]:
             self._told[trial_id] -= 1
@@ -230,15 +245,29 @@ class LazyStudy:
         trial = self._trial(trial_id)
         if trial.state.is_finished():
             params = (trial.params, trial.distributions)
-            self.add(trial_id, params, state, values, trial.intermediate_values)
+            self.add(trial_id, params, state, values, trial.intermediate_values, attributes=attributes)
         else:
-            self._study.tell(trial.number, values, state)
+            self._end(self._study, trial_id, state, values, attributes or {})
 
-    def reject(self, trial_id: str, state: TrialState, values: list[float] | None = None) -> None:
+    def _end(
+        self,
+        study: Study,
+        trial_id: str,
+        state: TrialState,
+        values: list[float] | None,
+        attributes: Mapping[str, float],
+    ) -> None:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(self._place(trial_id), name, value)
+        study.tell(self._numbers[trial_id], values, state)
+
+    def reject(
+        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
+    ) -> None:
         """The trial just asked for will not be run; another will have its id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
-        self.tell(trial_id, state, values)
+        self.tell(trial_id, state, values, attributes)
 
     def _trial(self, trial_id: str) -> FrozenTrial:
         return self._storage.get_trial(self._place(trial_id))
@@ -261,8 +290,12 @@ class LazyStudy:
             study = optuna.create_study(
                 study_name=self._name,
                 storage=cast(
-                    "BaseStorage", PausedAsPruned(self._storage, self._numbers_paused, self._enough)
+                    "BaseStorage",
+                    PausedAsPruned(
+                        self._storage, self._numbers_paused, samplers.learns_from_paused(self._sampler)
+                    ),
                 ),
+                sampler=self._sampler,
                 pruner=optuna.pruners.NopPruner(),
                 directions=self._directions,
                 load_if_exists=True,
@@ -285,7 +318,7 @@ class LazyStudy:
                 continue
             self._numbers[known.trial_id] = trial.number
             if known.state is not None and not trial.state.is_finished():
-                study.tell(trial.number, known.values, known.state)
+                self._end(study, known.trial_id, known.state, known.values, known.attributes)
         self._backlog.clear()
         self._known.clear()
         return study
@@ -317,8 +350,11 @@ class LazyStudy:
             params=params,
             distributions=distributions,
             intermediate_values=known.reports,
-            user_attrs={MARK: known.trial_id} if self._given is not None else {},
+            user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
             system_attrs=known.marks,
         )
+        # The storage takes it as it is, and the sampler is not told of its end.
+        if known.attributes:
+            trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
         self._numbers[known.trial_id] = self._storage.get_trial_number_from_id(created)
