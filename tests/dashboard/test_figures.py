@@ -345,8 +345,7 @@ def test_without_a_mode_nothing_is_the_best(root: Path) -> None:
         for loss in (3.0, 1.0, 2.0):
             tune.report({"loss": loss})
 
-    run = tune.RunConfig(name="no mode", storage_path=str(root), verbose=0)
-    tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss"), run_config=run).fit()
+    tune.run(train, metric="loss", name="no mode", storage_path=str(root), verbose=0)
     board = Board(root)
     summary, (_, (row,)) = board.summary(root / "no mode"), board.table(root / "no mode").page()
     assert (summary["metric"], summary["mode"], summary["best"]) == ("loss", None, None)

@@ -33,6 +33,12 @@ logger = logging.getLogger("trainkit.tune")
 Front = TypeVar("Front", bound=Callable[..., Any])
 
 
+class _RunTuner(Tuner):
+    """A Tuner that takes a metric without a mode, as Ray's `run` does; who asks for the best names both."""
+
+    _needs_both = False
+
+
 class Experiment:
     """Arguments of `tune.run` as one object: `tune.run(Experiment("name", trainable, config=...))`.
 
@@ -217,7 +223,7 @@ def run(
     if tuner is None:
         policy = run_config.checkpoint_config
         policy.checkpoint_at_end = bool(policy.checkpoint_at_end)  # as Ray's `run`, unlike its Tuner
-        tuner = Tuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
+        tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune import experiment as running
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.core.configs import ResumeConfig
+from trainkit.tune.core.objectives import require_both
 from trainkit.tune.experiment.run import ExperimentRun
 from trainkit.tune.experiment.setup import checked_trainable, make_space
 
@@ -36,6 +37,8 @@ class Tuner:
         ConfigError: an argument is wrong; SpaceError: the search space is.
     """
 
+    _needs_both: ClassVar[bool] = True
+
     def __init__(
         self,
         trainable: Any = None,
@@ -56,6 +59,8 @@ class Tuner:
         self._hold(
             ExperimentRun.new(checked_trainable(trainable, run), make_space(param_space, tune), tune, run)
         )
+        if self._needs_both:
+            require_both(self._experiment.metric, self._experiment.mode)
 
     def _hold(self, experiment: ExperimentRun) -> None:
         self._experiment = experiment

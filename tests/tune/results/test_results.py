@@ -16,7 +16,8 @@ from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.core.objectives import spread_of, trial_score
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.results.result_grid import ResultGrid
-from trainkit.tune.search import ConcurrencyLimiter
+from trainkit.tune.schedulers import ASHAScheduler
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from trainkit.tune.search.optuna import OptunaSearch
 
 VALUES = {0: [0.9, 0.1], 1: [0.2, 0.5], 2: [math.nan, 0.3], 3: [0.4]}
@@ -94,6 +95,26 @@ def test_without_a_metric_best_has_no_meaning(grid, tmp_path):
     with pytest.raises(ConfigError, match="which trial is best"):
         other.get_best_result()
     assert other[0].best_metrics is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"metric": "loss"}, "metric='loss' is given without a mode: add mode='min'"),
+        ({"mode": "max"}, "mode='max' is given without a metric: add metric="),
+        ({"metric": "loss", "search_alg": BasicVariantGenerator()}, "without a mode"),
+    ],
+)
+def test_a_metric_and_a_mode_come_together(grid, tmp_path, settings, words):
+    run = tune.RunConfig(storage_path=tmp_path, verbose=0)
+    with pytest.raises(ConfigError, match=words):
+        tune.Tuner(lambda config: {"loss": 1}, tune_config=tune.TuneConfig(**settings), run_config=run)
+    assert not list(tmp_path.iterdir())
+    (trial,) = tune.run(lambda config: {"loss": 1}, storage_path=tmp_path, verbose=0, **settings).trials
+    assert trial.metrics["loss"] == 1  # as Ray's `run`
+    tune_config = tune.TuneConfig(metric="loss", scheduler=ASHAScheduler(mode="min"))
+    (result,) = tune.Tuner(lambda config: {"loss": 1}, tune_config=tune_config, run_config=run).fit()
+    assert result.metrics["loss"] == 1
 
 
 @pytest.mark.parametrize(

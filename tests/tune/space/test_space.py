@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainkit import tune
-from trainkit.errors import SpaceError
+from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
-from trainkit.tune.search import BasicVariantGenerator
+from trainkit.tune.search import BasicVariantGenerator, create_searcher
+from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
@@ -251,3 +254,110 @@ def test_what_text_cannot_hold_is_marked_and_rebuilt_by_replay():
     assert holds_opaque(stored)
     assert complete(stored, suggestions(space, seed=2)[0]) == config
     assert holds_opaque(complete(stored, {"cls": list, "f": list, "n": 1}))
+
+
+# --- values of the user's own kinds ---------------------------------------------------------------
+
+
+class Config(collections.UserDict):
+    """As a DictConfig is: a mapping with attributes, and no dictionary."""
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["data"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+class Layers(list):
+    pass
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Record:
+    a: object = None
+
+
+PLAIN_VALUES = st.integers(0, 9) | st.text("ab", max_size=3) | st.none() | st.booleans() | st.floats(0, 1)
+DICTS = st.dictionaries(st.text("abcd", min_size=1, max_size=2), PLAIN_VALUES, max_size=3)
+VALUES = st.recursive(
+    st.one_of(
+        PLAIN_VALUES,
+        DICTS,
+        DICTS.map(Config),
+        DICTS.map(Attributes),
+        DICTS.map(collections.OrderedDict),
+        DICTS.map(lambda given: collections.defaultdict(int, given)),
+        st.lists(PLAIN_VALUES, max_size=3).map(Layers),
+        st.builds(Pair, PLAIN_VALUES, PLAIN_VALUES),
+        st.builds(Record, DICTS),
+        st.frozensets(st.integers(0, 9), max_size=3),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(Layers),
+        st.dictionaries(st.text("abcd", min_size=1, max_size=2), inner, max_size=3),
+        st.dictionaries(st.text("abcd", min_size=1, max_size=2), inner, max_size=3).map(Config),
+        st.tuples(inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+def kinds(value):
+    """All types in a value, in its order."""
+    inner = value.values() if isinstance(value, (dict, Config)) else value
+    holds = isinstance(value, (dict, Config, list, tuple))
+    return [type(value), *([kinds(each) for each in inner] if holds else ())]
+
+
+@given(value=VALUES, searcher=st.sampled_from(["random", "optuna"]), place=st.sampled_from("kgc"))
+@settings(deadline=None)
+def test_values_arrive_as_they_were_given(value, searcher, place):
+    placed = {"k": value, "g": tune.grid_search([value]), "c": tune.choice([value])}[place]
+    assume(not (searcher == "optuna" and place == "g"))
+    space = Space.of(
+        {"x": tune.uniform(0, 1), "value": placed, "in": {"deep": [placed]} if place == "k" else 0}
+    )
+    made = create_searcher(searcher)
+    made.begin(space, metric="loss", mode="min", num_samples=2, seed=0)
+    config = Proposals(made, space).propose("t0")
+    found = [config["value"], *([config["in"]["deep"][0]] if place == "k" else [])]
+    for each in found:
+        assert each == value and kinds(each) == kinds(value)
+
+
+def test_what_holds_a_domain_becomes_a_plain_container():
+    (config,) = suggestions(
+        {"a": Attributes(lr=tune.uniform(0, 1), n=Attributes(m=1)), "b": Layers([tune.uniform(0, 1)])}
+    )
+    assert (type(config["a"]), type(config["b"]), type(config["a"]["n"])) == (dict, list, Attributes)
+    (config,) = suggestions({"a": Config({"grid_search": [1]})})
+    assert config == {"a": 1}
+    with pytest.raises(SpaceError, match="random generator"):
+        Space.of({"a": Attributes(lr=random.uniform)})
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_trial_that_goes_on_has_values_of_their_kinds(fit, tmp_path):
+    def trial(config):
+        start = 0 if tune.get_checkpoint() is None else 1
+        tune.report({"lr": config["base"].lr}, checkpoint=tune.Checkpoint.from_dict({}))
+        if start == 0:
+            raise RuntimeError("once")
+
+    space = {"base": Config(lr=0.5), "x": tune.uniform(0, 1)}
+    (result,) = fit(trial, space)
+    assert result.error is not None
+    again = tune.Tuner.restore(tmp_path / "e", trial, resume_errored=True, param_space=space)
+    (result,) = again.fit()
+    assert (result.error, result.metrics["lr"], type(result.config["base"])) == (None, 0.5, Config)
+    with pytest.raises(ConfigError, match="param_space"):
+        tune.Tuner.restore(tmp_path / "e", trial, resume_errored=True)

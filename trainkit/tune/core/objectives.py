@@ -44,6 +44,22 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     return tuple(map(Objective, metric, mode))
 
 
+def require_both(metric: str | None, mode: str | None) -> None:
+    """Refuse one of the two without the other: no trial would be the best.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    require(
+        metric is None or mode is not None,
+        f"metric={metric!r} is given without a mode: add mode='min', or mode='max' where more is better",
+    )
+    require(
+        mode is None or metric is not None,
+        f"mode={mode!r} is given without a metric: add metric=, the name of the reported value to compare",
+    )
+
+
 def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Point | None:
     """Where a report is: worst of all in all, with a NaN or infinity; None if it lacks an objective."""
     point = []

@@ -71,7 +71,7 @@ _ABSENT = object()
 
 
 def _constant(node: Any) -> Any:
-    if isinstance(node, dict):
+    if type(node) is dict:
         return constants(node) if constants(node) or not node else _ABSENT
     return _ABSENT if any(isinstance(leaf, Spelled) for leaf in everything(node)) else node
 
@@ -108,9 +108,9 @@ def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
 
 def copied(node: Any) -> Any:
     """Containers copied, what they hold not: one trial may change its configuration, not the next one's."""
-    if isinstance(node, dict):
+    if type(node) is dict:
         return {key: copied(value) for key, value in node.items()}
-    return [copied(value) for value in node] if isinstance(node, list) else node
+    return [copied(value) for value in node] if type(node) is list else node
 
 
 Choose = Callable[[Path, Any], Any]

@@ -67,7 +67,7 @@ class _Matching:
     def match(self, node: Any, value: Any, path: Path) -> dict[Path, Any]:
         if isinstance(node, SampleFrom):
             return {}
-        if isinstance(node, dict) and isinstance(value, Mapping):
+        if type(node) is dict and isinstance(value, Mapping):
             return self._dictionary(node, value, path)
         if isinstance(node, list) and isinstance(value, list) and len(node) == len(value):
             found: dict[Path, Any] = {}
@@ -76,7 +76,7 @@ class _Matching:
             return found
         if isinstance(node, (Domain, GridSearch)):
             return self._leaf(node, value, path)
-        if not isinstance(node, (dict, list)) and (same(node, value) or is_mark_of(value, node)):
+        if type(node) not in (dict, list) and (same(node, value) or is_mark_of(value, node)):
             return {}
         raise SpaceError(f"{spell(path)}={value!r} does not fit the space, which has {node!r}")
 

@@ -137,7 +137,9 @@ class Site:
 
 
 def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
-    """Copy the containers, accept Ray's {"grid_search": [...]}, refuse what can't stand here.
+    """Copy containers, accept Ray's {"grid_search": [...]}, refuse what can't stand here.
+
+    A container of another kind than dict and list stays itself, unless it holds a domain.
 
     Args:
         node: of the space.
@@ -155,7 +157,9 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
                 raise SpaceError(f"{spell(path)}: {error}") from None
         else:
             _refuse_evaluated_text(node, path)
-            return {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
+            copy = {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
+            # What is no plain dictionary, such as a DictConfig, has attributes that trials use.
+            return copy if type(node) is dict or not path or holds_leaf(copy) else node
     if isinstance(node, list):
         for place, value in enumerate(node):
             if isinstance(value, (When, Forbid)):
@@ -163,7 +167,8 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
                     f"{spell((*path, place))}: {value} cannot stand in a list, whose places would shift; "
                     "use a dictionary"
                 )
-        return [canonical(value, (*path, place), inside=inside) for place, value in enumerate(node)]
+        items = [canonical(value, (*path, place), inside=inside) for place, value in enumerate(node)]
+        return items if type(node) is list or holds_leaf(items) else node
     if isinstance(node, (tuple, set, frozenset)) and any(holds_leaf(value) for value in node):
         raise SpaceError(
             f"{spell(path)}: a domain inside a {type(node).__name__} cannot be drawn; "
@@ -245,10 +250,10 @@ def options_of(leaf: Any) -> tuple[Any, ...]:
 
 def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[Site]:
     """All leaves, constants too, in the order written; a choice before what its branches hold."""
-    if isinstance(node, dict):
+    if type(node) is dict:
         for key, value in node.items():
             yield from sites(value, (*path, key), whens)
-    elif isinstance(node, list):
+    elif type(node) is list:
         for place, value in enumerate(node):
             yield from sites(value, (*path, place), whens)
     elif isinstance(node, When):
@@ -264,10 +269,10 @@ def whens(
     node: Any, path: Path = (), outer: tuple[Path, ...] = ()
 ) -> Iterator[tuple[Path, When, tuple[Path, ...]]]:
     """All `when`s with their paths, and those around each."""
-    if isinstance(node, dict):
+    if type(node) is dict:
         for key, value in node.items():
             yield from whens(value, (*path, key), outer)
-    elif isinstance(node, list):
+    elif type(node) is list:
         for place, value in enumerate(node):
             yield from whens(value, (*path, place), outer)
     elif isinstance(node, When):
