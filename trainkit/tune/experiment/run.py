@@ -102,7 +102,7 @@ class ExperimentRun:
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
         """Reason of its early end, once `fit` has returned or raised; None: there is none."""
-        self._facts = dict(facts or new_facts(bound.name, space, tune, run, address, clock.now()))
+        self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
