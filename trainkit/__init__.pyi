@@ -1,4 +1,3 @@
-from trainkit import _private as _private
 from trainkit import actor as actor
 from trainkit import air as air
 from trainkit import cloudpickle as cloudpickle
