@@ -147,6 +147,15 @@ def test_results_and_a_trainer_as_a_cells_last_line_are_tables(cell: Run) -> Non
     assert "reserve" not in shown["text/plain"] and "ended: " in shown["text/plain"]
 
 
+def test_an_error_names_the_cell(cell: Run) -> None:
+    shown = cell("import trainkit\ntrainkit.get(trainkit.remote(lambda x: x / 0).remote(1))")
+    told = error_in(shown)
+    assert told.startswith("ZeroDivisionError") and "dynamic-code" not in told
+    assert (
+        data_in(cell("(lambda: 0).__code__.co_filename.rpartition('/')[0]"))["text/plain"].strip("'") in told
+    )
+
+
 def test_the_cell_of_a_trainer_that_can_never_fit_fails_alike_each_time_and_leaves_nothing(cell: Run) -> None:
     assert not error_in(cell(SETUP))
     too_large = TRAINER.replace("num_workers=2", "num_workers=50")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import psutil
 import pytest
@@ -122,6 +125,89 @@ def test_1_7_the_exception_itself_arrives() -> None:
     assert caught.value.code == 7
     assert isinstance(caught.value, TaskError)
     assert 'raise Awkward(7, "seven")' in caught.value.remote_traceback
+
+
+FORMS = {
+    "function": "def work(x):\n    return x / 0\n",
+    "lambda": "work = lambda x: x / 0\n",
+    "nested": "def make():\n    def work(x):\n        return x / 0\n    return work\nwork = make()\n",
+    "deeper": "def work(x):\n    def inner():\n        return (lambda: x / 0)()\n    return inner()\n",
+    "method": "class Own:\n    def go(self, x):\n        return x / 0\nwork = lambda x: Own().go(x)\n",
+    "decorated": """def twice(f):
+    @functools.wraps(f)
+    def call(x):
+        return f(x) + f(x)
+    return call
+@twice
+def work(x):
+    return x / 0
+""",
+}
+
+
+@hypothesis.given(form=st.sampled_from(sorted(FORMS)), above=st.integers(0, 300), as_actor=st.booleans())
+@hypothesis.settings(max_examples=examples(30), deadline=None)
+def test_1_7_the_place_in_a_script_is_told_and_its_source_is_found(
+    tmp_path_factory: pytest.TempPathFactory, form: str, above: int, as_actor: bool
+) -> None:
+    """What is not in an importable module, as in a script or a notebook, travels as code."""
+    script = tmp_path_factory.mktemp("drawn") / "script.py"
+    script.write_text("import functools\n" + "\n" * above + FORMS[form])
+    names: dict[str, Any] = {"__name__": "a script"}
+    exec(compile(script.read_text(), script, "exec"), names)
+    work = names["work"]
+    line = (
+        script.read_text().splitlines().index(next(x for x in FORMS[form].splitlines() if "x / 0" in x)) + 1
+    )
+
+    class Actor:
+        def run(self, function: Any, *arguments: Any) -> Any:
+            return function(*arguments)
+
+    run = trainkit.remote(Actor).remote().run.remote if as_actor else trainkit.remote(Actor.run).remote
+    given = [work] if as_actor else [None, work]
+    with pytest.raises(ZeroDivisionError) as caught:
+        trainkit.get(run(*given, 1))
+    for text in (caught.value.remote_traceback, str(caught.value)):  # type: ignore[attr-defined]
+        assert f'File "{script}", line {line}, in ' in text
+        assert script.read_text().splitlines()[line - 1].strip() in text
+    assert trainkit.get(run(*given[:-1], inspect.getsource, work)) == inspect.getsource(work)
+
+
+PLACES = """
+import sys
+from sklearn.base import BaseEstimator
+from trainkit import tune
+from trainkit.sklearn import TuneGridSearchCV
+def fails(config):
+    raise ValueError("a trial")
+class Fails(BaseEstimator):
+    def __init__(self, c=1):
+        self.c = c
+    def fit(self, X, y):
+        raise ValueError("a fold")
+    def score(self, X, y):
+        return 0
+if __name__ == "__main__":
+    (result,) = tune.Tuner(fails, run_config=tune.RunConfig(storage_path=sys.argv[1], verbose=0)).fit()
+    print(result.error.remote_traceback)
+    try:
+        TuneGridSearchCV(Fails(), {"c": [1]}, cv=2, error_score="raise").fit([[0], [1]], [0, 1])
+    except ValueError as error:
+        print(error.__cause__)
+    kept = tune.Checkpoint.from_dict({"function": fails}).to_dict()["function"]
+    print(kept.__code__.co_filename == __file__)
+"""
+
+
+@pytest.mark.external
+def test_1_7_the_place_in_a_script_is_told_by_trials_folds_and_checkpoints(tmp_path: Path) -> None:
+    told = run_script(PLACES, str(tmp_path / "results"), folder=tmp_path)
+    for text in ("a trial", "a fold"):
+        line = next(number for number, row in enumerate(PLACES.splitlines(), 1) if text in row)
+        assert f'/program.py", line {line}, in f' in told
+        assert f'raise ValueError("{text}")' in told
+    assert told.endswith("True")
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,28 @@ def deregister(kind: type) -> None:
     _REDUCERS.pop(kind, None)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+def _reduce_code(code: types.CodeType) -> Any:
+    # cloudpickle 3.1.3 writes "<dynamic-code>" in place of the file, so that nobody finds its source lines.
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return make, tuple(
+        code.co_filename if isinstance(each, str) and each == "<dynamic-code>" else each for each in arguments
+    )
+
+
+class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler of functions and classes, as cloudpickle's, that keeps the names of their files."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
+
+
+def dumps(value: Any, protocol: int = PROTOCOL) -> bytes:
+    """Return a value's pickle, which `pickle.loads` reads anywhere."""
+    file = io.BytesIO()
+    CodePickler(file, protocol=protocol).dump(value)
+    return file.getvalue()
+
+
+class _Pickler(CodePickler):
     def __init__(self, file: io.BytesIO, buffers: list[Any]) -> None:
         super().__init__(file, protocol=PROTOCOL, buffer_callback=lambda b: buffers.append(b.raw()))
         self.handles: list[Handle] = []

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from sklearn.base import clone, is_classifier
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import message_of
-from trainkit.runtime import session
+from trainkit.runtime import serialize, session
 from trainkit.sklearn import internals
 from trainkit.sklearn.context import FoldCallbacks, SklearnContext
 from trainkit.sklearn.incremental import COUNTED_BY, end_of, growing_order, portions_at, to_report
@@ -167,7 +166,7 @@ def writable_copy(value: Any) -> Any:
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
     # Protocol 5 would keep read-only arrays as they are.
-    return pickle.loads(cloudpickle.dumps(value, protocol=4))
+    return pickle.loads(serialize.dumps(value, protocol=4))
 
 
 def writable_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
@@ -292,11 +291,11 @@ class IncrementalTrial(Trainable):
         with self._task.in_context():
             state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
         with Path(checkpoint_dir, STATE).open("wb") as file:
-            cloudpickle.dump(state, file, protocol=5)
+            serialize.CodePickler(file, protocol=serialize.PROTOCOL).dump(state)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         with Path(checkpoint, STATE).open("rb") as file:
-            state = cloudpickle.load(file)
+            state = pickle.load(file)
         # The checkpoint may be of another candidate, to be trained further with the parameters of this one.
         changed = {
             name: value

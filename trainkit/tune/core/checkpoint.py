@@ -16,10 +16,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from trainkit import runtime
 from trainkit.errors import CheckpointError
+from trainkit.runtime import serialize
 
 
 def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
@@ -82,7 +81,7 @@ def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
         CheckpointError: a part of it can't be pickled.
     """
     try:
-        data = cloudpickle.dumps(dict(state))
+        data = serialize.dumps(dict(state))
     except Exception as error:
         raise CheckpointError(
             f"a checkpoint can't be made of the dictionary with {', '.join(map(repr, state))}: {error}"
