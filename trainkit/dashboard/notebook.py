@@ -93,7 +93,7 @@ class LiveChart(Callback):
         load("matplotlib", "pictures of live charts", "notebook")
         self._display: Callable[..., Any] = display
         self._kind = kind
-        self._every_s = self.refresh_s = every_s
+        self._every_s = self._refresh_s = every_s
         self._folder = Path()
         self._drawn = 0.0
         self._widget: Any = None

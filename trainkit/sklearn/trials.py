@@ -188,12 +188,12 @@ class FoldTrial(SerializedTrainable):
         self._outcomes: list[Outcome | None] = [None] * len(self._task.splits)
         known = self._task.known_outcomes(self._key)
         self._outcomes[: len(known)] = known
-        self._parameters = writable_parameters(new_config, self._trial.driver_pid)
+        self._parameters = writable_parameters(new_config, self._trial_spec.driver_pid)
         return True
 
     def step(self) -> dict[str, Any]:
         until = SYSTEM.monotonic() + REPORT_EVERY_S
-        part, parts = self._trial.part
+        part, parts = self._trial_spec.part
         for split in self._missing[part::parts]:
             self._evaluate(split)
             if SYSTEM.monotonic() > until:
@@ -215,8 +215,8 @@ class FoldTrial(SerializedTrainable):
 
     def _evaluate(self, split: int) -> None:
         candidate = int(self.trial_id.rsplit("_", 1)[1])
-        seed = self._trial.seed
-        if seed is not None and os.getpid() != self._trial.driver_pid:
+        seed = self._trial_spec.seed
+        if seed is not None and os.getpid() != self._trial_spec.driver_pid:
             seed_generators(trial_seed(seed, split))  # the same draws in every process and order
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
@@ -270,7 +270,7 @@ class IncrementalTrial(Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        parameters = writable_parameters(new_config, self._trial.driver_pid)
+        parameters = writable_parameters(new_config, self._trial_spec.driver_pid)
         self._folds = [
             IncrementalFold(self._task, split, parameters, self._portions)
             for split in range(len(self._task.splits))

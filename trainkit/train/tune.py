@@ -88,13 +88,13 @@ class TrainerTrainable(Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         options = self.plan.options
         arguments = {**options.arguments(), "config": merge_dicts(options.config, config)}
-        files = self._trial.environment.log_files
+        files = self._trial_spec.environment.log_files
         if files is not None:
-            paths = tuple(os.path.join(self._trial.trial_dir, name) for name in files)
+            paths = tuple(os.path.join(self._trial_spec.trial_dir, name) for name in files)
             arguments["initialization_hook"] = partial(
                 diverted, paths, os.getpid(), options.initialization_hook
             )
-        with worker_labels(self._trial.trial_id or self._trial.trial_name):
+        with worker_labels(self._trial_spec.trial_id or self._trial_spec.trial_name):
             self._trainer = self.plan.trainer_cls(**arguments)
         self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
 

@@ -39,7 +39,7 @@ class Bulk(tune.LoggerCallback):
     def log_trial_end(self, trial, failed=False):
         self.heard.append(("end", trial.index, failed))
 
-    def rewrite(self, trial, results):
+    def _rewrite_log(self, trial, results):
         self.heard.append(("rewrite", trial.index, len(results)))
 
 
@@ -142,15 +142,15 @@ def hub_with(callback: tune.Callback, trials: list[Trial]) -> CallbackDispatcher
 def test_what_is_kept_is_written_after_a_second_and_the_loop_is_asked_for_it():
     bulk, one, two = Bulk(), Trial("t_0", 0, {}, "f", "f"), Trial("t_1", 1, {}, "g", "g")
     hub = hub_with(bulk, [one, two])
-    assert bulk.refresh_s is None
+    assert bulk._refresh_s is None
     hub.step([result_of(one, 1)], time=10.0)
     hub.step([result_of(two, 1)], time=10.5)
     hub.step([result_of(one, 2)], time=10.9)
     assert bulk.heard == []
-    assert bulk.refresh_s == 1.0
+    assert bulk._refresh_s == 1.0
     hub.step([], time=11.0)
     assert bulk.heard == [("results", 0, [1, 2]), ("results", 1, [1])]
-    assert bulk.refresh_s is None
+    assert bulk._refresh_s is None
     hub.step([result_of(one, 3)], time=11.1)
     hub.step([], time=12.0)
     assert len(bulk.heard) == 2

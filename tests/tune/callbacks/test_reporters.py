@@ -137,7 +137,7 @@ def made(count: int) -> list[Trial]:
 def table(trials, folder="/e", **arguments) -> list[str]:
     reporter = tune.CLIReporter(metric="loss", mode="min", **arguments)
     reporter.setup(total_samples=len(trials), experiment_path=folder)
-    return "\n".join(each.text() for each in reporter.tables(trials, True)).splitlines()
+    return "\n".join(each.text() for each in reporter._tables(trials, True)).splitlines()
 
 
 def test_rows_are_limited_also_at_the_end():

@@ -226,9 +226,12 @@ def test_a_donor_that_never_saves_is_none(fit, by_verdict):
 
 
 def test_a_constructor_that_forgets_its_base_is_told_so():
-    class Forgetful(FIFOScheduler):
+    class Forgetful(TrialScheduler):
         def __init__(self):
             self.own = 1
+
+        def decide(self, trial_id, time, score):
+            return self.CONTINUE
 
     with pytest.raises(ConfigError, match=r"let Forgetful\.__init__\(\) begin with super\(\)\.__init__\(\)"):
         tune.TuneConfig(scheduler=Forgetful())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from trainkit.errors import ConfigError
 from trainkit.registry import Registry
@@ -33,12 +33,12 @@ class Callback:
     is reported once and never touches a trial. `trials` and `trial` are for reading.
 
     Attributes:
-        refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.
-        given_as: the name that it was made of, by which a restore makes it again; None: it was given itself.
+        _refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.
+        _given_as: the name that it was made of, by which a restore makes it again; None: it was given itself.
     """
 
-    refresh_s: float | None = None
-    given_as: str | None = None
+    _refresh_s: float | None = None
+    _given_as: str | None = None
 
     def setup(
         self,
@@ -168,7 +168,7 @@ class ReporterCallback(Callback):
         kept: False if the experiment's folder is removed at the end; then the reporter gets no path.
     """
 
-    refresh_s = ASK_S
+    _refresh_s = ASK_S
 
     def __init__(self, reporter: ProgressReporter, verbose: int, *, kept: bool = True) -> None:
         self._reporter = reporter
@@ -221,7 +221,7 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
             f"{cls.__name__}(...), in place of the name"
         ) from None
     made: Callback = cls()
-    made.given_as = name
+    made._given_as = name
     return made
 
 
@@ -229,25 +229,40 @@ def check_callback(callback: Callback) -> None:
     """Check that the methods of a callback can be called as they will be.
 
     Raises:
-        ConfigError: one can't.
+        ConfigError: a method can't be called.
     """
-    for name, ours in vars(Callback).items():
-        if name.startswith("on_") or name == "setup":
-            own = getattr(callback, name)
-            if getattr(own, "__func__", own) is ours:
-                continue
-            expected = inspect.signature(ours).parameters.values()
-            named = [each.name for each in expected if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
-            positional = [each for each in named if each in _BY_POSITION]
-            by_name = [each for each in named if each not in _BY_POSITION]
-            if (problem := call_problem(own, len(positional), [*by_name, *_INFO.get(name, ())])) is not None:
-                raise ConfigError(
-                    f"{type(callback).__name__}.{name}{shown_signature(own)} can't be called as it will be "
-                    f"({problem}): define {name}{shown_signature(ours)}"
-                )
+    for hook in HOOKS:
+        hook_of(callback, hook)
 
 
+def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
+    """Return a method of a callback, to be called with names alone, as Ray does; None: it does nothing.
+
+    Raises:
+        ConfigError: it can't be called.
+    """
+    own, ours = getattr(callback, hook), vars(Callback)[hook]
+    if getattr(own, "__func__", own) is ours:
+        return None
+    expected = inspect.signature(ours).parameters.values()
+    named = [each.name for each in expected if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    names = [*named, *_INFO.get(hook, ())]
+    if (problem := call_problem(own, 0, names)) is None:
+        return cast("Callable[..., None]", own)
+    first = [each for each in named if each in _BY_POSITION]
+    if call_problem(own, len(first), [each for each in names if each not in first]) is None:
+        return lambda **info: own(*[info.pop(each) for each in first], **info)
+    if hook == "setup" and call_problem(own, 0) is None:
+        return lambda **info: own()
+    raise ConfigError(
+        f"{type(callback).__name__}.{hook}{shown_signature(own)} can't be called as it will be "
+        f"({problem}): define {hook}{shown_signature(ours)}"
+    )
+
+
+HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 _BY_POSITION = ("iteration", "trials", "trial")
+"""Given by position to a method that has other names for them."""
 _STEP_INFO = ("time", "total_samples", "resources", "resources_used", "remaining_s")
 _INFO = {
     "setup": ("experiment_path", "metric", "mode", "objectives", "time", "resources", "trials", "past"),

@@ -175,9 +175,9 @@ class ConsoleCallback(Callback):
         if self._display is None:
             where = f"in {self._path}" if self._path else "in memory"
             say(f"{doing()} {where}, with {describe(info['resources'])}")
-            self.refresh_s = self._summary_s = SUMMARY_S
+            self._refresh_s = self._summary_s = SUMMARY_S
         else:
-            self.refresh_s = REFRESH_S
+            self._refresh_s = REFRESH_S
 
     def _open(self) -> Display | None:
         if self._live_wanted is False:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.callbacks.base import HOOKS, Callback, hook_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.metrics import storing_problem
 from trainkit.tune.core.trial import Trial, TrialStatus
@@ -122,7 +122,6 @@ def _state_text(callback: Callback, state: Any) -> str:
 
 _END = "on_experiment_end"
 _Listener = tuple[Callback, Callable[..., None]]
-_HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 
 
 class CallbackDispatcher:
@@ -148,7 +147,7 @@ class CallbackDispatcher:
     ) -> None:
         self._complaints = Complaints(strict)
         shown = [] if display is None else [display]
-        self._listeners = {hook: _listening([*callbacks, *shown], hook) for hook in _HOOKS}
+        self._listeners = {hook: _listening([*callbacks, *shown], hook) for hook in HOOKS}
         self._listeners[_END] = _listening(callbacks, _END)
         self._display_end = _listening(shown, _END)
         self._trials = trials
@@ -169,21 +168,22 @@ class CallbackDispatcher:
     def step(self, records: Sequence[ev.Record], **info: Any) -> None:
         """These records were committed."""
         self._step += 1
-        self._call("on_step_begin", self._listeners["on_step_begin"], self._step, self._trials, **info)
+        info = {"iteration": self._step, "trials": self._trials, **info}
+        self._call("on_step_begin", self._listeners["on_step_begin"], **info)
         for record in records:
             self._on_record(record)
-        self._call("on_step_end", self._listeners["on_step_end"], self._step, self._trials, **info)
+        self._call("on_step_end", self._listeners["on_step_end"], **info)
         self._states.keep_when_due(info["time"])
 
     def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
         """The experiment has ended; told with the time at which each of them is called."""
         for listener in self._listeners[_END]:
-            self._call(_END, [listener], self._trials, time=now(), **info)
+            self._call(_END, [listener], trials=self._trials, time=now(), **info)
         self._states.keep_now()
 
     def display_end(self, **info: Any) -> None:
         """Nothing is waited for any more: show how the experiment has ended."""
-        self._call(_END, self._display_end, self._trials, **info)
+        self._call(_END, self._display_end, trials=self._trials, **info)
 
     def _on_record(self, record: ev.Record) -> None:
         match record:
@@ -211,18 +211,18 @@ class CallbackDispatcher:
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
-        self._call(hook, self._listeners[hook], self._step, self._trials, trial, **info)
+        listeners = self._listeners[hook]
+        self._call(hook, listeners, iteration=self._step, trials=self._trials, trial=trial, **info)
 
-    def _call(self, hook: str, listeners: Sequence[_Listener], *args: Any, **kwargs: Any) -> None:
+    def _call(self, hook: str, listeners: Sequence[_Listener], **info: Any) -> None:
         for callback, method in listeners:
             try:
-                method(*args, **kwargs)
+                method(**info)
             except Exception as error:
                 self._complaints.add(callback, hook, error)
 
 
 def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:
     """Those that do something at `hook`, as most do nothing at most, with the method to call."""
-    methods = [(callback, getattr(callback, hook)) for callback in callbacks]
-    nothing = getattr(Callback, hook)
-    return [(callback, call) for callback, call in methods if getattr(call, "__func__", call) is not nothing]
+    methods = [(callback, hook_of(callback, hook)) for callback in callbacks]
+    return [(callback, method) for callback, method in methods if method is not None]

@@ -32,13 +32,12 @@ class LoggerCallback(Callback):
     other word on the end of a trial. Where each must be told at once, override `log_trial_result`.
     """
 
-    # The constructor of a subclass need not call ours, as in Ray: there is none to rely on.
-    folder: Path
-    _count = 0
-    _due: float | None = None
+    # The constructor of a subclass need not call ours, as in Ray, and may set any name: these are mangled.
+    __count = 0
+    __due: float | None = None
 
     @functools.cached_property
-    def _kept(self) -> dict[str, tuple[Trial, list[Mapping[str, Any]]]]:
+    def __kept(self) -> dict[str, tuple[Trial, list[Mapping[str, Any]]]]:
         return {}
 
     # --- to override ------------------------------------------------------------------------------
@@ -60,11 +59,11 @@ class LoggerCallback(Callback):
             trial: that reported.
             result: with what was filled in.
         """
-        kept = self._kept.get(trial.trial_id)
+        kept = self.__kept.get(trial.trial_id)
         if kept is None:
-            kept = self._kept[trial.trial_id] = trial, []
+            kept = self.__kept[trial.trial_id] = trial, []
         kept[1].append(result)
-        self._count += 1
+        self.__count += 1
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Write these reports of a trial, oldest first, behind those that are written."""
@@ -72,14 +71,100 @@ class LoggerCallback(Callback):
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         """A trial has ended; one that was interrupted may begin again."""
 
-    def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Make the log hold these results, and no others."""
+
+    def _flush_kept(self, trial: Trial | None = None) -> None:
+        """Write what is kept, of one trial or of all; where one can't be written, the others are."""
+        kept = self.__kept
+        names = list(kept) if trial is None else [trial.trial_id] if trial.trial_id in kept else []
+        problem: Exception | None = None
+        for name in names:
+            of, results = kept.pop(name)
+            self.__count -= len(results)
+            try:
+                self.log_trial_results(of, results)
+            except Exception as error:
+                problem = problem or error
+        if not kept:
+            self.__due = None
+        if problem is not None:
+            raise problem
+
+    # --- what the experiment calls ----------------------------------------------------------------
+
+    @property
+    def _refresh_s(self) -> float | None:  # type: ignore[override]  # wanted only while something is kept
+        """How soon to be called again though nothing happens."""
+        return FLUSH_S if self.__kept else None
+
+    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self.log_trial_start(trial)
+
+    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self._flush_kept(trial)
+        self.log_trial_end(trial)
+        self._rewrite_log(trial, info["results"])
+        self.log_trial_restore(trial)
+
+    def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self.log_trial_save(trial)
+
+    def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self._flush_kept(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        self.log_trial_result(iteration, trial, result)
+
+    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self.__end(trial, info, failed=False)
+
+    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        self.__end(trial, info, failed=True)
+
+    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        if not self.__kept:
+            return
+        if self.__due is None:
+            self.__due = info["time"] + FLUSH_S
+        elif info["time"] >= self.__due or self.__count > MAX_KEPT:
+            self.__due = None
+            self._flush_kept()
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        try:
+            self._flush_kept()
+        finally:
+            for trial in trials:
+                if not trial.status.is_finished:
+                    self.log_trial_end(trial)
+
+    def __end(self, trial: Trial, info: Mapping[str, Any], *, failed: bool) -> None:
+        try:
+            self._flush_kept(trial)
+        finally:
+            self.log_trial_end(trial, failed=failed)
+        if "results" in info:
+            self._rewrite_log(trial, info["results"])
+
+
+class FileLoggerCallback(LoggerCallback):
+    """Base of loggers with files in the trials' folders, which hold what was committed after a kill too."""
+
+    folder: Path
+
+    def setup(self, *given: Any, **info: Any) -> None:
+        self.folder = Path(info["experiment_path"])
+        # A kill may have come between a commit and the log of it.
+        for trial, results in info["past"]():
+            if self.length(trial) != len(results):
+                self._rewrite_log(trial, results)
 
     def length(self, trial: Trial) -> int:
         """How many results the log holds."""
         return 0
-
-    # --- to use -----------------------------------------------------------------------------------
 
     def trial_dir(self, trial: Trial) -> Path:
         """The trial's own folder."""
@@ -105,88 +190,6 @@ class LoggerCallback(Callback):
         finally:
             os.close(descriptor)
 
-    def flush(self, trial: Trial | None = None) -> None:
-        """Write what is kept, of one trial or of all; where one can't be written, the others are."""
-        kept = self._kept
-        names = list(kept) if trial is None else [trial.trial_id] if trial.trial_id in kept else []
-        problem: Exception | None = None
-        for name in names:
-            of, results = kept.pop(name)
-            self._count -= len(results)
-            try:
-                self.log_trial_results(of, results)
-            except Exception as error:
-                problem = problem or error
-        if not kept:
-            self._due = None
-        if problem is not None:
-            raise problem
-
-    # --- what the experiment calls ----------------------------------------------------------------
-
-    @property
-    def refresh_s(self) -> float | None:  # type: ignore[override]  # wanted only while something is kept
-        """How soon to be called again though nothing happens."""
-        return FLUSH_S if self._kept else None
-
-    def setup(self, *given: Any, **info: Any) -> None:
-        self.folder = Path(info["experiment_path"])
-        # A kill may have come between a commit and the log of it.
-        for trial, results in info["past"]():
-            if self.length(trial) != len(results):
-                self.rewrite(trial, results)
-
-    def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self.log_trial_start(trial)
-
-    def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self.flush(trial)
-        self.log_trial_end(trial)
-        self.rewrite(trial, info["results"])
-        self.log_trial_restore(trial)
-
-    def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self.log_trial_save(trial)
-
-    def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self.flush(trial)
-
-    def on_trial_result(
-        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
-    ) -> None:
-        self.log_trial_result(iteration, trial, result)
-
-    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, info, failed=False)
-
-    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._end(trial, info, failed=True)
-
-    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        if not self._kept:
-            return
-        if self._due is None:
-            self._due = info["time"] + FLUSH_S
-        elif info["time"] >= self._due or self._count > MAX_KEPT:
-            self._due = None
-            self.flush()
-
-    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
-        try:
-            self.flush()
-        finally:
-            for trial in trials:
-                if not trial.status.is_finished:
-                    self.log_trial_end(trial)
-
-    def _end(self, trial: Trial, info: Mapping[str, Any], *, failed: bool) -> None:
-        try:
-            self.flush(trial)
-        finally:
-            self.log_trial_end(trial, failed=failed)
-        if "results" in info:
-            self.rewrite(trial, info["results"])
-
 
 FILENAME = "progress.csv"
 _LONGEST = 2**31 - 1
@@ -194,7 +197,7 @@ _LONGEST = 2**31 - 1
 _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
 
 
-class CSVLoggerCallback(LoggerCallback):
+class CSVLoggerCallback(FileLoggerCallback):
     """For each trial, `progress.csv` with a row per report."""
 
     def __init__(self) -> None:
@@ -223,7 +226,7 @@ class CSVLoggerCallback(LoggerCallback):
     def length(self, trial: Trial) -> int:
         return max(0, _whole_rows(self.contents(trial, FILENAME)) - 1)
 
-    def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         rows = list(map(flatten, results))
         columns = _further_keys([], rows)
         _write(self.trial_dir(trial) / FILENAME, columns, _cells(rows, columns))
@@ -280,7 +283,7 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     aside.rename(path)
 
 
-class JsonLoggerCallback(LoggerCallback):
+class JsonLoggerCallback(FileLoggerCallback):
     """For each trial, its configuration, reports and error as JSON; other values as their repr."""
 
     def __init__(self) -> None:
@@ -309,7 +312,7 @@ class JsonLoggerCallback(LoggerCallback):
     def length(self, trial: Trial) -> int:
         return self.lines(trial, "result.json")
 
-    def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         folder = self.trial_dir(trial)
         folder.mkdir(exist_ok=True)
         aside = folder / "result.json.partial"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,12 +99,14 @@ class TableReporter(ProgressReporter):
         words = "seconds between two reports"
         require_number("max_report_frequency", self.max_report_frequency, words, least=0)
         require_mode(self.mode)
+        self._asked = copy.copy(self)  # a subclass may set attributes of these names
         self._infer = self.metric_columns is None
         self._metric_columns = _as_columns(DEFAULT_COLUMNS if self._infer else self.metric_columns or {})
         self._parameter_columns = _as_columns(self.parameter_columns or {})
         self._total, self._metric, self._mode = self.total_samples, self.metric, self.mode
         self._last: float | None = None
-        self._started = self.clock.monotonic()
+        self._now = self.clock.monotonic
+        self._started = self._now()
         self._path = ""
 
     def setup(
@@ -114,20 +117,20 @@ class TableReporter(ProgressReporter):
         mode: str | None = None,
         **info: Any,
     ) -> None:
-        self._started = self.clock.monotonic()
+        self._started = self._now()
         self._last = None
-        self._total = total_samples if self.total_samples is None else self.total_samples
-        self._metric = self.metric or metric
-        self._mode = self.mode or mode
+        self._total = total_samples if self._asked.total_samples is None else self._asked.total_samples
+        self._metric = self._asked.metric or metric
+        self._mode = self._asked.mode or mode
         self._path = info.get("experiment_path", "")
-        if self.sort_by_metric and not (self._metric and self._mode):
+        if self._asked.sort_by_metric and not (self._metric and self._mode):
             raise ConfigError(
                 "sort_by_metric=True needs to know by which: give TuneConfig a metric and a mode"
             )
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        now = self.clock.monotonic()
-        if self._last is None or now - self._last > self.max_report_frequency:
+        now = self._now()
+        if self._last is None or now - self._last > self._asked.max_report_frequency:
             self._last = now
             return True
         return done
@@ -143,10 +146,10 @@ class TableReporter(ProgressReporter):
 
     # --- what is shown ----------------------------------------------------------------------------
 
-    def tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
+    def _tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
         """Return the table of trials, and the table of errors if there are any."""
-        best = best_last(trials, self._metric, self._mode) if self._mode else None
-        lines = [f"Running for {duration(self.clock.monotonic() - self._started)}", *sys_info]
+        best, _ = self._current_best_trial(trials)
+        lines = [f"Running for {duration(self._now() - self._started)}", *sys_info]
         if best is not None:
             lines.append(f"Current best trial by last report: {best.trial_id} with {self._best_words(best)}")
         lines += [f"Result folder: {self._path}"] if self._path else []
@@ -154,11 +157,15 @@ class TableReporter(ProgressReporter):
         counts = ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
         of = "" if self._total is None else f"/{self._total}"
         lines.append(f"Number of trials: {len(trials)}{of} ({counts or 'none yet'})")
-        if not (done or self.print_intermediate_tables is not False):
+        if not (done or self._asked.print_intermediate_tables is not False):
             return [Table(lines=lines)]
         failed = [trial for trial in trials if trial.failure is not None]
         tables = [self._table_of_trials(trials, lines)]
         return [*tables, self._table_of_errors(failed)] if failed else tables
+
+    def _current_best_trial(self, trials: Sequence[Trial]) -> tuple[Trial | None, str | None]:
+        """Return the best trial by its last report, None without one, and the metric."""
+        return best_last(trials, self._metric, self._mode) if self._mode else None, self._metric
 
     def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Table:
         metrics = dict(self._metric_columns)
@@ -194,7 +201,7 @@ class TableReporter(ProgressReporter):
                 str(trial.failures),
                 f"{self._path}/{trial.dirname}/error.txt" if self._path else first_line(trial.reason),
             ]
-            for trial in failed[: self.max_error_rows]
+            for trial in failed[: self._asked.max_error_rows]
         ]
         more = len(failed) - len(rows)
         return Table(
@@ -205,20 +212,20 @@ class TableReporter(ProgressReporter):
         )
 
     def _row(self, first: str, *cells: str) -> list[str]:
-        return [first, *(shortened(cell, self.max_column_length) for cell in cells)]
+        return [first, *(shortened(cell, self._asked.max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return the trials for the table: those that run, that failed, the latest; or the best."""
-        if self.sort_by_metric:
-            return sorted(trials, key=lambda trial: -self._score(trial))[: self.max_progress_rows]
+        if self._asked.sort_by_metric:
+            return sorted(trials, key=lambda trial: -self._score(trial))[: self._asked.max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
-        return sorted(first[: self.max_progress_rows], key=lambda trial: trial.index)
+        return sorted(first[: self._asked.max_progress_rows], key=lambda trial: trial.index)
 
     def _inferred(self, trials: Sequence[Trial]) -> list[str]:
         found: list[str] = []
         for trial in trials:
             for name, value in trial.last_result.items():
-                if len(found) >= self.infer_limit:
+                if len(found) >= self._asked.infer_limit:
                     return found
                 known = name in found or name in DEFAULT_COLUMNS or name in _FILLED_IN
                 if not known and is_number(value):
@@ -240,7 +247,7 @@ class CLIReporter(TableReporter):
     """Reporter that prints a table of trials every few seconds; arguments as for `TableReporter`."""
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        say("\n".join(["== Status ==", *_texts(self.tables(trials, done, *sys_info)), ""]))
+        say("\n".join(["== Status ==", *_texts(self._tables(trials, done, *sys_info)), ""]))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -257,16 +264,17 @@ class JupyterNotebookReporter(TableReporter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._overwrites = self.overwrite
         self._output: NotebookDisplay | None = None
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        tables = self.tables(trials, done, *sys_info)
+        tables = self._tables(trials, done, *sys_info)
         display = notebook_display()
         if display is None:
             say("\n".join([*_texts(tables), ""]))
             return
         if self._output is None:
-            if self.overwrite:
+            if self._overwrites:
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = NotebookDisplay(display)
         self._output.show(*tables)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainkit.tune.callbacks.loggers import LoggerCallback
+from trainkit.tune.callbacks.loggers import FileLoggerCallback
 from trainkit.tune.core.checks import is_finite, is_number
 from trainkit.tune.core.metrics import PLAIN_TYPES, flatten, step_of
 from trainkit.tune.core.trial import Trial, TrialStatus
@@ -261,7 +261,7 @@ def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
     return values
 
 
-class TBXLoggerCallback(LoggerCallback):
+class TBXLoggerCallback(FileLoggerCallback):
     """Look at it with `tensorboard --logdir` and the experiment's folder.
 
     Tags are the metrics' names, nested ones joined by '/'. Numbers are shown, NaN and infinite ones too;
@@ -306,7 +306,7 @@ class TBXLoggerCallback(LoggerCallback):
         whole = ends == (3 if trial.status.is_finished else 0)
         return len(summaries) - ends if whole else -1
 
-    def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Write a new file in place of the old, which tells a TensorBoard that runs to forget the old."""
         old = self._own_files(trial)
         self._paths.pop(trial.trial_id, None)

@@ -135,7 +135,7 @@ class StopRules:
     def end(self, elapsed_s: float) -> str:
         """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
         for stopper in self._timed:
-            stopper.on_time(elapsed_s)
+            stoppers.tell_time(stopper, elapsed_s)
         for stopper in self._stoppers:
             if stopper.stop_all():
                 return words_of(stopper)
@@ -144,7 +144,7 @@ class StopRules:
     @property
     def deadline_s(self) -> float:
         """After how many seconds of running `end` is to be asked though nothing was reported."""
-        return min([stopper.deadline_s for stopper in self._timed]) if self._timed else math.inf
+        return min(map(stoppers.deadline_of, self._timed)) if self._timed else math.inf
 
     @property
     def max_iteration(self) -> float | None:
@@ -159,7 +159,7 @@ def _looks_at_time(stopper: Stopper) -> bool:
 
 def words_of(stopper: Stopper) -> str:
     """Such as 'stopped by TimeoutStopper: timeout 60'."""
-    facts = dict(stopper.reason())
+    facts = dict(stoppers.facts_of(stopper))
     name = facts.pop("stopper", type(stopper).__name__)
     words = ", ".join(
         f"{fact} {value:.6g}" if is_number(value) else f"{fact} {value}" for fact, value in facts.items()
@@ -178,7 +178,7 @@ def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, An
 
 
 def _facts(stopper: Stopper) -> dict[str, Any]:
-    return {"stop": words_of(stopper), "stopper": type(stopper).__name__, **stopper.reason()}
+    return {"stop": words_of(stopper), "stopper": type(stopper).__name__, **stoppers.facts_of(stopper)}
 
 
 def _reached(bounds: Mapping[str, float], trial_id: str, result: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -197,8 +197,8 @@ def _max_iteration(rule: OneStopRule) -> float | None:
     match rule:
         case MaximumIterationStopper(max_iter=limit):
             return limit
-        case CombinedStopper(stoppers=stoppers):
-            return min(filter(None, map(_max_iteration, stoppers)), default=None)
+        case CombinedStopper(stoppers=combined):
+            return min(filter(None, map(_max_iteration, combined)), default=None)
         case Mapping():
             return rule.get("training_iteration")
     return None

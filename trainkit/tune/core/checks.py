@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from trainkit.errors import ArgumentTypeError, MissingDependencyError, TuneArgumentError, did_you_mean
 
@@ -271,6 +271,36 @@ def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[st
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
+
+
+if TYPE_CHECKING:
+    free = property
+else:
+
+    class free(property):
+        """A property under whose name an object may keep something else."""
+
+        def __get__(self, thing, owner=None):
+            own = {} if thing is None else vars(thing)
+            name = self.fget.__name__
+            return own[name] if name in own else super().__get__(thing, owner)
+
+        def __set__(self, thing, value):
+            vars(thing)[self.fget.__name__] = value
+
+
+def meant(cls: type, base: type, name: str) -> Any:
+    """Return what a subclass of `base` has under the name of a hook, or ours where that can't be the hook."""
+    ours = vars(base)[name]
+    return next(own for each in cls.__mro__ if _is_like(own := vars(each).get(name), ours))
+
+
+def _is_like(own: Any, ours: Any) -> bool:
+    if not inspect.isfunction(ours):
+        return isinstance(own, property if isinstance(ours, property) else bool)
+    expected = inspect.signature(ours).parameters.values()
+    by_name = [each.name for each in expected if each.kind is each.KEYWORD_ONLY]
+    return inspect.isfunction(own) and call_problem(own, len(expected) - len(by_name), by_name) is None
 
 
 def forwarded(part: str, base: type, names: str) -> Callable[[type[T]], type[T]]:

@@ -13,8 +13,10 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError, TuneArgumentError, did_you_mean
 from trainkit.tune.core.checks import (
+    free,
     is_finite,
     is_number,
+    meant,
     require,
     require_mode,
     require_name,
@@ -145,10 +147,27 @@ class Stopper(ABC):
     def on_time(self, elapsed_s: float) -> None:
         """Be told for how many seconds the experiment has run, pauses before a restore left out."""
 
-    @property
+    @free
     def deadline_s(self) -> float:
         """After how many seconds of running `stop_all` is to be asked though nothing was reported."""
         return math.inf
+
+
+def facts_of(stopper: Stopper) -> Mapping[str, Any]:
+    """Return the facts behind the last True of a stopper, whatever else it keeps under that name."""
+    facts = meant(type(stopper), Stopper, "reason")(stopper)
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def tell_time(stopper: Stopper, elapsed_s: float) -> None:
+    """Tell a stopper for how many seconds the experiment has run."""
+    meant(type(stopper), Stopper, "on_time")(stopper, elapsed_s)
+
+
+def deadline_of(stopper: Stopper) -> float:
+    """Return after how many seconds a stopper is to be asked though nothing was reported."""
+    found: float = meant(type(stopper), Stopper, "deadline_s").fget(stopper)
+    return found
 
 
 class NoopStopper(Stopper):
@@ -384,15 +403,15 @@ class CombinedStopper(Stopper):
     def reason(self) -> Mapping[str, Any]:
         if self._said_so is None:
             return {}
-        return {"stopper": type(self._said_so).__name__, **self._said_so.reason()}
+        return {"stopper": type(self._said_so).__name__, **facts_of(self._said_so)}
 
     def on_time(self, elapsed_s: float) -> None:
         for stopper in self.stoppers:
-            stopper.on_time(elapsed_s)
+            tell_time(stopper, elapsed_s)
 
     @property
     def deadline_s(self) -> float:
-        return min((stopper.deadline_s for stopper in self.stoppers), default=math.inf)
+        return min(map(deadline_of, self.stoppers), default=math.inf)
 
 
 def reported(stopper: Stopper, metric: str, result: Mapping[str, Any]) -> float:

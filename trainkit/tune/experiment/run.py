@@ -222,7 +222,7 @@ class ExperimentRun:
             self._take_settings(store)
         if not again:
             self._take_parts()  # anew, as those of an earlier call have seen its trials
-        running.parts.warn_if_never_perturbed(self._tune, self._run, self._searcher.total_samples)
+        running.parts.warn_if_never_perturbed(self._tune, self._run, self._proposals.total_samples)
         at_once = self._tune.max_concurrent_trials or None
         ledger = ResourceLedger(running.engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
         running.parts.require_sendable(self._space)
@@ -399,7 +399,7 @@ class ExperimentRun:
             hub,
             running.Inbox(self.folder, since, restored.commands),
             now=self._now,
-            refresh_s=lambda: min(filter(None, (each.refresh_s for each in told)), default=None),
+            refresh_s=lambda: min(filter(None, (each._refresh_s for each in told)), default=None),
         )
         end = {"ending": "cut short", "in_order": False, "say": self._say, **loop.info()}
         try:
@@ -494,7 +494,7 @@ class ExperimentRun:
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
         # Of another number it is told where it became another, as a restore tells it everything.
-        total = self._facts.get("first_total_samples", self._searcher.total_samples)
+        total = self._facts.get("first_total_samples", self._proposals.total_samples)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 

@@ -33,6 +33,7 @@ from trainkit.tune.search import (
     describe_searcher,
     described_searcher,
 )
+from trainkit.tune.search.base import called
 from trainkit.tune.search.trial_source import Proposals
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
@@ -56,7 +57,7 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
         if not issubclass(inner, Trainable):
             raise TuneArgumentError(f"trainable={inner!r} is a class, but does not extend tune.Trainable")
         _require_fit(bound, inspect.signature(inner.setup), None, called=f"{bound.name}.setup")
-        if asked and not inner.can_save():
+        if asked and not inner._can_save():
             raise TuneArgumentError(
                 f"CheckpointConfig asks {bound.name} for checkpoints, but it has no save_checkpoint(); "
                 "define it, or leave checkpoint_frequency and checkpoint_at_end out"
@@ -140,10 +141,14 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
     With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
-    searcher = _copied("search_alg", given, given.rehearsal if rehearsal else lambda: copy.deepcopy(given))
+    searcher = _copied(
+        "search_alg", given, called(given).rehearsal if rehearsal else lambda: copy.deepcopy(given)
+    )
     if tune.objectives:
-        searcher.set_objectives(tune.objectives)
-    searcher.begin(space, metric=tune.one_metric, mode=tune.one_mode, num_samples=tune.num_samples, seed=seed)
+        called(searcher).set_objectives(tune.objectives)
+    called(searcher).begin(
+        space, metric=tune.one_metric, mode=tune.one_mode, num_samples=tune.num_samples, seed=seed
+    )
     return searcher
 
 
@@ -170,7 +175,7 @@ def make_scheduler(
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,
-        objectives=searcher.objectives or tune.objectives,
+        objectives=called(searcher).objectives or tune.objectives,
         metric=tune.one_metric,
         mode=tune.one_mode,
         rng=rng,
@@ -197,7 +202,7 @@ def goal_of(
     return (
         tune.one_metric or scheduler.metric or searcher.metric,
         tune.one_mode or scheduler.mode or searcher.mode,
-        tune.objectives or searcher.objectives or scheduler.objectives,
+        tune.objectives or called(searcher).objectives or scheduler.objectives,
     )
 
 
@@ -211,7 +216,7 @@ def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Object
 def can_save(bound: Bound) -> bool:
     """Return True for a class that can save a checkpoint at any report; of a function it can't be known."""
     cls = bound.trainable
-    return isinstance(cls, type) and issubclass(cls, Trainable) and cls.can_save()
+    return isinstance(cls, type) and issubclass(cls, Trainable) and cls._can_save()
 
 
 def make_plan(
@@ -392,7 +397,7 @@ def _given(config: Any, default: Any) -> dict[str, Any]:
 
 def _describe_callback(callback: Callback) -> str | dict[str, str]:
     """Return the name that a restore makes it of, marked as one, or that of its class."""
-    name = callback.given_as
+    name = callback._given_as
     return type(callback).__qualname__ if name is None else {"name": name}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TuneError
-from trainkit.tune.callbacks.loggers import LoggerCallback
+from trainkit.tune.callbacks.loggers import FileLoggerCallback
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.display import Say, wait_saying
 from trainkit.tune.trial.context import get_context
@@ -117,7 +117,7 @@ class TrackedTrial:
     group: str
 
 
-class TrackerCallback(LoggerCallback, ABC):
+class TrackerCallback(FileLoggerCallback, ABC):
     """Implement the methods of the service below; all are called in one thread, which is not the driver's.
 
     How many results the service has of each trial is kept in the experiment's file, so that after a kill
@@ -194,7 +194,7 @@ class TrackerCallback(LoggerCallback, ABC):
             elif sent < len(results) or trial.trial_id in state["sent"]:
                 self._sent[trial.trial_id] = sent
                 self._put("opening a run", trial, self._do_open)
-                self.rewrite(trial, results)
+                self._rewrite_log(trial, results)
 
     def log_trial_start(self, trial: Trial) -> None:
         self._put("opening a run", trial, self._do_open)
@@ -204,7 +204,7 @@ class TrackerCallback(LoggerCallback, ABC):
 
     def log_trial_save(self, trial: Trial) -> None:
         if trial.checkpoint is not None:
-            self.flush(trial)  # what was reported before it, stands before it
+            self._flush_kept(trial)  # what was reported before it, stands before it
             path = self.trial_dir(trial) / trial.checkpoint.dirname
             self._put("saving a checkpoint", trial, partial(self._do_save, checkpoint=path))
 
@@ -212,7 +212,7 @@ class TrackerCallback(LoggerCallback, ABC):
         status = _STATUS.get(trial.status, "KILLED")
         self._put("ending a run", trial, partial(self._do_close, status=status))
 
-    def rewrite(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Send what the service lacks of these."""
         status = _STATUS.get(trial.status, "")
         # As a list: what the past gives is read from the file when looked at, which only this thread may.

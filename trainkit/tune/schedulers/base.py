@@ -430,6 +430,9 @@ class FIFOScheduler(TrialScheduler):
     """Let every trial run to its end."""
 
     needs_metric: ClassVar[bool] = False
+    # A subclass need not call our constructor, as in Ray.
+    time_attr = "training_iteration"
+    metric = mode = rng = total_samples = None
 
     def __init__(self) -> None:
         super().__init__()

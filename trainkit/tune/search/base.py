@@ -14,13 +14,17 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import (
+    call_problem,
     forwarded,
+    free,
     is_number,
+    meant,
     require,
     require_kind,
     require_mode,
@@ -92,8 +96,20 @@ def evaluated_of(trials: Iterable[FinishedTrial], metric: str) -> list[Evaluated
     return found
 
 
+class FromExperiment(NamedTuple):
+    """What an experiment decides for its searcher."""
+
+    space: Space
+    num_samples: int = 1
+    seed: int = 0
+    objectives: tuple[Objective, ...] = ()
+
+
 class Searcher(ABC):
     """Base of all searchers; extend it to bring your own.
+
+    A subclass need not call our constructor, and may have attributes of any name: an experiment reads the
+    properties of the class.
 
     `suggest` must be overridden, `on_trial_result` and `on_trial_complete` may be; `set_search_properties`
     takes the search space where the searcher has none of its own. A restore calls them as they were called
@@ -103,11 +119,6 @@ class Searcher(ABC):
     Args:
         metric: reported value to optimise; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
-
-    Attributes:
-        space: the experiment's search space, once it has begun.
-        num_samples: the TuneConfig's.
-        seed: of the experiment.
     """
 
     FINISHED: ClassVar[str] = "FINISHED"
@@ -115,6 +126,9 @@ class Searcher(ABC):
     """True for searchers that take several objectives."""
     in_units: ClassVar[bool] = False
     """True for searchers whose trials belong together, so that none can take the place of another."""
+    _metric: str | None = None
+    _mode: str | None = None
+    _from_experiment = FromExperiment(Space.of(None))
 
     def __init__(self, metric: str | None = None, mode: str | None = None) -> None:
         for name, value in (("metric", metric), ("mode", mode)):
@@ -125,15 +139,26 @@ class Searcher(ABC):
         require_mode(mode)
         self._metric = metric
         self._mode = mode
-        self._objectives: tuple[Objective, ...] = ()
-        self.space = Space.of(None)
-        self.num_samples = 1
-        self.seed = 0
 
-    @property
+    @free
+    def space(self) -> Space:
+        """The experiment's search space, once it has begun."""
+        return self._from_experiment.space
+
+    @free
+    def num_samples(self) -> int:
+        """The TuneConfig's."""
+        return self._from_experiment.num_samples
+
+    @free
+    def seed(self) -> int:
+        """Of the experiment."""
+        return self._from_experiment.seed
+
+    @free
     def objectives(self) -> tuple[Objective, ...]:
         """Return the objectives if there are several; `metric` and `mode` are then None."""
-        return self._objectives
+        return self._from_experiment.objectives
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
         """Take several objectives, before `begin`.
@@ -148,10 +173,10 @@ class Searcher(ABC):
                 "OptunaSearch, or random search, or name one metric in the TuneConfig"
             )
         require(
-            self.metric is None and self._objectives in ((), objectives),
+            self.metric is None and self._from_experiment.objectives in ((), objectives),
             f"{type(self).__name__} and TuneConfig name different metrics: give them in one place",
         )
-        self._objectives = objectives
+        self._keep(objectives=objectives)
 
     @property
     def metric(self) -> str | None:
@@ -163,7 +188,7 @@ class Searcher(ABC):
         """Return "min" or "max"."""
         return self._mode
 
-    @property
+    @free
     def arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments that make this searcher again; for searchers of trainkit."""
         return {}
@@ -178,9 +203,7 @@ class Searcher(ABC):
         """
         self._metric = self._metric or metric
         self._mode = self._mode or mode
-        self.space = space
-        self.num_samples = num_samples
-        self.seed = seed
+        self._keep(space=space, num_samples=num_samples, seed=seed)
         # Searchers of Ray 1.x know of no `spec`.
         spec = taken(self.set_search_properties, {"num_samples": num_samples, "seed": seed})
         if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
@@ -190,6 +213,9 @@ class Searcher(ABC):
                 f"{type(self).__name__} has a search space of its own, and {setting('param_space')} has "
                 f"another: leave only constants in {setting('param_space')}"
             )
+
+    def _keep(self, **decided: Any) -> None:
+        self._from_experiment = self._from_experiment._replace(**decided)
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
@@ -207,12 +233,13 @@ class Searcher(ABC):
         """
         return True
 
-    @property
+    @free
     def total_samples(self) -> int | None:
         """How many suggestions there will be at most; None: no end."""
-        return None if self.num_samples == -1 else self.num_samples
+        number = self._from_experiment.num_samples
+        return None if number == -1 else number
 
-    @property
+    @free
     def whole(self) -> bool:
         """True if suggestions are whole configurations; False: constants of `param_space` are added."""
         return False
@@ -238,7 +265,7 @@ class Searcher(ABC):
     def on_unpause(self, trial_id: str) -> None:
         """A paused trial goes on."""
 
-    @property
+    @free
     def hears_again(self) -> bool:
         """True if a trial may end once more, as one that a restore goes on with does; False: not told."""
         return False
@@ -260,7 +287,7 @@ class Searcher(ABC):
             result: last report of the trial that had the same configuration; None: there is none, or the
                 configuration is forbidden.
         """
-        self.on_trial_complete(trial_id, result, error=result is None)
+        called(self).on_trial_complete(trial_id, result, error=result is None)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         """Configurations to try in place of suggestions for `trial_id` that were rejected again and again.
@@ -313,7 +340,7 @@ class Searcher(ABC):
 
     def resize(self, num_samples: int) -> None:
         """Suggest so many from now on, counting those of before; -1: without end."""
-        self.num_samples = num_samples
+        self._keep(num_samples=num_samples)
 
     def rehearsal(self) -> Searcher:
         """A copy to be asked beforehand, which leaves no trace outside itself."""
@@ -374,8 +401,50 @@ class Searcher(ABC):
         return False
 
 
+_MEANT = frozenset(
+    "metric mode set_search_properties suggest on_trial_result add_evaluated_point add_evaluated_trials save "
+    "restore set_max_concurrency on_trial_decision on_pause on_unpause is_drawn".split()
+)
+"""Names of Ray's Searcher and of our documentation's, which mean the same in every subclass."""
+
+
+class _Called:
+    """A searcher as an experiment calls it: names that mean something else in its class are left alone."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self._searcher = searcher
+        self._own: dict[str, Any] = {}
+        names = ("trial_id", "result", "error")
+        self._by_name = call_problem(searcher.on_trial_complete, 0, names) is None
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        if self._by_name:
+            self._searcher.on_trial_complete(trial_id=trial_id, result=result, error=error)
+        else:
+            self._searcher.on_trial_complete(trial_id, result, error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by who copies it
+            raise AttributeError(name)
+        if name in _MEANT:
+            return getattr(self._searcher, name)
+        if name not in self._own:
+            self._own[name] = meant(type(self._searcher), Searcher, name)
+        own = self._own[name]
+        if isinstance(own, bool):
+            return own
+        return own.fget(self._searcher) if hasattr(own, "fget") else partial(own, self._searcher)
+
+
+def called(searcher: Searcher) -> Searcher:
+    """Return a searcher as an experiment calls it, whatever else a subclass has under the same names."""
+    return cast("Searcher", _Called(searcher))
+
+
 @forwarded(
-    "searcher",
+    "_inner",
     Searcher,
     "objectives set_objectives metric mode total_samples whole suggest on_trial_result on_trial_complete "
     "on_trial_decision on_pause on_unpause hears_again is_drawn on_rejected alternatives take give_up note "
@@ -392,18 +461,20 @@ class SearcherWrapper(Searcher):
         require_kind("searcher", searcher, Searcher, "trainkit.tune.search.BasicVariantGenerator()")
         super().__init__(searcher.metric, searcher.mode)
         self.searcher = searcher
+        self._inner = called(searcher)
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
-        self.space, self.num_samples, self.seed = space, num_samples, seed
-        self.searcher.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+        self._keep(space=space, num_samples=num_samples, seed=seed)
+        self._inner.begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def resize(self, num_samples: int) -> None:
-        self.num_samples = num_samples
-        self.searcher.resize(num_samples)
+        self._keep(num_samples=num_samples)
+        self._inner.resize(num_samples)
 
     def rehearsal(self) -> Searcher:
         twin = copy.copy(self)
-        twin.searcher = self.searcher.rehearsal()
+        twin.searcher = self._inner.rehearsal()
+        twin._inner = called(twin.searcher)
         return copy.deepcopy(twin)

@@ -42,10 +42,10 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._limits_itself:
-            return self.searcher.suggest(trial_id)
+            return self._inner.suggest(trial_id)
         if len(self._running) - len(self._paused) + len(self._held) >= self.max_concurrent:
             return None
-        suggestion = self.searcher.suggest(trial_id)
+        suggestion = self._inner.suggest(trial_id)
         if isinstance(suggestion, dict):
             self._running.add(trial_id)
         return suggestion
@@ -56,35 +56,35 @@ class ConcurrencyLimiter(SearcherWrapper):
         self._paused.discard(trial_id)
         if trial_id not in self._running or not self.batch:  # not in it: one that is gone on with after all
             self._running.discard(trial_id)
-            self.searcher.on_trial_complete(trial_id, result, error=error)
+            self._inner.on_trial_complete(trial_id, result, error=error)
             return
         self._running.remove(trial_id)
         self._held[trial_id] = (result, error)
         if not self._running:
             held, self._held = self._held, {}
             for each, (its_result, its_error) in held.items():
-                self.searcher.on_trial_complete(each, its_result, error=its_error)
+                self._inner.on_trial_complete(each, its_result, error=its_error)
 
     def on_pause(self, trial_id: str) -> None:
         self._paused.add(trial_id)
-        self.searcher.on_pause(trial_id)
+        self._inner.on_pause(trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         self._paused.discard(trial_id)
-        self.searcher.on_unpause(trial_id)
+        self._inner.on_unpause(trial_id)
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         self._running.discard(trial_id)
-        self.searcher.on_rejected(trial_id, result)
+        self._inner.on_rejected(trial_id, result)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        taken = self.searcher.take(trial_id, config)
+        taken = self._inner.take(trial_id, config)
         if taken:
             self._running.add(trial_id)
         return taken
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        known = self.searcher.note(trial_id, config)
+        known = self._inner.note(trial_id, config)
         if known:  # else nobody will say that it has ended
             self._running.add(trial_id)
         return known
@@ -92,7 +92,7 @@ class ConcurrencyLimiter(SearcherWrapper):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        replayed = self.searcher.replay(trial_id, config, same_space=same_space)
+        replayed = self._inner.replay(trial_id, config, same_space=same_space)
         if replayed is not None:
             self._running.add(trial_id)
         return replayed

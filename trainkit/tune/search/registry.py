@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.registry import Registry
 from trainkit.tune.core.checks import taken
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.base import Searcher, called
 from trainkit.tune.search.model_based import ModelBasedSearcher
 from trainkit.tune.space.serialization import made_again
 
@@ -50,7 +50,7 @@ def describe_searcher(searcher: Searcher) -> dict[str, Any]:
     """Return class and arguments of a searcher, and of those that it holds, and what they were told of."""
     arguments = {
         name: describe_searcher(value) if name == "searcher" else value
-        for name, value in searcher.arguments.items()
+        for name, value in called(searcher).arguments.items()
     }
     description: dict[str, Any] = {"class": SEARCHERS.name_of(type(searcher)), "arguments": arguments}
     if isinstance(searcher, ModelBasedSearcher) and searcher.evaluated:

@@ -175,7 +175,7 @@ class Repeater(SearcherWrapper):
             "Repeater tells the mean of one metric, and there are several objectives: name one",
         )
         super().begin(space, metric=metric, mode=mode, num_samples=units, seed=seed)
-        self.num_samples = num_samples
+        self._keep(num_samples=num_samples)
         require(
             self.skip is None or (self.metric is not None and self.mode is not None),
             f"skip={self.skip!r} needs a metric and a mode, in the TuneConfig",
@@ -187,11 +187,11 @@ class Repeater(SearcherWrapper):
 
     def resize(self, num_samples: int) -> None:
         super().resize(num_samples if num_samples == -1 else num_samples // self.repeat)
-        self.num_samples = num_samples
+        self._keep(num_samples=num_samples)
 
     @property
     def total_samples(self) -> int | None:
-        units = self.searcher.total_samples
+        units = self._inner.total_samples
         return None if units is None else units * self.repeat
 
     # --- suggestions ------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class Repeater(SearcherWrapper):
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
-        units = self.searcher.total_samples
+        units = self._inner.total_samples
         if units is not None and self._units >= units:  # trials that were skipped make no room for others
             return self.FINISHED
-        suggestion = self.searcher.suggest(trial_id)
+        suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
 
     def replay(
@@ -212,12 +212,12 @@ class Repeater(SearcherWrapper):
         unit = self._unit_with_room()
         if unit is not None:
             return self._hand_out(unit, trial_id)
-        replayed = self.searcher.replay(trial_id, without_index(config), same_space=same_space)
+        replayed = self._inner.replay(trial_id, without_index(config), same_space=same_space)
         return None if replayed is None else self._begin_unit(trial_id, replayed)
 
     def is_drawn(self, trial_id: str) -> bool:
         """Only a unit's first trial is drawn; the others repeat it, as they should."""
-        return self._unit_of[trial_id].primary == trial_id and self.searcher.is_drawn(trial_id)
+        return self._unit_of[trial_id].primary == trial_id and self._inner.is_drawn(trial_id)
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
         unit = self._unit_of.pop(trial_id)
@@ -226,16 +226,16 @@ class Repeater(SearcherWrapper):
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
         if first is not None and self._ended(first):  # the whole unit's result is known, not only this one
             result = self._summary(first)
-        self.searcher.on_rejected(unit.primary, result)
+        self._inner.on_rejected(unit.primary, result)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
-        found = self.searcher.alternatives(trial_id)
+        found = self._inner.alternatives(trial_id)
         if found is None or not self.set_index:
             return found
         return ({**config, TRIAL_INDEX: 0} for config in found)
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        taken = self.searcher.take(trial_id, without_index(config))
+        taken = self._inner.take(trial_id, without_index(config))
         if taken:
             self._begin_unit(trial_id, without_index(config))
         return taken
@@ -301,8 +301,8 @@ class Repeater(SearcherWrapper):
 
     def _tell(self, unit: _Unit) -> None:
         summary = self._summary(unit)
-        if not unit.told or self.searcher.hears_again:
-            self.searcher.on_trial_complete(unit.primary, summary, error=summary is None)
+        if not unit.told or self._inner.hears_again:
+            self._inner.on_trial_complete(unit.primary, summary, error=summary is None)
         unit.told = True
         values = self._values(unit)
         whole = len(values) == self.repeat and all(map(math.isfinite, values))

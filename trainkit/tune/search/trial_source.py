@@ -23,7 +23,7 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
 from trainkit.tune.core.trial import Namer, Trial, experiment_tag, trial_dirname, trial_id_of
 from trainkit.tune.schedulers.base import Decision
-from trainkit.tune.search.base import Searcher
+from trainkit.tune.search.base import Searcher, called
 from trainkit.tune.space.computed import compute
 from trainkit.tune.space.configurations import constants, copied, fingerprint, merged, nested
 from trainkit.tune.space.search_space import Space
@@ -47,6 +47,7 @@ class Proposals:
         allow_duplicates: what was drawn before may be tried again.
 
     Attributes:
+        name: of the searcher's class, for messages.
         space: the experiment's.
         hears_results, hears_decisions: the searcher has methods of its own for these.
     """
@@ -54,7 +55,8 @@ class Proposals:
     def __init__(
         self, searcher: Searcher, space: Space, *, seed: int = 0, allow_duplicates: bool = False
     ) -> None:
-        self._searcher = searcher
+        self._searcher = called(searcher)
+        self.name = type(searcher).__name__
         self.space = space
         self.hears_results, self.hears_decisions = (
             getattr(getattr(searcher, verb), "__func__", None) is not getattr(Searcher, verb)
@@ -75,11 +77,6 @@ class Proposals:
         self._gave_up = False
         self.reason = ""
         """Why there are fewer trials than asked for, once there are no more."""
-
-    @property
-    def name(self) -> str:
-        """Of the searcher's class, for messages."""
-        return type(self._searcher).__name__
 
     @property
     def total_samples(self) -> int | None:

@@ -290,8 +290,8 @@ def simulate(
     space = setup.make_space(param_space, tune)
     searcher = setup.make_searcher(tune, space, seed)
     proposals = setup.make_proposals(tune, space, searcher, seed)
-    scheduler = setup.make_scheduler(tune, space, seed, searcher, searcher.total_samples)
-    parts.warn_if_never_perturbed(tune, run, searcher.total_samples)
+    scheduler = setup.make_scheduler(tune, space, seed, searcher, proposals.total_samples)
+    parts.warn_if_never_perturbed(tune, run, proposals.total_samples)
     metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
@@ -342,7 +342,7 @@ def simulate(
         "seed_given": True,
         "prefix": prefix,
         "space": space.tree,
-        "total_samples": searcher.total_samples,
+        "total_samples": proposals.total_samples,
         "objective": [metric, mode],
         "objectives": [[each.metric, each.mode] for each in objectives],
         **setup.describe_settings(tune, run),

@@ -131,7 +131,7 @@ class ClassRunner(Runner):
         # Where another trial may take the object over, it is cleaned up once none does.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
-        self._trainable = cls(spec.config, trial=spec, parameters=parameters)
+        self._trainable = cls._of_trial(spec, parameters)
         self._begin(spec)
 
     def _begin(self, spec: TrialSpec) -> None:
@@ -148,7 +148,7 @@ class ClassRunner(Runner):
             return False
         self._kept = False
         with self._cleaned_up_after():
-            accepted = self._trainable.take_over(spec)
+            accepted = self._trainable._take_over(spec)
         if not accepted:
             # The trial that it belonged to has long ended: nothing else could tell what this raises.
             sys.stderr.write(self._clean_up())
@@ -209,7 +209,7 @@ class ClassRunner(Runner):
 
     def _save_if_new(self) -> str | None:
         saved = self._saved_at == self._trainable.iteration
-        return None if saved or not self._trainable.can_save() else self._save()
+        return None if saved or not self._trainable._can_save() else self._save()
 
     def _save(self) -> str:
         dirname = checkpoint_dirname(self._next_checkpoint)
@@ -438,7 +438,7 @@ def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Repl
     """
     trainable, values = shared.values()
     with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
-        trial = trainable(spec.config, trial=spec, parameters=values)
+        trial = trainable._of_trial(spec, values)
         if state is not None:
             trial.state = state
         metrics = trial.train()

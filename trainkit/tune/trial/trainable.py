@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -9,10 +10,11 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.tune.core.checkpoint import Checkpoint, commit_directory, given_back, keep_returned
+from trainkit.tune.core.checks import call_problem
 from trainkit.tune.core.metrics import plain_metrics
 from trainkit.tune.core.resources import TrialResources
 from trainkit.tune.trial.messages import ReportMeter, TrialSpec
@@ -45,21 +47,30 @@ class Trainable:
 
     Args:
         config: the hyperparameters.
-        trial: who the trial is; given by the Tuner.
-        parameters: what `with_parameters` bound; `setup` receives it as keyword arguments.
+        storage: None; an argument of Ray's.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        *,
-        trial: TrialSpec | None = None,
-        parameters: Mapping[str, Any] | None = None,
-    ) -> None:
+    _trial_spec: TrialSpec
+    __parameters: Mapping[str, Any] = {}
+
+    def __init__(self, config: Mapping[str, Any] | None = None, storage: Any = None) -> None:
         self.config: dict[str, Any] = dict(config or {})
-        self._trial = trial or TrialSpec("", type(self).__name__, os.getcwd(), "", self.config)
-        self._meter = ReportMeter(self._trial)
-        self.setup(self.config, **(parameters or {}))
+        if not hasattr(self, "_trial_spec"):
+            self._trial_spec = TrialSpec("", type(self).__name__, os.getcwd(), "", self.config)
+        self.__meter = ReportMeter(self._trial_spec)
+        self.setup(self.config, **self.__parameters)
+
+    @classmethod
+    def _of_trial(cls, trial: TrialSpec, parameters: Mapping[str, Any]) -> Self:
+        """Return the object of a trial; `setup` receives the bound `parameters` as keyword arguments."""
+        made = cls.__new__(cls)
+        made._trial_spec, made.__parameters = trial, parameters
+        storage = {"storage": None} if "storage" in inspect.signature(cls).parameters else {}
+        if call_problem(cls, 0, ["config", *storage]) is None:
+            cls.__init__(made, config=trial.config, **storage)
+        else:
+            cls.__init__(made, trial.config, **storage)
+        return made
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -113,29 +124,29 @@ class Trainable:
     @property
     def iteration(self) -> int:
         """Steps finished so far, those before a resume included."""
-        return self._meter.iteration
+        return self.__meter.iteration
 
     training_iteration = _iteration = iteration
 
     @property
     def logdir(self) -> str:
         """Path of the trial's own folder."""
-        return self._trial.trial_dir
+        return self._trial_spec.trial_dir
 
     @property
     def trial_id(self) -> str:
         """Unique in the experiment."""
-        return self._trial.trial_id
+        return self._trial_spec.trial_id
 
     @property
     def trial_name(self) -> str:
         """The trainable's name and the trial's id."""
-        return self._trial.trial_name
+        return self._trial_spec.trial_name
 
     @property
     def trial_resources(self) -> TrialResources:
         """Return the resources of the trial by name."""
-        return self._trial.resources
+        return self._trial_spec.resources
 
     def get_config(self) -> dict[str, Any]:
         """The hyperparameters."""
@@ -147,7 +158,7 @@ class Trainable:
         Raises:
             MetricError: `step` returned no dictionary, or a value that can't be stored.
         """
-        return self._meter.fill(plain_metrics(self.step()))
+        return self.__meter.fill(plain_metrics(self.step()))
 
     def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
         """Write a checkpoint aside and give it its name when it is complete; return the path.
@@ -167,37 +178,37 @@ class Trainable:
             shutil.rmtree(partial, ignore_errors=True)
             os.makedirs(partial)
             keep_returned(partial, self.save_checkpoint(partial))
-            if not self._trial.trial_id:
-                Path(partial, COUNTED).write_text(json.dumps(self._meter.counted))
-            commit_directory(partial, target, durable=self._trial.durable)
+            if not self._trial_spec.trial_id:
+                Path(partial, COUNTED).write_text(json.dumps(self.__meter.counted))
+            commit_directory(partial, target, durable=self._trial_spec.durable)
         except OSError as error:
             raise CheckpointError(f"no checkpoint could be written to {target}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         saved = WrittenCheckpoint(target)
-        saved.metrics = self._meter.counted
+        saved.metrics = self.__meter.counted
         return saved
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
         """Go on from this checkpoint, or the one in this folder."""
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
         written = Path(folder, COUNTED)
-        if not self._trial.trial_id and written.exists():
+        if not self._trial_spec.trial_id and written.exists():
             counted = json.loads(written.read_text())
             iteration, spent_s = counted["training_iteration"], counted["time_total_s"]
-            self._meter = ReportMeter(replace(self._trial, iteration=iteration, time_total_s=spent_s))
+            self.__meter = ReportMeter(replace(self._trial_spec, iteration=iteration, time_total_s=spent_s))
         self.load_checkpoint(given_back(folder))
 
-    def take_over(self, trial: TrialSpec) -> bool:
+    def _take_over(self, trial: TrialSpec) -> bool:
         """Go on as another trial; False if `reset_config` says that a new object is needed."""
-        before = self._trial, self._meter, self.config
+        before = self._trial_spec, self.__meter, self.config
         accepted = False
         try:
-            self._trial, self._meter, self.config = trial, ReportMeter(trial), dict(trial.config)
+            self._trial_spec, self.__meter, self.config = trial, ReportMeter(trial), dict(trial.config)
             accepted = bool(self.reset_config(self.config))
         finally:
             if not accepted:  # the clean-up that follows is the former trial's
-                self._trial, self._meter, self.config = before
+                self._trial_spec, self.__meter, self.config = before
         return accepted
 
     def stop(self) -> None:
@@ -205,6 +216,6 @@ class Trainable:
         self.cleanup()
 
     @classmethod
-    def can_save(cls) -> bool:
+    def _can_save(cls) -> bool:
         """Return True if the class defines `save_checkpoint`."""
         return cls.save_checkpoint is not Trainable.save_checkpoint

@@ -86,7 +86,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if objectives:
             metric = mode = None
         super().__init__(space, metric, mode, points_to_evaluate, seed)  # type: ignore[arg-type]
-        self._objectives = objectives
+        self._keep(objectives=objectives)
         if sampler is not None or storage is not None:
             _check_kinds(sampler, storage)
         require(
@@ -107,8 +107,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def arguments(self) -> dict[str, Any]:
         return {
             **super().arguments,
-            "metric": self.metric or [each.metric for each in self._objectives] or None,
-            "mode": self.mode or [each.mode for each in self._objectives] or None,
+            "metric": self.metric or [each.metric for each in self.objectives] or None,
+            "mode": self.mode or [each.mode for each in self.objectives] or None,
             "sampler": self._sampler,
             "study_name": self._study_name,
             "storage": self._storage,
@@ -135,7 +135,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             self._base = own
         else:
             samplers.settle(self._suggester, self._base)
-        self._aims = self._objectives or (Objective(self.metric or "", self.mode or "min"),)
+        self._aims = self.objectives or (Objective(self.metric or "", self.mode or "min"),)
         evaluated = bool(self._evaluated_to_learn())
         require(
             len(self._aims) == 1 or not evaluated,
