@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch.optim import lr_scheduler
 from trainkit.errors import CheckpointError
 from trainkit.train.checkpoint import files
 from trainkit.train.checkpoint.files import CheckpointMetadata
+from trainkit.train.distributed.process_group import ProcessGroup
 
 HEADER = CheckpointMetadata(epoch=3, global_step=40, world_size=2)
 
@@ -103,6 +105,8 @@ def damage(folder: Path, how: str) -> None:
             state.write_bytes(data)
         case "state is missing":
             state.unlink()
+        case "a number in the header is wrong":
+            header.write_text(json.dumps({**content, "global_step": content["global_step"] + 1}))
         case "header is missing":
             header.unlink()
         case "header is cut off":
@@ -122,6 +126,7 @@ def damage(folder: Path, how: str) -> None:
     [
         ("state is cut off", "is damaged: state.pt is not as it was written"),
         ("one bit is wrong", "is damaged: state.pt is not as it was written"),
+        ("a number in the header is wrong", "is damaged: its checkpoint.json is not as it was written"),
         ("state is missing", "no whole checkpoint at .*state.pt is missing"),
         ("header is missing", "no whole checkpoint at .*checkpoint.json is missing"),
         ("header is cut off", "can't be read"),
@@ -138,6 +143,15 @@ def test_damage_is_found_and_told(tmp_path: Path, how: str, text: str) -> None:
         files.read(tmp_path / "c")
 
 
+def test_a_checkpoint_of_earlier_versions_has_no_checksum_of_its_own(tmp_path: Path) -> None:
+    files.write(tmp_path / "c", {"number": 1}, HEADER)
+    header = tmp_path / "c" / "checkpoint.json"
+    content = json.loads(header.read_text())
+    del content["crc32"]
+    header.write_text(json.dumps(content))
+    assert files.read(tmp_path / "c") == ({"number": 1}, HEADER)
+
+
 class Trap:
     def __reduce__(self) -> Any:
         return os.system, ("touch trapped",)
@@ -149,6 +163,7 @@ def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     torch.save({"trap": Trap()}, tmp_path / "c" / "state.pt")
     header = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
     header["files"]["state.pt"] = files.fingerprint(tmp_path / "c" / "state.pt")
+    del header["crc32"]
     (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(header))
     with pytest.raises(CheckpointError, match="can't be read"):
         files.read(tmp_path / "c")
@@ -217,3 +232,32 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
         files.write(tmp_path / "c", {"number": 2}, HEADER)
     assert files.read(tmp_path / "c")[0] == {"number": 1}
     assert names(tmp_path) == {"c"}
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("where", ["models", "operator"])
+def test_a_full_disk_is_told_with_what_is_free(where: str, sharded: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small disk takes root")
+
+    def save(values: int) -> None:
+        state = {where: {"weights": torch.zeros(values)}}
+        if sharded:
+            files.write_sharded(folder / "c", state, HEADER, ProcessGroup())
+        else:
+            files.write(folder / "c", state, HEADER)
+
+    try:
+        save(1000)
+        with pytest.raises(CheckpointError) as caught:
+            save(1_000_000)
+        text = re.escape(f"MB are free in {folder}); what was there is as it was")
+        assert re.search(rf"was not written \(.*No space left on device.*; \d\.\d {text}$", str(caught.value))
+        assert names(folder) == {"c"}
+        files.read(folder / "c")
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

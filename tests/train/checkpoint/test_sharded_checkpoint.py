@@ -222,6 +222,7 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     header = json.loads((folder / "checkpoint.json").read_text())
     header["files"][name] = files.fingerprint(folder / name)
+    header.pop("crc32", None)
     (folder / "checkpoint.json").write_text(json.dumps(header))
 
 

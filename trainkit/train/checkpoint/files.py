@@ -1,6 +1,6 @@
 """Checkpoints: a folder of plain tensors and values, written by one worker or all, replaced as a whole.
 
-    <path>/checkpoint.json    format, epoch, world size, and each file's size and checksum
+    <path>/checkpoint.json    format, epoch, world size, each file's size and checksum, and its own checksum
     <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
     <path>/shards/            tensors that were spread over workers (shards.py); "meta" tensors in state.pt
 
@@ -28,12 +28,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainkit.errors import CheckpointError
+from trainkit.train.distributed.failure_cause import file_error
 from trainkit.train.distributed.process_group import ProcessGroup, agreed
 from trainkit.train.distributed.tensors import is_spread, joined, map_state
 
@@ -143,6 +145,7 @@ VERSION = 1
 SHARDS = "shards"
 _METADATA = "checkpoint.json"
 _STATE = "state.pt"
+_EARLIER = "use an earlier checkpoint"
 _PLAIN = (
     bool,
     int,
@@ -185,10 +188,15 @@ def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) ->
     try:
         with written_aside(path) as aside:
             fill(aside, values, metadata, {})
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError.
-        raise CheckpointError(
-            f"the checkpoint {path} was not written ({error}); what was there is as it was"
-        ) from error
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(_not_written(path, str(error))) from error
+
+
+def _not_written(path: Path, reason: str) -> str:
+    if any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
+        folder = next(folder for folder in path.parents if folder.exists())
+        reason += f"; {shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder}"
+    return f"the checkpoint {path} was not written ({reason}); what was there is as it was"
 
 
 def fill(
@@ -202,9 +210,15 @@ def fill(
         metadata: what `checkpoint.json` is to say.
         files: those that are there already, with their fingerprints.
     """
-    torch.save(state, aside / _STATE)
-    prints = {_STATE: fingerprint(aside / _STATE), **files}
+    file = aside / _STATE
+    try:
+        with file.open("wb") as stream:
+            torch.save(state, stream)
+    except RuntimeError as error:
+        raise file_error(error) from None
+    prints = {_STATE: fingerprint(file), **files}
     content = {"format": FORMAT, "version": VERSION, **asdict(metadata), "files": prints}
+    content["crc32"] = _checksum(content)
     (aside / _METADATA).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -236,11 +250,12 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
             raise CheckpointError(
                 f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
             )
+        # Earlier versions wrote no such checksum.
+        if content.pop("crc32", None) not in (None, _checksum(content)):
+            raise CheckpointError(f"{path} is damaged: its {_METADATA} is not as it was written; {_EARLIER}")
         for name, expected in _share_of(content["files"], rank, world_size):
             if fingerprint(where / name) != expected:
-                raise CheckpointError(
-                    f"{path} is damaged: {name} is not as it was written; use an earlier checkpoint"
-                )
+                raise CheckpointError(f"{path} is damaged: {name} is not as it was written; {_EARLIER}")
         metadata = CheckpointMetadata(content["epoch"], content["global_step"], content["world_size"])
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
@@ -253,6 +268,11 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         ) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    """Return the checksum of what `checkpoint.json` says beside it."""
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def shard_files() -> Any:
@@ -345,15 +365,11 @@ def write_sharded(
     Raises:
         CheckpointError: one of the workers could not; `path` is as it was, and all of them raise.
     """
-
-    def complaint(reason: str) -> str:
-        return f"the checkpoint {path} was not written ({reason}); what was there is as it was"
-
     first = group.rank == 0
     spread: dict[str, torch.Tensor] = {}
     with ExitStack() as place:
         aside, token = path, secrets.randbits(62)
-        with agreed(group, complaint):
+        with agreed(group, partial(_not_written, path)):
             outline = plain(_without_spread(state, spread), "state")
             if first:
                 refuse_foreign_folder(path)
@@ -361,19 +377,19 @@ def write_sharded(
                 _sign(aside, token).touch()
         writer, token = group.broadcast_integers([os.getpid(), token])
         aside = aside_of(path, writer)
-        with agreed(group, complaint):
+        with agreed(group, partial(_not_written, path)):
             if not _sign(aside, token).exists():
                 raise CheckpointError(
                     f"worker {group.rank} does not see the folder that worker 0 writes to, {path}: workers "
                     f"on several machines need a folder that all of them reach, on a shared file system"
                 )
-        with agreed(group, complaint):
+        with agreed(group, partial(_not_written, path)):
             shard_files().write(aside / SHARDS, spread)
-        with agreed(group, complaint):
+        with agreed(group, partial(_not_written, path)):
             own = (aside / SHARDS).glob(f"__{group.rank}_*")
             written = {f"{SHARDS}/{file.name}": fingerprint(file) for file in own}
         outlines = group.gather_values((outline, written))
-        with agreed(group, complaint):
+        with agreed(group, partial(_not_written, path)):
             if first:
                 _sign(aside, token).unlink()
                 files = {name: print_ for _, each in outlines for name, print_ in each.items()}

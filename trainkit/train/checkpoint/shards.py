@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from trainkit.errors import CheckpointError
+from trainkit.train.distributed.failure_cause import file_error
 from trainkit.train.distributed.tensors import Spread
 
 _CLASSES = {
@@ -53,6 +54,16 @@ _CLASSES = {
 }
 
 
+class _Writer(FileSystemWriter):
+    """Torch's writer of shards, which tells why it could not write."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            raise file_error(error) from None
+
+
 def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write this worker's parts of `tensors`, together with all others; of equal copies the first is kept.
 
@@ -65,7 +76,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         warnings.simplefilter("ignore")
         save(
             dict(tensors),
-            storage_writer=FileSystemWriter(folder, thread_count=1, sync_files=True),
+            storage_writer=_Writer(folder, thread_count=1, sync_files=True),
             planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
             no_dist=not torch.distributed.is_initialized(),
         )

@@ -66,6 +66,12 @@ def lost_loader(error: BaseException) -> bool:
     return isinstance(cause, RuntimeError) and _LOST_LOADER.match(str(cause)) is not None
 
 
+def file_error(error: RuntimeError) -> Exception:
+    """Return why torch could not write to a file: it only tells where in the file it was."""
+    cause = error.__context__
+    return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else error
+
+
 def advice(error: BaseException) -> str | None:
     """Return how to follow the advice of torch's error in a trainer; None of other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
