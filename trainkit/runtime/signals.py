@@ -140,7 +140,7 @@ os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches both, 
 
 
 class InterruptGuard:
-    """Holds SIGINT back for the length of a `with` block, and acts on it then, unless the block raised.
+    """Holds SIGINT back for the length of a `with` block, and acts on it then, also in place of an error.
 
     It is without effect outside the main thread.
 
@@ -180,7 +180,7 @@ class InterruptGuard:
             _signal.signal(_SIGINT, self._handler)
             if self.noted:
                 os.eventfd_read(self._wake_fd)
-                if self._acts and kind is None:
+                if self._acts and (kind is None or issubclass(kind, Exception)):
                     self.act()
 
     def act(self) -> None:

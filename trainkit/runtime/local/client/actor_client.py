@@ -135,7 +135,7 @@ class ActorLookup:
                     )
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
-            except KeyboardInterrupt:  # it may be registered, and would wait for its first frame for ever
+            except (KeyboardInterrupt, SystemExit):  # it may be registered, and would wait for its first frame for ever
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
@@ -339,8 +339,8 @@ class ActorClient:
             return
         if self._lookup.is_abroad(actor):
             sessions.kill(peer.home or "", peer.worker_id, reason, not no_restart)
-        elif not self._node.closed:
-            self._node.demand(messages.Kill(peer.worker_id, reason, not no_restart))
+        else:
+            self._node.demand_end(messages.Kill(peer.worker_id, reason, not no_restart))
 
     def fail_held(self, why: Callable[[], Exception]) -> None:
         """Fail the calls that wait for their arguments."""

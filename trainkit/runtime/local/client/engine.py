@@ -277,7 +277,7 @@ class LocalEngine:
         group = self.node.new_id()
         try:
             self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
-        except KeyboardInterrupt:  # nobody would have it
+        except (KeyboardInterrupt, SystemExit):  # nobody would have it
             self.node.tell(messages.Release(group))
             raise
         return group
@@ -287,8 +287,7 @@ class LocalEngine:
         return found
 
     def release(self, group: int) -> None:
-        if not self.node.closed:
-            self.node.demand(messages.Release(group))
+        self.node.demand_end(messages.Release(group))
 
     def current_group(self) -> tuple[PlacementGroupId, list[Bundle]] | None:
         return self._group

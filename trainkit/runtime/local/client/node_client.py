@@ -99,6 +99,12 @@ class NodeClient(CallConnection):
         """Send a request and wait for its answer."""
         return self._answer(self.ask(message))
 
+    def demand_end(self, message: Any) -> None:
+        """Demand the end of something that ends with the node, so that a node that is gone has nothing to do."""
+        with contextlib.suppress(NodeDiedError):
+            if not self.closed:
+                self.demand(message)
+
     def new_id(self) -> int:
         """A number that nobody else in the session uses."""
         return self._ids.next()
