@@ -1,7 +1,12 @@
-"""SIGINT and SIGTERM, held back where a wait or a transfer must not be cut short."""
+"""SIGINT and SIGTERM: held back where a wait or a transfer must not be cut short, and shared by a session.
+
+SIGTERM may come to every process of a job at once, as Slurm and systemd send it. Then the program decides who
+ends, and when: its node keeps the signal pending, by which a worker knows that it was not meant alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -12,6 +17,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
+
+from trainkit.clock import SYSTEM
 
 EXIT_CODE = 128 + signal.SIGTERM
 
@@ -47,6 +54,56 @@ def give_back() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+node = 0
+"""Pid of the session's node; 0 where there is none."""
+_JOB_S = 1.0
+"""How long the node may have SIGTERM later than another process of its job."""
+_LOOK_S = 0.01
+
+
+def keep_pending() -> None:
+    """Keep SIGTERM pending in this process, a node or a template: it ends with its program."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+
+
+def keep_no_longer() -> None:
+    """Act on SIGTERM from now on, and on one that is pending."""
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGTERM,))
+
+
+def is_of_job() -> bool:
+    """Return whether SIGTERM, which has just come, comes to every process of the job: the node has it too."""
+    latest = SYSTEM.monotonic() + _JOB_S
+    while not (is_pending := _node_has_it()) and SYSTEM.monotonic() < latest:
+        SYSTEM.sleep(_LOOK_S)
+    return is_pending
+
+
+def _node_has_it() -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{node}/status", "rb") as file:
+        pending = file.read().partition(b"ShdPnd:")[2].split(maxsplit=1)
+        return bool(pending) and bool(int(pending[0], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def serve_program() -> None:
+    """End this process, a worker, by a SIGTERM to it alone; the program ends it by one to all of its job."""
+    _watch_forks()
+    signal.signal(signal.SIGTERM, _on_signal_of_worker)
+    keep_no_longer()
+
+
+def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
+    # Called by a handler of the user's that has replaced it, it leaves the end to that.
+    if signal.getsignal(number) is _on_signal_of_worker and not is_of_job():
+        _end_by(number)
+
+
+def _end_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 @functools.cache
 def _watch_forks() -> None:
     os.register_at_fork(
@@ -71,7 +128,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     # A child of the user's code has no session. It ends at once by SIGTERM, as `multiprocessing.Pool` wants
     # of its workers: a handler in Python may never be called there. One that came meanwhile is kept back.
-    if _signal.getsignal(_signal.SIGTERM) is _on_signal:
+    if _signal.getsignal(_signal.SIGTERM) in (_on_signal, _on_signal_of_worker):
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
     _after_fork_in_parent()
 
@@ -108,8 +165,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     # Of a program that is over nobody catches what is raised, Python prints it; the node ends the session
     # once the program is gone.
     if _is_over():
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        _end_by(number)
         return
     _State.asked = True
     handler = signal.getsignal(signal.SIGINT)

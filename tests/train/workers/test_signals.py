@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
+from trainkit.runtime.local.system import process
 
 OPERATOR = """
     import os, signal, sys, threading, time, torch, trainkit
@@ -67,6 +71,42 @@ DIES_MEANWHILE = (
 )
 
 
+SAVES = (
+    OPERATOR
+    + """
+    trainer = TorchTrainer(training_operator_cls=Slow, num_workers=2, use_gpu=False)
+    try:
+        trainer.train(num_steps=100_000)
+        print("trained", flush=True)
+    finally:
+        trainer.save("saved")
+"""
+)
+
+RANK = """
+    import signal, sys, time
+    import torch.distributed as dist
+    from pathlib import Path
+    dist.init_process_group("gloo")
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    Path(f"runs{dist.get_rank()}").touch()
+    while not told:
+        time.sleep(0.01)
+    for _ in range(200):  # a second signal would come meanwhile
+        time.sleep(0.01)
+    print("saved by", dist.get_rank(), "told", len(told), flush=True)
+"""
+
+
+def send_to_all(programs: Programs, program: subprocess.Popen[str], drawn: random.Random) -> None:
+    """Send SIGTERM to every process of the job, in a drawn order, as Slurm and systemd do."""
+    pids = sorted({program.pid, *programs.processes()})
+    drawn.shuffle(pids)
+    for pid in pids:
+        process.kill(pid, signal.SIGTERM)
+
+
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
     several = Programs(tmp_path)
@@ -82,4 +122,35 @@ def test_an_interrupt_is_heeded_though_the_node_dies_meanwhile(
     out, err = program.communicate(timeout=120)
     assert program.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT), err
     assert out == "finally\n"
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+def test_ranks_that_have_sigterm_with_all_processes_of_the_job_save(
+    programs: Programs, flags: tuple[str, ...], seed: int
+) -> None:
+    run = (*("-m", "trainkit", "run", "--workers", "2"), *flags)
+    program = programs.begin(RANK, flags=run)
+    assert eventually(lambda: len([*programs.folder.glob("runs*")]) == 2, 300)
+    send_to_all(programs, program, random.Random(seed))
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 143, err
+    assert sorted(out.splitlines()) == ["saved by 0 told 1", "saved by 1 told 1"], err
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(
+    programs: Programs, seed: int
+) -> None:
+    program = programs.begin(SAVES)
+    assert eventually((programs.folder / "runs").exists, 300)
+    send_to_all(programs, program, random.Random(seed))
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 143, err
+    assert (out, sorted(path.name for path in programs.folder.glob("saved/*.json"))) == (
+        "",
+        ["checkpoint.json"],
+    )
     assert programs.nothing_is_left()

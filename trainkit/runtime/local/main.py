@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from trainkit.runtime import signals
 from trainkit.runtime.local.node.node import Node
 from trainkit.runtime.local.node.records import SessionRecord
 from trainkit.runtime.local.node.restarts import keep_handles
@@ -21,6 +22,7 @@ from trainkit.settings import SESSION_MARK
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the node of one session, whose settings come over the socket of the descriptor in `arguments`."""
+    signals.keep_pending()
     control = socket.socket(fileno=int(arguments[0]))
     if (told := boot.received(control)) is None:
         raise SystemExit
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         file.seek(0)
         options = pickle.load(file)
     ours, theirs = socket.socketpair()
-    node_pid = os.getpid()
+    node_pid = signals.node = os.getpid()
     # The plain template is forked before there is any state, so that it is as small as can be.
     template_pid = os.fork()
     if template_pid == 0:

@@ -27,6 +27,7 @@ from typing import Any, Literal, NoReturn
 from trainkit.errors import ActorDiedError, ConfigError, GangError, TaskError, message_of
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
+from trainkit.runtime import signals
 from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.restart_policy import signal_name
 from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
@@ -246,8 +247,13 @@ class ScriptWorker(GroupMember):
         python = [] if options.kind == "program" else [sys.executable, "-u"]
         module = ["-m"] if options.kind == "module" else []
         with subprocess.Popen([*python, *module, *options.command]) as program:
+
+            def hand_on(number: int, _: types.FrameType | None) -> None:
+                if number != signal.SIGTERM or not signals.is_of_job():
+                    program.send_signal(number)
+
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda number, _: program.send_signal(number))
+                signal.signal(number, hand_on)
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
@@ -577,8 +583,11 @@ class Launcher:
             return
         self._signal = number
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
-        say(f"{name} is sent to all ranks, which have {seconds:g} s to end; a second one ends them at once")
-        self._send(number)
+        is_sent = number != signal.SIGTERM or not signals.is_of_job()  # else each rank has it already
+        how = "is sent" if is_sent else "has come"
+        say(f"{name} {how} to all ranks, which have {seconds:g} s to end; a second one ends them at once")
+        if is_sent:
+            self._send(number)
         late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
         late.daemon = True
         late.start()

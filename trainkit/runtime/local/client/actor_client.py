@@ -135,7 +135,10 @@ class ActorLookup:
                     )
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
-            except (KeyboardInterrupt, SystemExit):  # it may be registered, and would wait for its first frame for ever
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ):  # it may be registered, and would wait for its first frame for ever
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:

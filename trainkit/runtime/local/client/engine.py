@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError, TrainkitError
 from trainkit.resources import Bundle, require_feasible
-from trainkit.runtime import session
+from trainkit.runtime import session, signals
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.failures import ActorExit
@@ -93,6 +93,8 @@ class LocalEngine:
         self._gpus = list(gpus)
         self._group = group
         self._node_process = node
+        if node is not None:
+            signals.node = node.child.pid
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
         self._inherited: tuple[Any, bytes] = None, b""

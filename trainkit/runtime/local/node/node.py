@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainkit.errors import ObjectLostError
+from trainkit.runtime import signals
 from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import SessionLogs, WorkerOutput
 from trainkit.runtime.local.node.loop import Loop
@@ -259,6 +260,7 @@ class Node:
             return
         self._output.stop_counting()
         self._session.driver_gone = True
+        signals.keep_no_longer()
         self._loop.unwatch(self._driver_pidfd)
         if not self._may_stay():
             self._stop()

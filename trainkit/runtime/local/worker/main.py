@@ -19,7 +19,7 @@ from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
-from trainkit.runtime import session
+from trainkit.runtime import session, signals
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, known_endpoint, shared
 from trainkit.runtime.local.client.background import BackgroundThread
@@ -52,6 +52,7 @@ def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[in
     """
     control, first, out, err, account = fds
     process.set_name(f"tk-{spec.name}")
+    signals.serve_program()
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()
     own_variables = enter_environment(spec, inherited, out, err)
