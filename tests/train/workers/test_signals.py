@@ -98,6 +98,78 @@ RANK = """
     print("saved by", dist.get_rank(), "told", len(told), flush=True)
 """
 
+LOOP = """
+    import os, time, torch
+    from pathlib import Path
+    from trainkit import train
+    from trainkit.train import RunConfig, ScalingConfig
+    from trainkit.train.torch import TorchTrainer
+    os.environ["TRAINKIT_STOP_GRACE_S"] = "40"
+
+    def body(config):
+        rank = train.get_context().get_world_rank()
+        try:
+            while True:
+                time.sleep(0.01)
+                torch.distributed.all_reduce(torch.ones(1))
+                (folder / f"runs{rank}").touch()
+        except BaseException as error:
+            (folder / "steps").touch()
+            print("saw", type(error).__name__, flush=True)
+            raise
+        finally:
+            time.sleep(0.5)
+            (folder / f"cleaned{rank}").touch()
+
+    folder = Path.cwd()
+    try:
+        run = RunConfig(name="run", storage_path=str(folder), verbose=0)
+        TorchTrainer(body, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
+    finally:
+        print("finally", flush=True)
+"""
+
+TRIALS = """
+    import os, time, trainkit
+    from pathlib import Path
+    from trainkit import tune
+    os.environ["TRAINKIT_STOP_GRACE_S"] = "40"
+
+    class Steps(tune.Trainable):
+        def setup(self, config):
+            self.config = config
+
+        def step(self):
+            work(self.config["x"])
+
+        def cleanup(self):
+            (folder / f"cleaned{self.config['x']}").touch()
+
+    def work(x):
+        (folder / f"runs{x}").touch()
+        trainkit.get(trainkit.put(1))
+        while True:
+            time.sleep(0.01)
+
+    def function(config):
+        try:
+            work(config["x"])
+        finally:
+            (folder / f"cleaned{config['x']}").touch()
+
+    folder = Path.cwd()
+    tuner = tune.Tuner(
+        {"function": function, "class": Steps}[WHAT],
+        param_space={"x": tune.grid_search([0, 1])},
+        run_config=tune.RunConfig(name="run", storage_path=str(folder), verbose=0),
+    )
+    try:
+        trainkit.init(num_cpus=2)
+        tuner.fit()
+    finally:
+        print("finally", flush=True)
+"""
+
 
 def send_to_all(programs: Programs, program: subprocess.Popen[str], drawn: random.Random) -> None:
     """Send SIGTERM to every process of the job, in a drawn order, as Slurm and systemd do."""
@@ -153,4 +225,23 @@ def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(
         "",
         ["checkpoint.json"],
     )
+    assert programs.nothing_is_left()
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+@pytest.mark.parametrize("script", [LOOP, f"    WHAT = 'function'{TRIALS}", f"    WHAT = 'class'{TRIALS}"])
+def test_what_reports_never_cleans_up_before_it_is_killed(
+    programs: Programs, script: str, everyone: bool
+) -> None:
+    program = programs.begin(script)
+    folder = programs.folder
+    assert eventually(lambda: len([*folder.glob("runs*")]) == 2, 300)
+    if everyone:
+        send_to_all(programs, program, random.Random(0))
+    else:
+        program.send_signal(signal.SIGTERM)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 143, err
+    assert sorted(path.name for path in folder.glob("cleaned*")) == ["cleaned0", "cleaned1"], out + err
+    assert "finally" in out
     assert programs.nothing_is_left()

@@ -69,7 +69,7 @@ class LoopTrial:
             left.callback(placement.give_back)
             placement.take(workers)
             group = WorkerGroup(options, placement, f"{spec.trial_id} train-worker", LoopWorker)
-            group.asked = FUNCTION
+            group.asked, group.can_stop = FUNCTION, True
             try:
                 if options.scaling_config.use_gpu:
                     group.call("share_gpus", group.call("gpus", in_step=False), in_step=False)

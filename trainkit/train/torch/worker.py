@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -135,6 +136,9 @@ class LoopWorker(GroupMember):
         if checkpoint is not None:
             self._runner.go_on_from(Checkpoint(checkpoint))
         return self._runner.advance()
+
+    def __cancelled__(self) -> NoReturn:
+        self._runner.interrupt()
 
     def stop(self) -> None:
         """End the function where it waits, and leave the others."""

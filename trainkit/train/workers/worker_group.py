@@ -66,6 +66,7 @@ class WorkerGroup(Generic[M]):
         started: the workers have set up.
         data: names of the data that the operators registered; known once they have started.
         asked: the trainer's method that the user called, for messages.
+        can_stop: its workers can be interrupted, so that an interrupt lets their code clean up.
         is_end: returns True of a failure that is how a worker was to end, such as its exit after a script.
     """
 
@@ -78,6 +79,7 @@ class WorkerGroup(Generic[M]):
         self.started = False
         self.data: frozenset[str] = frozenset()
         self.asked = "TorchTrainer"
+        self.can_stop = False
         self.is_end: Callable[[BaseException], bool] = lambda _: False
         self._options = options
         self._local = member() if options.use_local else None
@@ -206,6 +208,8 @@ class WorkerGroup(Generic[M]):
             # An argument that can't be sent is the caller's mistake, and no worker has heard of it.
             mistaken = unsent and isinstance(error, Exception)
             if self._handles and not mistaken:
+                if self.can_stop and not isinstance(error, Exception):
+                    self._stop_calls(calls)
                 # They would go on with a call that nobody waits for, and keep the next call waiting.
                 self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
@@ -216,6 +220,19 @@ class WorkerGroup(Generic[M]):
                 self.lost = bool(outcome.lost())
             raise outcome.verdict(ended=self.ended is not None)
         return [outcome.results[rank] for rank in sorted(args)]
+
+    def _stop_calls(self, calls: dict[Any, int]) -> None:
+        """Interrupt calls, and wait until what they run has cleaned up and its processes have ended.
+
+        One that waits for another in a collective is told by the end of that one's process.
+        """
+        for ref in calls:
+            runtime.cancel(ref)
+        ends = []
+        while calls:
+            for ref in runtime.wait(list(calls), num_returns=1)[0]:
+                ends.append(self._handles[calls.pop(ref)].exit.remote())
+        runtime.wait(ends, num_returns=len(ends))
 
     def _part(self) -> None:
         if self._local is not None:

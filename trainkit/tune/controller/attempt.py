@@ -133,6 +133,7 @@ class ActiveAttempt:
         outcome: what the trial will be when the process ends; None: that is open.
         failure: why it will be in ERROR, if the outcome is that.
         deadline: by when the process must end, or report, now that its outcome is settled.
+        interrupts: when what it runs is interrupted, so that its clean-up runs before the deadline.
         excused: it was told to end, and need not have reported anything.
         pause: what the scheduler decided, if the outcome is a pause.
         saving: it saves a checkpoint where it waits, and goes on then.
@@ -144,6 +145,7 @@ class ActiveAttempt:
     outcome: Outcome | None = None
     failure: Failure | None = None
     deadline: float = math.inf
+    interrupts: float = math.inf
     excused: bool = False
     pause: Decision | None = None
     saving: bool = False
@@ -153,10 +155,14 @@ class ActiveAttempt:
         """When it is killed, whatever it does."""
         return min(self.deadline, self.times_out)
 
-    def must_end(self, outcome: Outcome, deadline: float) -> None:
-        """Settle what the trial will be, unless that is settled; it may run to its next report."""
+    def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
+        """Settle what the trial will be, unless that is settled; it may run to its next report.
+
+        Half of the grace is for that, the rest for the clean-up of what has not come to one.
+        """
         if self.outcome is None:
-            self.outcome, self.deadline, self.excused = outcome, deadline, True
+            self.outcome, self.excused = outcome, True
+            self.interrupts, self.deadline = time + grace_s / 2, time + grace_s
         elif self.is_pausing and outcome[0] is TrialStatus.TERMINATED:
             self.outcome = outcome
 

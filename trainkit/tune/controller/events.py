@@ -348,6 +348,12 @@ class Release(_Fixed):
     trial_id: str
 
 
+class Interrupt(_Fixed):
+    """Interrupt what the trial runs, so that its clean-up runs and it ends."""
+
+    trial_id: str
+
+
 class Kill(_Fixed):
     """End the trial's process now."""
 
@@ -365,7 +371,7 @@ class DeleteCheckpoint(_Fixed):
     checkpoint: SavedCheckpoint
 
 
-Action = Start | Advance | Save | Adopt | Stop | Release | Kill | Renew | DeleteCheckpoint
+Action = Start | Advance | Save | Adopt | Stop | Release | Interrupt | Kill | Renew | DeleteCheckpoint
 
 FILES_ONLY = (Adopt, DeleteCheckpoint)
 """Kinds of actions that no process of a session is needed for."""
@@ -396,6 +402,9 @@ class ActionHandler:
                 raise TypeError(f"{type(self).__name__} can't carry out {action!r}")
             method(action)
 
+    def interrupt(self, action: Interrupt) -> None:
+        """Do nothing, where trials can't be interrupted: they are killed."""
 
-_NAMES = "start advance save adopt stop release kill renew delete_checkpoint".split()
+
+_NAMES = "start advance save adopt stop release interrupt kill renew delete_checkpoint".split()
 _METHODS: Mapping[type[Action], str] = dict(zip(get_args(Action), _NAMES, strict=True))

@@ -71,7 +71,7 @@ def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
     state.step.records.append(ev.Noted(time, "ending", ending.why))
     status = TrialStatus.PENDING if ending.resumable else TrialStatus.TERMINATED
     for active in state.active.values():
-        active.must_end((status, ending.why), time + state.plan.grace_s)
+        active.must_end((status, ending.why), time, state.plan.grace_s)
 
 
 def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:

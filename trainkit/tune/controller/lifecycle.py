@@ -124,7 +124,7 @@ def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
         trial_id = active.trial.trial_id
         state.step.actions.append(ev.Save(trial_id) if active.saving else ev.Advance(trial_id))
         return
-    active.deadline = time + state.plan.cleanup_s
+    active.interrupts, active.deadline = math.inf, time + state.plan.cleanup_s
     watch(state, active)
     goes_on = active.outcome[0] in (PENDING, PAUSED)
     save = bool(state.plan.checkpoints.checkpoint_at_end) or goes_on
@@ -272,13 +272,13 @@ def _limited(state: ControllerState) -> Mapping[str, ActiveAttempt]:
 
 
 def first_limit(state: ControllerState) -> float:
-    """When the first of them is killed, whatever it does; infinity: none is."""
+    """When the first of them is interrupted or killed, whatever it does; infinity: none is."""
     limited = _limited(state)
-    return min([active.limit for active in limited.values()]) if limited else math.inf
+    return min([min(active.limit, active.interrupts) for active in limited.values()], default=math.inf)
 
 
 def kill_overdue(state: ControllerState, now: float) -> None:
-    """End those that take longer than they may."""
+    """End those that take longer than they may; before that, interrupt what they run."""
     if not (limited := _limited(state)):
         return
     for active in [active for active in limited.values() if now >= active.limit]:
@@ -291,6 +291,10 @@ def kill_overdue(state: ControllerState, now: float) -> None:
         problem = "killed, as it did not end in time"
         active.outcome = status, f"{reason}; {problem}"
         _finish(state, active, now, problem)
+    for active in limited.values():
+        if now >= active.interrupts:
+            active.interrupts = math.inf
+            state.step.actions.append(ev.Interrupt(active.trial.trial_id))
 
 
 def set_request(state: ControllerState, trial: Trial, time: float) -> bool:

@@ -71,7 +71,7 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
         end_experiment(state, Ending(words, resumable=True), time)
         return "the experiment ends, and trials that run end at their next report"
     if (active := state.active.get(trial.trial_id)) is not None:
-        active.must_end((TrialStatus.TERMINATED, words), time + state.plan.grace_s)
+        active.must_end((TrialStatus.TERMINATED, words), time, state.plan.grace_s)
         lifecycle.watch(state, active)
         return f"trial {trial.trial_id} ends at its next report"
     waits = trial.status is TrialStatus.PENDING

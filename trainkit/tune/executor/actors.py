@@ -366,6 +366,12 @@ class ActorExecutor(Executor):
         if not running.sound:
             self._tidy(trial)
 
+    def interrupt(self, action: ev.Interrupt) -> None:
+        running = self._running.get(action.trial_id)
+        if running is not None and running.phase == "advance":
+            running.phase, running.sound = "stop", False
+            api.cancel(running.ref)
+
     def kill(self, action: ev.Kill) -> None:
         running = self._running.pop(action.trial_id, None)
         if running is not None:

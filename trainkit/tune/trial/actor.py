@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
@@ -42,6 +42,10 @@ class Runner(ABC):
     @abstractmethod
     def stop(self, save: bool) -> Reply:
         """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
+
+    def interrupt(self) -> NoReturn:
+        """End what `advance` runs, where that is; its clean-up runs. Called in the midst of it."""
+        raise TrialStopped
 
     def take_over(self, spec: TrialSpec) -> bool:
         """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
@@ -96,6 +100,10 @@ class FunctionRunner(Runner):
             return self.advance()
         except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
             return reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
+
+    def interrupt(self) -> NoReturn:
+        self._session.stopping = True
+        raise TrialStopped
 
     def _hand_over(self, progress: Reply) -> None:
         parent = self._greenlet.parent
@@ -161,6 +169,12 @@ class ClassRunner(Runner):
         return self._clean_up() if kept else ""
 
     def advance(self) -> Reply:
+        try:
+            return self._advance()
+        except TrialStopped:  # cleaned up
+            return reply(self._trainable.iteration, done=True)
+
+    def _advance(self) -> Reply:
         with self._cleaned_up_after():
             metrics = self._trainable.train()
             done = bool(metrics.pop("done", False))
@@ -260,6 +274,9 @@ class EnvironmentRunner(Runner):
         with _in_environment(self._spec):
             return self._inner.stop(save)
 
+    def interrupt(self) -> NoReturn:
+        self._inner.interrupt()
+
     def take_over(self, spec: TrialSpec) -> bool:
         with _in_environment(spec):
             taken = self._inner.take_over(spec)
@@ -356,6 +373,9 @@ class TrialActor:
     def stop(self, save: bool) -> Reply:
         """End the trial where it waits."""
         return self._present().stop(save)
+
+    def __cancelled__(self) -> NoReturn:
+        self._present().interrupt()
 
     def leave(self, driver_pid: int) -> None:
         """End the process as a program ends, exit handlers included; nothing where trials have none."""

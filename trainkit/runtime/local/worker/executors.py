@@ -94,8 +94,11 @@ class Interruption:
         self._control.try_read()
         # A call's own code has not begun while that waits for its arguments.
         may_raise = self._can_raise or (frame is None and calls.resolving)
-        if may_raise and running in calls.cancelled:
+        own = getattr(calls.instance, "__cancelled__", None)  # an actor of ours raises what it ends by
+        if (may_raise or own) and running in calls.cancelled:
             calls.interrupted = running
+            if own:
+                own()
             raise Cancelled
 
 
@@ -105,19 +108,22 @@ def _again(thread: int) -> None:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Return whether no frame from the innermost down to where user code was called is trainkit's."""
+    """Return whether no frame from the innermost down to where user code was called is trainkit's.
+
+    The frames of a greenlet end where it was begun, which was in a call.
+    """
     if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
         return False
     while frame is not None and not frame.f_code.co_filename.startswith(_RUNTIME):
         frame = frame.f_back
-    return frame is not None and frame.f_code in _BOUNDARY
+    return frame is None or frame.f_code in _BOUNDARY
 
 
-def _is_in_call(frame: FrameType | None) -> bool:
+def _is_in_call(frame: FrameType) -> bool:
     """Return whether a call has begun: what is raised before is caught by nobody."""
-    while frame is not None and frame.f_code not in _BOUNDARY:
+    while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
-    return frame is not None
+    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"  # where a greenlet was begun
 
 
 class ExecutorHost(Protocol):
