@@ -11,7 +11,7 @@ Read at the time of the call, so a test or a notebook can change them.
 | TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 |
 | TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: failures that nobody asks for are not shown | they are, once |
 | TRAINKIT_RESULTS_DIR | where experiments are written | ~/trainkit_results |
-| TRAINKIT_STOP_GRACE_S | seconds a trial has to its next report after Ctrl-C or the time budget | 5 |
+| TRAINKIT_STOP_GRACE_S | seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 |
 | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run where the program does | each runs in its own folder |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
 
@@ -122,7 +122,7 @@ def full_traceback() -> bool:
 
 
 def stop_grace_s() -> float:
-    """Seconds that a trial has to reach its next report once the experiment must end; then it is killed."""
+    """Seconds that a trial has once the experiment must end: half of them to its next report, then it is killed."""
     return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
 
 

@@ -57,7 +57,8 @@ class TuneConfig(Settings):
             the time budget, a stopper, Ctrl-C, or that every configuration was tried.
         max_concurrent_trials: trials at once; None or 0: as many as the resources allow.
         time_budget_s: seconds, or a timedelta, for one call of `fit`; trials that then run are stopped at
-            their next report, and killed where that takes more than $TRAINKIT_STOP_GRACE_S, which is 5.
+            their next report, interrupted where that takes more than half of $TRAINKIT_STOP_GRACE_S, which
+            is 5, and killed after all of it.
         reuse_actors: trials take over the processes of those that ended, instead of one each: thousands of
             short trials cost a fraction. What a trial leaves in its process, the next one finds there.
         trial_name_creator: from a `Trial`, its name.
