@@ -122,7 +122,7 @@ def full_traceback() -> bool:
 
 
 def stop_grace_s() -> float:
-    """Seconds that a trial has once the experiment must end: half of them to its next report, then it is killed."""
+    """Seconds that a trial has to end once the experiment must end; then it is killed."""
     return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
 
 

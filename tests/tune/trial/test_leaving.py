@@ -16,12 +16,12 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
+from trainkit.runtime.signals import InterruptHandler
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import SpecFactory
-from trainkit.tune.experiment.loop import InterruptHandler
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -228,10 +228,10 @@ class WorkerGroup(Generic[M]):
         """
         for ref in calls:
             runtime.cancel(ref)
-        ends = []
+        ends: list[Any] = []
         while calls:
-            for ref in runtime.wait(list(calls), num_returns=1)[0]:
-                ends.append(self._handles[calls.pop(ref)].exit.remote())
+            done, _ = runtime.wait(list(calls), num_returns=1)
+            ends += [self._handles[calls.pop(ref)].exit.remote() for ref in done]
         runtime.wait(ends, num_returns=len(ends))
 
     def _part(self) -> None:

@@ -1,4 +1,5 @@
 from trainkit.runtime.session import engine as engine
+from trainkit.runtime.signals import InterruptHandler as InterruptHandler
 from trainkit.runtime.signals import end_if_asked as end_if_asked
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher as CallbackDispatcher
 from trainkit.tune.controller.controller import Controller as Controller
@@ -9,7 +10,6 @@ from trainkit.tune.executor.base import Executor as Executor
 from trainkit.tune.executor.base import SpecFactory as SpecFactory
 from trainkit.tune.experiment import parts as parts
 from trainkit.tune.experiment.loop import ExperimentLoop as ExperimentLoop
-from trainkit.tune.experiment.loop import InterruptHandler as InterruptHandler
 from trainkit.tune.results.result_grid import MemoryGrid as MemoryGrid
 from trainkit.tune.results.result_grid import ResultGrid as ResultGrid
 from trainkit.tune.store.memory import MemoryReader as MemoryReader

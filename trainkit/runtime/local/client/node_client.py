@@ -100,7 +100,7 @@ class NodeClient(CallConnection):
         return self._answer(self.ask(message))
 
     def demand_end(self, message: Any) -> None:
-        """Demand the end of something that ends with the node, so that a node that is gone has nothing to do."""
+        """Demand the end of something that ends with the node too; nothing if that is gone."""
         with contextlib.suppress(NodeDiedError):
             if not self.closed:
                 self.demand(message)
