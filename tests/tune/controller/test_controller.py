@@ -13,6 +13,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler, Verdict
 from trainkit.tune.search import Searcher
 
@@ -213,6 +214,29 @@ def test_the_time_budget_ends_trials_at_their_next_report():
     assert play.statuses() == ["TERMINATED", "TERMINATED"]
     assert play.trial(0).reason == "time budget"
     assert "killed" in play.trial(1).reason
+
+
+def test_a_trial_that_does_not_report_is_interrupted_in_the_middle_of_its_grace():
+    play = Play(num_samples=2, cpus=2, grace_s=5.0)
+    play.started(0)
+    play.started(1)
+    play.interrupt()
+    assert play.controller.deadline == play.time + 2.5
+    assert play.tick(2) == []
+    play.reported(0, {"a": 1})
+    assert play.tick(1) == [ev.Interrupt("test_00001")]
+    assert play.tick(1) == []
+    assert kinds(play.tick(1.5)) == ["Kill", "Release"]
+    play.finished(0)
+    assert play.statuses() == ["PENDING", "PENDING"]
+
+
+def test_what_sigterm_has_ended_in_a_trial_is_no_failure_of_it():
+    play = Play(num_samples=1)
+    play.started(0)
+    play.send(ev.Interrupted(play.time, True), ev.Failed(*play._who(0), Failure("OSError", "gone", "")))
+    assert play.controller.done
+    assert play.statuses() == ["PENDING"]
 
 
 def test_an_interrupted_trial_is_pending_again_with_its_state_saved():

@@ -18,7 +18,7 @@ from trainkit.tune.controller.judging import (
     judge_report,
     require_metric,
 )
-from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS
+from trainkit.tune.controller.rules import BY_SIGTERM, FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict, words_for
@@ -155,6 +155,12 @@ def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finish
 
 
 def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) -> None:
+    if state.ending is BY_SIGTERM and active.excused:  # it may have come to what the trial had started, too
+        state.step.records.append(
+            ev.Noted(event.time, "cleanup", event.failure.message, active.trial.trial_id)
+        )
+        _finish(state, active, event.time)
+        return
     fail(state, active.trial, event.failure, event.time)
 
 

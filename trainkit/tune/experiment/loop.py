@@ -67,7 +67,7 @@ class ExperimentLoop:
                 batch = self._executor.collect() + callback_news
                 batch += self._inbox.look(self._now())
                 if interrupts.news():
-                    batch.append(ev.Interrupted(self._now(), signals.is_asked()))
+                    batch.insert(0, ev.Interrupted(self._now(), signals.is_asked()))
                 stuck = self._executor.idle and math.isinf(self._controller.deadline)
                 if not batch and stuck and not self._controller.is_held:
                     raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
