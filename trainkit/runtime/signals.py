@@ -71,12 +71,20 @@ def keep_no_longer() -> None:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGTERM,))
 
 
-def is_of_job() -> bool:
-    """Return whether SIGTERM, which has just come, comes to every process of the job: the node has it too."""
+def is_of_job(number: int) -> bool:
+    """Return whether a signal that has just come is SIGTERM to every process of the job: the node has it."""
+    if number != signal.SIGTERM:
+        return False
     latest = SYSTEM.monotonic() + _JOB_S
     while not (is_pending := _node_has_it()) and SYSTEM.monotonic() < latest:
         SYSTEM.sleep(_LOOK_S)
     return is_pending
+
+
+def hand_on(send: Callable[[int], None]) -> None:
+    """Hand SIGINT and SIGTERM on by `send`, unless that to which they go has them already."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: None if is_of_job(number) else send(number))
 
 
 def _node_has_it() -> bool:
@@ -95,7 +103,7 @@ def serve_program() -> None:
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
     # Called by a handler of the user's that has replaced it, it leaves the end to that.
-    if signal.getsignal(number) is _on_signal_of_worker and not is_of_job():
+    if signal.getsignal(number) is _on_signal_of_worker and not is_of_job(number):
         _end_by(number)
 
 

@@ -219,8 +219,7 @@ class ScriptWorker(GroupMember):
     def _run_here(self) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        command = self._options.command
-        sys.argv[:] = command
+        sys.argv[:] = command = self._options.command
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
             multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
@@ -247,13 +246,7 @@ class ScriptWorker(GroupMember):
         python = [] if options.kind == "program" else [sys.executable, "-u"]
         module = ["-m"] if options.kind == "module" else []
         with subprocess.Popen([*python, *module, *options.command]) as program:
-
-            def hand_on(number: int, _: types.FrameType | None) -> None:
-                if number != signal.SIGTERM or not signals.is_of_job():
-                    program.send_signal(number)
-
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, hand_on)
+            signals.hand_on(program.send_signal)
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
@@ -583,10 +576,9 @@ class Launcher:
             return
         self._signal = number
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
-        is_sent = number != signal.SIGTERM or not signals.is_of_job()  # else each rank has it already
-        how = "is sent" if is_sent else "has come"
+        how = "has come" if signals.is_of_job(number) else "is sent"
         say(f"{name} {how} to all ranks, which have {seconds:g} s to end; a second one ends them at once")
-        if is_sent:
+        if how == "is sent":
             self._send(number)
         late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
         late.daemon = True
