@@ -17,7 +17,7 @@ class ScriptedEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         how: what `fit` does: "fine", "raise", "kill" its process, "sleep" for ever in C; or "wait" as long as
-            there is the file `gate`.
+            there is the file `gate`, or "refit": the same on all 30 samples alone.
         log: a file that gets a line for each fit that is done; None: none is kept.
         gate: see `how`; "gate.waiting" is there while a fit waits.
         number: told apart by it.
@@ -40,7 +40,8 @@ class ScriptedEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.how == "sleep":
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
             time.sleep(3600)
-        if self.how == "wait" and self.gate is not None:
+        waits = self.how == "wait" or (self.how == "refit" and len(X) == 30)
+        if waits and self.gate is not None:
             while os.path.exists(self.gate):
                 Path(f"{self.gate}.waiting").touch()
                 time.sleep(0.01)

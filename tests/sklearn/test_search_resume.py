@@ -152,6 +152,46 @@ def test_a_search_with_a_name_goes_on_after_its_driver_was_killed(programs: Prog
     assert sorted(folder.name for folder in (programs.folder / "kept").iterdir()) == ["odd", "odd_2", "odd_3"]
 
 
+REFITTED = """
+    import sys
+    from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+    from trainkit.sklearn import TuneGridSearchCV, TuneHalvingGridSearchCV
+
+    folder, kind = sys.argv[1:]
+    odd = ScriptedEstimator(log=f"{folder}/log", gate=f"{folder}/gate")
+    grid = {"how": ["refit"], "number": [1, 2, 3, 4]}
+    kept = {"cv": 3, "n_jobs": 1, "name": "odd", "local_dir": f"{folder}/kept"}
+    if kind == "grid":
+        search = TuneGridSearchCV(odd, grid, **kept)
+    else:
+        search = TuneHalvingGridSearchCV(odd, grid, min_resources=15, random_state=0, **kept)
+    print(search.fit(*data()).best_params_["number"])
+"""
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["grid", "halving"])
+def test_a_search_that_ends_in_the_fit_on_all_data_repeats_only_that(
+    programs: Programs, number: signal.Signals, kind: str
+) -> None:
+    (programs.folder / "gate").touch()
+    program = programs.begin(REFITTED, str(programs.folder), kind)
+    assert eventually(lambda: waiting(programs.folder) or program.poll() is not None, 300)
+    program.send_signal(number)
+    program.communicate(timeout=300)
+    assert eventually(lambda: not programs.processes())
+    folds = done(programs.folder / "log")
+    (programs.folder / "gate").unlink()
+    for anew in (False, True):
+        program = programs.begin(REFITTED, str(programs.folder), kind)
+        _, err = program.communicate(timeout=300)
+        assert program.returncode == 0, err
+        more = done(programs.folder / "log")[len(folds) :]
+        assert sorted(more) == sorted([*folds * anew, next(each for each in more if " 30 " in each)])
+        (programs.folder / "log").write_text("".join(f"{each}\n" for each in folds))
+
+
 @pytest.mark.usefixtures("runtime")
 class TestInThisProcess:
     """One interrupted search, then what the second `fit` does anew."""

@@ -74,20 +74,20 @@ class _Evaluated:
         candidates: of all rounds.
         outcomes: of each fold of each candidate.
         more_results: values that `_run_search` adds to `cv_results_`, one for each candidate.
-        found: what the last round came to.
+        rounds: what each came to.
     """
 
     candidates: list[CandidateResult] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     more_results: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    found: SearchResult | None = None
+    rounds: list[SearchResult] = field(default_factory=list)
 
     @property
     def last(self) -> SearchResult:
         """Return what the last round came to."""
-        if self.found is None:
+        if not self.rounds:
             raise ValueError(f"{NO_FITS} _run_search had no candidate evaluated")
-        return self.found
+        return self.rounds[-1]
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
@@ -218,7 +218,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             candidates = comparable_candidates(
                 found, task, self._second_fit(stopping), by_portions=stopping is not None
             )
-            evaluated = _Evaluated(candidates, self._outcomes(candidates), found=found)
+            evaluated = _Evaluated(candidates, self._outcomes(candidates), rounds=[found])
         found, candidates = evaluated.last, evaluated.candidates
         self._keep_results(evaluated, scorers, refit_metric, by_portions=stopping is not None)
         self._forget_refitted()
@@ -231,6 +231,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             except BaseException:  # a second `fit` repeats only this step
                 self._unfinished = found.unfinished
                 raise
+        for each in evaluated.rounds:
+            each.finish()
         tasks.end()
         return self
 
@@ -296,9 +298,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 task, splits=splits, callbacks=tasks.folds_within(callback_ctx), candidates=source.total
             )
             spent_s = SYSTEM.monotonic() - started
-            found = all_.found = self._evaluate(
-                own, source, None, tune_params, before=before, spent_s=spent_s
-            )
+            found = self._evaluate(own, source, None, tune_params, before=before, spent_s=spent_s)
+            all_.rounds.append(found)
             complete = comparable_candidates(
                 found, own, self._second_fit(None), by_portions=False, may_be_none=bool(all_.candidates)
             )

@@ -18,6 +18,7 @@ from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
 from trainkit.sklearn.candidates import CandidateSource
 from trainkit.sklearn.outcomes import (
+    MORE_TO_COME,
     Outcome,
     PartialSearch,
     claim_folder,
@@ -37,6 +38,7 @@ from trainkit.tune.experiment.setup import checked_trainable, make_space
 from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
+from trainkit.tune.store.writer import ExperimentStore
 from trainkit.tune.sync.storage import new_place
 
 
@@ -177,6 +179,12 @@ class SearchResult:
         """Return True after Ctrl-C."""
         return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
+    def finish(self) -> None:
+        """Have the next search of this name begin anew, as nothing is left to do."""
+        if self.task.digest:
+            with contextlib.closing(ExperimentStore.open(Path(self.grid.experiment_path))) as store:
+                store.set_fact(MORE_TO_COME, False)
+
     @property
     def unfinished(self) -> PartialSearch | None:
         """Outcomes for the next `fit` on the same data; None if there are none. It reads the whole task."""
@@ -230,6 +238,8 @@ def evaluate(
             experiment = ExperimentRun.new(bound, whole, tune, run)
         else:
             experiment = ExperimentRun(bound, whole, tune, run, folder, in_memory=True)
+        if task.digest:
+            experiment.note({MORE_TO_COME: True})
         experiment.restorable = False  # another `fit` is how a search goes on
         try:
             grid = experiment.fit()

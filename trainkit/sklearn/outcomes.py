@@ -230,8 +230,12 @@ def _is_made(folder: Path) -> bool:
     return True
 
 
+MORE_TO_COME = "more_to_come"
+"""Fact of an experiment whose search does something after it: another round, or the fit on all data."""
+
+
 def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes of the experiments called `name` since the last one that was finished.
+    """Return the outcomes of the experiments called `name` since the last one whose search was finished.
 
     Raises:
         StoreError: the file of one is damaged or foreign.
@@ -241,9 +245,9 @@ def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outc
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:
-            total = reader.facts().get("total_samples")
-            trials = reader.trials()
-        if all(trial.status.is_finished for trial in trials) and len(trials) >= (total or 0):
+            facts, trials = reader.facts(), reader.trials()
+        over = len(trials) >= (facts.get("total_samples") or 0) and not facts.get(MORE_TO_COME)
+        if over and all(trial.status.is_finished for trial in trials):
             break
         reports += [trial.last_result for trial in trials]
     return known_of(reports, folds)

@@ -167,6 +167,10 @@ class ExperimentRun:
             not_before=until,
         )
 
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Add to the facts that a new experiment's file begins with."""
+        self._facts |= facts
+
     def fit(self) -> running.ResultGrid:
         """Run the experiment to its end and return its results.
 
