@@ -40,7 +40,7 @@ GRID = {
     "cv": 5,
     "refit": True,
     "verbose": 0,
-    "error_score": "raise",
+    "error_score": np.nan,  # as scikit-learn has it
     "return_train_score": False,
     **SHARED_END,
 }

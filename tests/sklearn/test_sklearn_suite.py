@@ -16,14 +16,11 @@ pytestmark = pytest.mark.skipif(
     find_spec("sklearn.model_selection.tests") is None, reason="scikit-learn without its tests"
 )
 
-DEFAULT = "TuneGridSearchCV has error_score='raise' by default, as tune-sklearn had"
 ELSEWHERE = "it looks at objects that folds in other processes have copies of"
 ANALYSIS = "it compares all attributes of a search of one round and of two, and analysis_ is ours"
 
 CANNOT = {
     "test_search": {
-        "test_unsupported_sample_weight_scorer": DEFAULT,
-        "test_search_callbacks_receive_sample_weight": DEFAULT,
         "test_custom_run_search": ANALYSIS,
         "test_multi_metric_search_forwards_metadata": ELSEWHERE,
         "test_search_callbacks_receive_search_instance": ELSEWHERE,

@@ -107,7 +107,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         cv: Any = 5,
         refit: Any = True,
         verbose: int = 0,
-        error_score: Any = "raise",
+        error_score: Any = math.nan,
         return_train_score: bool = False,
         local_dir: str | None = None,
         name: str | None = None,
