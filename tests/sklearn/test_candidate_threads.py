@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.pipeline import Pipeline
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_info
 
@@ -29,3 +31,28 @@ def test_a_candidate_has_as_many_threads_as_cpus(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     search = TuneGridSearchCV(SVC(), {"C": [1, 2]}, cv=2, scoring=most_threads, sk_n_jobs=sk_n_jobs).fit(X, Y)
     assert list(search.cv_results_["mean_test_score"]) == [threads, threads]
+
+
+def threads_of_booster(estimator: Any, X: Any, y: Any) -> float:
+    return float(estimator.named_steps["model"].n_jobs)
+
+
+@pytest.mark.parametrize("stopping", [{}, {"early_stopping": "fifo", "max_iters": 2}])
+def test_lightgbm_has_them_too_unless_the_user_gives_it_others(
+    monkeypatch: pytest.MonkeyPatch, stopping: dict[str, Any]
+) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for given, used in [(None, 2), (1, 1)]:
+        model = lightgbm.LGBMClassifier(n_estimators=2, verbose=-1, n_jobs=given)
+        other = {} if stopping else {"model": [model, clone(model).set_params(n_estimators=3)]}
+        search = TuneGridSearchCV(
+            Pipeline([("model", model)]),
+            {"model__num_leaves": [7, 15], **other},
+            cv=2,
+            scoring=threads_of_booster,
+            sk_n_jobs=2,
+            **stopping,
+        ).fit(X, Y)
+        assert set(search.cv_results_["mean_test_score"]) == {used}
+        assert search.best_estimator_.named_steps["model"].n_jobs == given

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from trainkit.errors import message_of
 from trainkit.runtime import serialize, session
 from trainkit.sklearn import internals
 from trainkit.sklearn.context import FoldCallbacks, SklearnContext
-from trainkit.sklearn.incremental import COUNTED_BY, end_of, growing_order, portions_at, to_report
+from trainkit.sklearn.incremental import COUNTED_BY, descends, end_of, growing_order, portions_at, to_report
 from trainkit.sklearn.incremental_fit import Data, IncrementalFit, Portions, RepeatedFit
 from trainkit.sklearn.outcomes import CANDIDATE_KEY, Outcome, candidate_key, digest, outcomes_of, report_of
 from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
@@ -136,14 +137,14 @@ class EvaluationTask:
         train, test = self.splits[split]
         folds = len(self.splits)
         outcome: Outcome = internals.fit_and_score(
-            clone(self.estimator),
+            with_own_threads(clone(self.estimator)),
             X,
             self.y,
             scorer=self.scorer,
             train=train,
             test=test,
             verbose=self.verbose,
-            parameters=dict(parameters),
+            parameters={name: with_own_threads(value) for name, value in parameters.items()},
             fit_params=self.fit_params,
             score_params=self.score_params,
             return_train_score=self.return_train_score,
@@ -155,6 +156,34 @@ class EvaluationTask:
             **({} if self.callbacks is None else self.callbacks.arguments(candidate, split, folds)),
         )
         return outcome
+
+
+_HEEDLESS = {
+    "lightgbm": ("LGBMModel", ("n_jobs", "num_threads", "num_thread", "nthread", "nthreads")),
+    "catboost": ("CatBoost", ("thread_count",)),
+}
+"""Packages that take all cores in spite of `OMP_NUM_THREADS`: base class, and names of their argument."""
+
+
+def with_own_threads(value: Any) -> Any:
+    """Return an estimator whose parts have as many threads as this process, where the user has said nothing.
+
+    Args:
+        value: an estimator, which is not changed; anything else is returned as it is.
+    """
+    heedless = [package for package in _HEEDLESS if package in sys.modules]
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if not heedless or not threads.isdigit() or isinstance(value, type) or not hasattr(value, "get_params"):
+        return value
+    value = clone(value)
+    for each in (value, *value.get_params(deep=True).values()):
+        for package in heedless:
+            base, names = _HEEDLESS[package]
+            if descends(each, package, base):
+                given = each.get_params(deep=False)
+                if all(given.get(name) is None for name in names):
+                    each.set_params(**{names[0]: int(threads)})
+    return value
 
 
 def writable_copy(value: Any) -> Any:
@@ -360,7 +389,7 @@ class IncrementalFold:
         if self._fit is None:
             estimator = clone(self._task.estimator)
             # Parameters may be estimators, of which each fold trains its own clone.
-            estimator.set_params(**clone(dict(self._parameters), safe=False))
+            estimator = with_own_threads(estimator.set_params(**clone(dict(self._parameters), safe=False)))
             self._fit = self._portions.begin(estimator, labels=self._task.y, searched=self._parameters)
         return self._fit
 
