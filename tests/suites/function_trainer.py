@@ -270,8 +270,22 @@ class FunctionTrainerSuite:
 
         assert "another configuration" not in again(config)
         told = again({"lr": 0.2, "deep": {"a": (1, 2)}, "new": 1})
-        assert "goes on with another configuration: lr: 0.1 -> 0.2; call: " in told
+        assert "finished with another configuration: lr: 0.1 -> 0.2; call: " in told
         assert "-> none; new: none -> 1" in told
+
+    def test_a_name_of_a_run_that_finished_otherwise_is_taken(self, caplog: pytest.LogCaptureFixture) -> None:
+        def fit(lr: float, fault: Any = None) -> tune.Result:
+            caplog.clear()
+            return self.trainer(count_up, {"lr": lr, "fault": fault}, run={"name": "taken"}).fit()
+
+        first = fit(0.1)
+        with pytest.raises(TrainingFailedError):
+            fit(0.2, raise_lookup)
+        second = fit(0.2)  # goes on with the one that failed, and says what has changed
+        assert "goes on with another configuration: fault: " in caplog.text
+        folders = [Path(result.path).parent.name for result in (first, second, fit(0.3), fit(0.2), fit(0.1))]
+        assert folders == ["taken", "taken_2", "taken_3", "taken_4", "taken"]
+        assert (second.metrics["count"], second.metrics["start"]) == (STEPS, 2)
 
     def test_a_run_begins_with_a_checkpoint(self) -> None:
         (self.path / "before").mkdir()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import optuna
@@ -16,6 +18,7 @@ from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.testing.searcher import SPACE, TREE, Row, Search, loss_of
 from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
 from trainkit.tune.search.optuna.study import MARK
+from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -382,3 +385,30 @@ def test_without_optuna_the_command_to_install_it_is_named():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith(MissingDependencyError.__name__)
     assert "pip install 'trainkit-ml[tune]'" in said
+
+
+def joins(folder: str, number: int, barrier: Any, failed: Any) -> None:
+    for at in range(5):  # a new database each time, which all begin at the same moment
+        one = OptunaSearch(storage=f"sqlite:///{folder}/{at}.db", study_name="s", seed=number)
+        one.begin(Space.of({"x": tune.uniform(0, 1)}), metric="loss", mode="min", num_samples=1, seed=number)
+        barrier.wait()
+        try:
+            one.suggest(f"t{number}")
+            one.on_trial_complete(f"t{number}", {"loss": 1.0, "training_iteration": 1})
+        except Exception as error:
+            failed.put(f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.external
+def test_programs_that_begin_one_storage_at_once_share_a_study(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, failed = context.Barrier(3), context.SimpleQueue()
+    programs = [context.Process(target=joins, args=(str(tmp_path), n, barrier, failed)) for n in range(3)]
+    for each in programs:
+        each.start()
+    for each in programs:
+        each.join()
+    assert failed.empty(), failed.get()
+    for at in range(5):
+        study = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path}/{at}.db")
+        assert len(study.trials) == 3

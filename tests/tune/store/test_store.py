@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import signal
@@ -13,6 +14,8 @@ import sys
 import textwrap
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
@@ -266,6 +269,64 @@ def test_damage_is_an_error_that_says_what(tmp_path, damage, words):
     damage(path)
     with pytest.raises(StoreError, match=words):
         ExperimentStore.open(tmp_path / "e")
+
+
+CELLS = [("trials", "config"), ("results", "metrics"), ("decisions", "reason"), ("attempts", "config")]
+
+
+@given(cell=st.sampled_from(CELLS), bit=st.integers(0, 10_000))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_damaged_bit_leaves_the_rest_readable(tmp_path_factory, caplog, cell, bit):
+    folder = tmp_path_factory.mktemp("damaged") / "e"
+    store = ExperimentStore.create(folder, {"a": 1})
+    for index in range(3):
+        trial = new_trial(index)
+        decision = Decision(Verdict.STOP, {"rule": "rung", "cutoff": 1.5})
+        reports = [result(trial, 1, loss=1.5, text="é"), result(trial, 2, loss=0.5)]
+        store.commit([*begun(trial), *reports, ev.DecisionMade(trial, 0, 2, decision)])
+    store.close()
+
+    def read():
+        with ExperimentReader(folder) as reader:
+            reader.facts(), reader.spans(), reader.stops(), reader.exchanges(), list(reader.log())
+            trials = reader.trials()
+            histories = dict(reader.histories())
+            assert histories.get("t_00001", []) == reader.history("t_00001")
+            for trial in trials:
+                reader.decisions(trial.trial_id), reader.attempts(trial.trial_id)
+                reader.checkpoint_results(trial.trial_id)
+            return [(each.config, each.last_result, histories[each.trial_id]) for each in trials[::2]]
+
+    whole = read()
+    table, column = cell
+    with contextlib.closing(sqlite3.connect(folder / FILENAME)) as connection, connection:
+        where = "WHERE trial_id = 't_00001'"
+        if table == "attempts":
+            connection.execute(f"UPDATE attempts SET config = '{{\"x\":1}}' {where}")
+        (text,) = connection.execute(f"SELECT CAST({column} AS BLOB) FROM {table} {where}").fetchone()
+        data = bytearray(text)
+        data[bit // 8 % len(data)] ^= 1 << bit % 8
+        connection.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT) {where}", (bytes(data),))
+    caplog.clear()
+    assert read() == whole
+    for record in caplog.records:
+        words = record.getMessage()
+        assert str(folder / FILENAME) in words and "trial t_00001" in words and "the rest is there" in words
+    try:
+        json.loads(data.decode(errors="replace"))
+    except ValueError:
+        assert caplog.records
+
+
+def test_a_damaged_fact_is_named(tmp_path):
+    ExperimentStore.create(tmp_path / "e", {"seed": 3}).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "e" / FILENAME)) as connection, connection:
+        connection.execute("UPDATE experiment SET value = '{' WHERE key = 'seed'")
+    with (
+        ExperimentReader(tmp_path / "e") as reader,
+        pytest.raises(StoreError, match="damaged: 'seed' of its"),
+    ):
+        reader.facts()
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from itertools import count
 from typing import Any, Literal, Self, overload
 
 from trainkit.errors import ConfigError, TrainingFailedError, did_you_mean
@@ -33,6 +35,10 @@ log = logging.getLogger(__name__)
 
 _ARGUMENTS = "train_loop_per_worker, train_loop_config=..., scaling_config=..."
 _RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
+
+
+class _FinishedError(Exception):
+    """A run of the name has finished with another configuration, so that there will be one beside it."""
 
 
 class DataParallelTrainer:
@@ -79,6 +85,7 @@ class DataParallelTrainer:
 
         Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
         The run's record keeps the configuration that it began with; a warning says in what this one differs.
+        One that has finished with another configuration is left alone: this run is beside it, as "name_2".
 
         Raises:
             TrainingFailedError: the function raised, or a worker died, more often than
@@ -159,25 +166,37 @@ class DataParallelTrainer:
 
     def _tuner(self) -> Tuner:
         """Return the tuner of this one run: a new one, or that which goes on with a run that is there."""
-        run, path = self.run_config, self._restored_from
-        bound, record = self._bound(alone=True), self._loop.record
-        filesystem = run.storage_filesystem
-        if path is None and run.name is not None:
-            folder, address = new_place(run.storage_path, filesystem, run.name)
+        run = self.run_config
+        if self._restored_from is not None:
+            return self._going_on(self._restored_from, run.storage_filesystem)
+        names = () if run.name is None else (f"{run.name}_{n}" if n > 1 else run.name for n in count(1))
+        for name in names:
+            folder, address = new_place(run.storage_path, run.storage_filesystem, name)
             if Tuner.can_restore(folder):
                 path, filesystem = str(folder), None
-            elif address is not None and Tuner.can_restore(str(address), filesystem):
-                path = str(address)
-        if path is None:
-            return Tuner(bound, param_space=record, run_config=run)
+            elif address is not None and Tuner.can_restore(str(address), run.storage_filesystem):
+                path, filesystem = str(address), run.storage_filesystem
+            else:
+                break
+            with contextlib.suppress(_FinishedError):
+                return self._going_on(path, filesystem)
+        return Tuner(self._bound(alone=True), param_space=self._loop.record, run_config=run)
+
+    def _going_on(self, path: str, filesystem: Any) -> Tuner:
+        run, bound = self.run_config, self._bound(alone=True)
         again = partial(Tuner.restore, path, bound, storage_filesystem=filesystem, run_config=run)
         before = again().get_results()
         latest = before[0].checkpoint if len(before) > 0 else None
-        if len(before) > 0 and (changed := changes(before[0].config, record)):
+        changed = changes(before[0].config, self._loop.record) if len(before) > 0 else ""
+        has_finished = any(each.reason == "finished" for each in before)
+        if changed and has_finished and self._restored_from is None:
+            log.warning("TorchTrainer: the run at %s finished with another configuration: %s", path, changed)
+            raise _FinishedError
+        if changed:
             log.warning("TorchTrainer: the run at %s goes on with another configuration: %s", path, changed)
         if self._restored_from is None:
             start = "its start" if latest is None else latest.path
-            end = "has finished" if any(each.reason == "finished" for each in before) else "is there already"
+            end = "has finished" if has_finished else "is there already"
             log.warning("TorchTrainer: the run at %s %s, fit() goes on with it from %s", path, end, start)
         finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)

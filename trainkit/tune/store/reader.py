@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, overload
 
@@ -24,6 +26,8 @@ from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, T
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.schema import FILENAME, open_database
+
+logger = logging.getLogger("trainkit.tune")
 
 
 class LogEntry(NamedTuple):
@@ -127,6 +131,12 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
     return "finished" if reason == "finished" or "reached " in reason else "stopped"
 
 
+_TEXT = partial(str, encoding="utf-8", errors="replace")
+"""Reader of a text, be a byte of it damaged."""
+_NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors by which a text turns out to be damaged."""
+
+
 class ExperimentReader:
     """Reads the experiment in `folder`.
 
@@ -137,6 +147,8 @@ class ExperimentReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._connection = open_database(folder / FILENAME, read_only=True)
+        self._connection.text_factory = _TEXT
+        self._damaged: set[str] = set()
         self._origins: dict[tuple[str, int], Origin] = {}
         self._origins_as_of: tuple[Any, ...] = ()
 
@@ -151,8 +163,21 @@ class ExperimentReader:
         self._connection.close()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the experiment as a whole, by name."""
-        return {key: decode_config(value) for key, value in self._rows("SELECT key, value FROM experiment")}
+        """Return the facts of the experiment as a whole, by name.
+
+        Raises:
+            StoreError: one of them is damaged.
+        """
+        facts = {}
+        for key, value in self._rows("SELECT key, value FROM experiment"):
+            try:
+                facts[key] = decode_config(value)
+            except _NOT_READ as error:
+                raise StoreError(
+                    f"{self.folder / FILENAME} is damaged: {key!r} of its table experiment can't be read; "
+                    "the tables trials and results still can, by sqlite3"
+                ) from error
+        return facts
 
     @without_collection()
     def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
@@ -174,8 +199,8 @@ class ExperimentReader:
         ):
             numbers[trial_id] = number + 1
             if not dropped:
-                result = decode(metrics) if metrics else {}
-                spent = result or (decode(latest) if latest else {})
+                result = self._report(trial_id, metrics or "{}")
+                spent = result or self._report(trial_id, latest or "{}")
                 if policy is not None:
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
@@ -197,13 +222,13 @@ class ExperimentReader:
             trial_id, index, config, name, dirname, tag, status, reason, attempt, failures = row[:10]
             kind, message, trace, iteration, metrics, other, pid = row[10:17]
             place = row[17:]
-            suggested, result = decode_config(config), {}
-            if metrics is not None:
+            suggested, result = self._config(trial_id, config), {}
+            if metrics is not None and (last := self._report(trial_id, metrics)):
                 # An object for both, as most attempts run with the trial's own configuration.
-                own = suggested if other is None else decode_config(other)
+                own = suggested if other is None else self._config(trial_id, other)
                 host, ip = places.setdefault(place, place)  # one copy for all of a machine
                 origin = Origin(trial_id, tag, own, pid, host, ip)
-                result = full_result(decode(metrics), origin, done=False)
+                result = full_result(last, origin, done=False)
             trials.append(
                 Trial(
                     trial_id=trial_id,
@@ -232,8 +257,8 @@ class ExperimentReader:
         for trial_id, detail in self._rows(
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
-            arrangement = decode_config(detail)
-            if trial_id in trials:  # else it was suggested since the trials were read
+            arrangement = self._config(trial_id, detail)
+            if arrangement and trial_id in trials:  # else it was suggested since the trials were read
                 trial = trials[trial_id]
                 trial.alone = arrangement["alone"]
                 if arrangement["granted"] is not None:
@@ -265,7 +290,7 @@ class ExperimentReader:
         rows = self._rows(
             "SELECT metrics FROM results WHERE seq > ? AND seq < ? ORDER BY seq DESC LIMIT 1", after, before
         )
-        stamp = next((decode(metrics).get("timestamp") for (metrics,) in rows), None)
+        stamp = next((self._whole(decode, each, "a report").get("timestamp") for (each,) in rows), None)
         return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
@@ -287,7 +312,9 @@ class ExperimentReader:
     def verdicts(self) -> dict[str, Decision]:
         """Return by trial the last decision, if no report came after it."""
         return {
-            trial_id: Decision(Verdict(verdict), decode(reason))
+            trial_id: Decision(
+                Verdict(verdict), self._whole(decode, reason, f"a decision on trial {trial_id}")
+            )
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
@@ -301,10 +328,11 @@ class ExperimentReader:
     def history(self, trial_id: str) -> list[dict[str, Any]]:
         """Return the reports of a trial by iteration, without those that a later attempt has replaced."""
         return [
-            self._result(trial_id, attempt, metrics)
+            result
             for attempt, metrics in self._rows(
                 "SELECT attempt, metrics FROM history WHERE trial_id = ? ORDER BY iteration", trial_id
             )
+            if (result := self._result(trial_id, attempt, metrics))
         ]
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -319,7 +347,8 @@ class ExperimentReader:
                 if current is not None:
                     yield current, results
                 current, results = trial_id, []
-            results.append(self._result(trial_id, attempt, metrics))
+            if result := self._result(trial_id, attempt, metrics):
+                results.append(result)
         if current is not None:
             yield current, results
 
@@ -356,7 +385,13 @@ class ExperimentReader:
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
         """Return the decisions on the reports of a trial, or of all, in order, with their facts."""
         return [
-            {"trial_id": trial, "attempt": attempt, "iteration": at, "verdict": verdict, **decode(reason)}
+            {
+                "trial_id": trial,
+                "attempt": attempt,
+                "iteration": at,
+                "verdict": verdict,
+                **self._whole(decode, reason, f"a decision on trial {trial}"),
+            }
             for trial, attempt, at, verdict, reason in self._rows(
                 "SELECT trial_id, attempt, iteration, verdict, reason FROM decisions "
                 "WHERE ?1 IS NULL OR trial_id = ?1 ORDER BY seq",
@@ -367,7 +402,7 @@ class ExperimentReader:
     def exchanges(self) -> list[Exchange]:
         """Return in order how trials went on with other configurations than the suggested ones."""
         details = (
-            (trial_id, decode_config(detail))
+            (trial_id, self._config(trial_id, detail) or {"config": None})
             for trial_id, detail in self._rows(
                 "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
             )
@@ -381,7 +416,16 @@ class ExperimentReader:
     def attempts(self, trial_id: str) -> list[Attempt]:
         """Return the attempts of a trial, in order; each ends where the next begins."""
         return [
-            Attempt(number, decode_config(config), started, iteration, reports, outcome or "", pid, hostname)
+            Attempt(
+                number,
+                self._config(trial_id, config),
+                started,
+                iteration,
+                reports,
+                outcome or "",
+                pid,
+                hostname,
+            )
             for number, config, started, iteration, reports, outcome, pid, hostname in self._rows(
                 "SELECT a.attempt, coalesce(a.config, t.config), a.started, a.iteration, "
                 "(SELECT count(*) FROM results r WHERE r.trial_id = a.trial_id AND r.attempt = a.attempt), "
@@ -462,14 +506,39 @@ class ExperimentReader:
         ):
             if kind == "result":
                 data = last[trial_id] if last and seq in known else self._result(trial_id, attempt, data)
+                if not data:
+                    continue
             elif kind == ev.REARRANGED:
-                data = decode_config(data)
+                data = self._config(trial_id, data)
+                if not data:
+                    continue
             elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
-                data = decode(data)
+                data = self._whole(decode, data, f"what was done by {kind!r}")
+                if not data:
+                    continue
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
-        return full_result(decode(metrics), self._origin(trial_id, attempt), done=False)
+        """Return a report with its automatic values; {} if it is damaged."""
+        report = self._report(trial_id, metrics)
+        return full_result(report, self._origin(trial_id, attempt), done=False) if report else {}
+
+    def _report(self, trial_id: str, metrics: str) -> dict[str, Any]:
+        return self._whole(decode, metrics, f"a report of trial {trial_id}")
+
+    def _config(self, trial_id: str, text: str) -> dict[str, Any]:
+        return self._whole(decode_config, text, f"a configuration of trial {trial_id}")
+
+    def _whole(self, read: Callable[[str], Any], text: str, what: str) -> dict[str, Any]:
+        """Return what a text holds; if it is damaged, say once what is left out, and return {}."""
+        try:
+            return dict(read(text))
+        except _NOT_READ:
+            if what not in self._damaged:
+                self._damaged.add(what)
+                words = "%s is damaged: %s can't be read and is left out; the rest is there"
+                logger.warning(words, self.folder / FILENAME, what)
+            return {}
 
     def _origin(self, trial_id: str, attempt: int) -> Origin:
         if (trial_id, attempt) not in self._origins:
@@ -485,7 +554,7 @@ class ExperimentReader:
     def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
         """Return the origins of the attempts of one trial, or of all."""
         return {
-            (trial_id, attempt): Origin(trial_id, tag, decode_config(config), pid, hostname, node_ip)
+            (trial_id, attempt): Origin(trial_id, tag, self._config(trial_id, config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(
                 "SELECT a.trial_id, a.attempt, t.tag, coalesce(a.config, t.config), a.pid, a.hostname, "
                 "a.node_ip FROM attempts a JOIN trials t USING (trial_id)"

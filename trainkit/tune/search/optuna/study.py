@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import quiet
@@ -113,6 +114,23 @@ class _KnownTrial:
     values: list[float] | None = None
     marks: dict[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, float] = field(default_factory=dict)
+
+
+_TRIES = 6
+
+
+def _storage_at(given: BaseStorage | str) -> BaseStorage:
+    """Return a storage; of an address once its tables are there, which another program may be making."""
+    import optuna
+
+    for number in range(1, _TRIES):
+        try:
+            return optuna.storages.get_storage(given)
+        except Exception as error:  # the database's, and SQLAlchemy's is not imported without need
+            if not type(error).__module__.startswith("sqlalchemy"):
+                raise
+            SYSTEM.sleep(0.1 * 2**number)
+    return optuna.storages.get_storage(given)
 
 
 class LazyStudy:
@@ -283,9 +301,7 @@ class LazyStudy:
             return self._study
         import optuna
 
-        self._storage = optuna.storages.get_storage(
-            optuna.storages.InMemoryStorage() if self._given is None else self._given
-        )
+        self._storage = _storage_at(optuna.storages.InMemoryStorage() if self._given is None else self._given)
         with quiet():
             study = optuna.create_study(
                 study_name=self._name,
