@@ -212,6 +212,25 @@ def test_a_class_goes_on_from_its_checkpoint(fit):
     assert result.metrics["iterations_since_restore"] == 3
 
 
+def test_a_misspelt_score_deletes_no_checkpoint(fit, caplog):
+    policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="scor")
+    run = {"checkpoint_config": policy}
+    (result,) = fit(saving, {"steps": 4, "scores": [0.5, 0.9, 0.1, 0.2]}, run=run)
+    assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 1, 2, 3]
+    assert "'scor'" in caplog.text and "Did you mean 'score'" in caplog.text
+
+
+def test_a_score_that_comes_late_ranks_from_then_on(fit):
+    def late(config):
+        for step in range(4):
+            score = {"score": step} if step >= 2 else {}
+            tune.report({"step": step, **score}, checkpoint=tune.Checkpoint.from_dict({"step": step}))
+
+    policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score")
+    (result,) = fit(late, run={"checkpoint_config": policy})
+    assert [report["step"] for _, report in result.best_checkpoints] == [3]
+
+
 def test_a_class_works_without_a_tuner(tmp_path):
     trainable = Counting({})
     assert trainable.train()["count"] == 1

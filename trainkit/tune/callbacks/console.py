@@ -95,7 +95,7 @@ class MetricWatch(Callback):
             logger.warning(
                 "the first checkpoint came with no number %r, which "
                 "CheckpointConfig(checkpoint_score_attribute=...) names: %s "
-                "A checkpoint without it counts as worse than any with it",
+                "A checkpoint without it counts as worse than any with it, and until one has it all are kept",
                 name,
                 reported_words(name, trial.last_result),
             )

@@ -94,7 +94,14 @@ def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirn
 
 
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
-    """Drop those that are not kept; their folders go once that is committed."""
+    """Drop those that are not kept; their folders go once that is committed.
+
+    None is dropped as long as none came with the value that ranks them: its name may be a typing error.
+    """
+    name = policy.checkpoint_score_attribute
+    unknown = name is not None and lookup(trial.last_result, name) is None
+    if unknown and all(each.score == -math.inf for each in trial.checkpoints):
+        return
     for checkpoint in to_drop(policy, trial.checkpoints, running=running):
         trial.checkpoints.remove(checkpoint)
         step.records.append(ev.CheckpointDropped(trial, checkpoint))

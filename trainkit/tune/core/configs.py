@@ -92,7 +92,8 @@ class CheckpointConfig(Settings):
 
     Args:
         num_to_keep: per trial; None keeps all. While a trial runs, the latest is kept too, to go on from.
-        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best.
+        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best. Until
+            one came with it, all are kept.
         checkpoint_score_order: "max" or "min".
         checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
         checkpoint_at_end: a `Trainable` class also saves when it ends; None: in a `Tuner`, if it can save.
