@@ -14,6 +14,7 @@ import trainkit
 from trainkit.errors import (
     ConfigError,
     GetTimeoutError,
+    SerializationError,
     TaskError,
     message_of,
 )
@@ -40,6 +41,31 @@ class Slotted(ValueError):
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text for you")
+
+
+class Filed(FileNotFoundError):
+    def __init__(self, name: str) -> None:
+        super().__init__(2, "No such file", name)
+
+
+class Unreadable:
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+class Keeper:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def kept(self) -> Any:
+        return self.value
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def raise_(error: Exception) -> None:
@@ -87,6 +113,34 @@ class EngineSuite(engine.EngineSuite):
             trainkit.get(trainkit.remote(function).remote())
         assert isinstance(caught.value, TaskError)
         assert text in f"{caught.value} {caught.value.remote_traceback}"
+
+    @pytest.mark.parametrize("way", ["put", "returned", "given", "in an actor"])
+    @pytest.mark.parametrize("error", [TwoArguments(7, "seven"), Slotted(7), Filed("a.txt")])
+    def test_exceptions_are_values_too(self, error: Any, way: str) -> None:
+        error.__notes__ = ["a note"]
+        if way == "put":
+            (found,) = trainkit.get(trainkit.put([error]))
+        elif way == "in an actor":
+            found = trainkit.get(trainkit.remote(Keeper).remote(error).kept.remote())
+        else:
+            same = trainkit.remote(_same).remote(error if way == "given" else [error])
+            found = trainkit.get(same) if way == "given" else trainkit.get(same)[0]
+        assert type(found) is type(error)
+        for name in ("args", "code", "filename", "errno", "__notes__"):
+            assert getattr(found, name, None) == getattr(error, name, None), name
+        assert str(found) == str(error)
+
+    @pytest.mark.parametrize("way", ["put", "returned", "given"])
+    def test_a_value_that_cant_be_read_says_of_which_type_it_is(self, way: str) -> None:
+        with pytest.raises(
+            SerializationError, match=r"could not be read.*Unreadable.*Give its class a __reduce"
+        ):
+            if way == "put":
+                trainkit.get(trainkit.put([Unreadable(1)]))
+            elif way == "given":
+                trainkit.get(trainkit.remote(id).remote(Unreadable(1)))
+            else:
+                trainkit.get(trainkit.remote(lambda: {"a": Unreadable(1)}).remote())
 
     @pytest.mark.parametrize(
         "error",

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from trainkit import settings
 from trainkit.errors import ActorDiedError, SerializationError, TaskError, TrainkitError, message_of
-from trainkit.runtime.serialize import Packed, pack, unpack
+from trainkit.runtime.serialize import Packed, arguments_of, attributes_of, pack, rebuilt, unpack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def pack_failure(error: BaseException, where: str, *, of_constructor: bool = Fal
 def _pack(error: BaseException, text: str, where: str, of_constructor: bool) -> Packed:
     summary = _summary(error)
     candidates = [
-        (type(error), _arguments(error), _attributes(error), text, summary, of_constructor),
+        (type(error), arguments_of(error), attributes_of(error), text, summary, of_constructor),
         (type(error), tuple(str(item) for item in error.args), {}, text, summary, of_constructor),
         (None, (summary,), {}, text, summary, of_constructor),
     ]
@@ -203,7 +203,7 @@ def make_task_error(
     That of a constructor is an ActorDiedError too.
     """
     base = ConstructorError if of_constructor else TaskError
-    cause = _rebuild(kind, args, attributes) if kind is not None else None
+    cause = rebuilt(kind, args, attributes) if kind is not None else None
     failure: TaskError | None = None
     if cause is not None and isinstance(cause, Exception):
         failure = _combine(base, cause, args, attributes)
@@ -222,7 +222,7 @@ def _combine(
     kind = type(cause)
     try:
         both = type(kind.__name__, (_PicklesByParts, base, kind), {"__module__": kind.__module__})
-        failure = _rebuild(both, args, attributes)
+        failure = rebuilt(both, args, attributes)
         str(failure)
         repr(failure)
     except Exception:  # a sealed class, a layout that can't be combined, a raising __str__
@@ -236,56 +236,14 @@ class _PicklesByParts:
     def __reduce__(self) -> Any:
         error: Any = self
         cause = error.cause
-        parts = (type(cause), _arguments(cause), _attributes(cause), error.remote_traceback, _summary(cause))
+        parts = (
+            type(cause),
+            arguments_of(cause),
+            attributes_of(cause),
+            error.remote_traceback,
+            _summary(cause),
+        )
         return make_task_error, (*parts, isinstance(error, ConstructorError))
-
-
-def _rebuild(
-    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> BaseException | None:
-    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
-    combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
-    try:
-        error = (BaseException if combined else kind).__new__(kind, *args)
-        error.args = args[:2] if isinstance(error, OSError) else args
-        original = next((base for base in kind.__mro__ if "__init__" in vars(base)), BaseException)
-        if original.__module__ == "builtins":  # a C constructor fills fields that no __dict__ shows
-            vars(original)["__init__"](error, *args)
-        for name, value in attributes.items():
-            setattr(error, name, value)
-        str(error)
-    except Exception:
-        return None
-    return error
-
-
-def _arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments for the constructor: `args`, with those that a built-in class took out of them."""
-    if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
-        return (*error.args, error.filename, None, error.filename2)
-    return error.args
-
-
-_FIELDS = {ImportError: ("name", "path"), AttributeError: ("name",), NameError: ("name",)}
-"""Attributes that built-in classes keep beside `args` and `__dict__`."""
-
-
-def _attributes(error: BaseException) -> dict[str, Any]:
-    fields = {
-        name: value
-        for kind, names in _FIELDS.items()
-        if isinstance(error, kind)
-        for name in names
-        if (value := getattr(error, name, None)) is not None
-    }
-    state = object.__getstate__(error)  # with slots: what is in __dict__, and what is in them
-    slots = state[1] if isinstance(state, tuple) else {}
-    own = {
-        key: value
-        for key, value in error.__dict__.items()
-        if key not in ("cause", "remote_traceback", "__notes__") or not isinstance(error, TaskError)
-    }
-    return {**fields, **slots, **own}
 
 
 def _summary(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import pickle
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from trainkit.errors import ObjectLostError, SerializationError
+from trainkit.errors import ObjectLostError, SerializationError, TaskError, TrainkitError
 
 _DEPTH = 8
 _MOST_TRIES = 500
@@ -238,6 +239,22 @@ def explain(value: Any, what: str, error: BaseException) -> str:
     )
 
 
+def _last_type(packed: Packed) -> str:
+    """Return the name of the type that a pickle names last before it can't be read further."""
+    named = ["an object"]
+
+    class Noting(pickle.Unpickler):
+        def find_class(self, module: str, name: str, /) -> Any:
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                named.append(f"{module}.{name}")
+            return found
+
+    with contextlib.suppress(Exception):
+        Noting(io.BytesIO(packed.payload), buffers=packed.buffers).load()
+    return named[-1]
+
+
 class _Decoding(threading.local):
     """The handles of the value that this thread is rebuilding."""
 
@@ -251,7 +268,8 @@ def unpack(packed: Packed) -> Any:
     """Rebuild the value; each call makes a new one, sharing buffers that lie in shared memory.
 
     Raises:
-        SerializationError: a class or module that the value needs can't be imported here.
+        SerializationError: a class or module that the value needs can't be imported here, or an object in it
+            can't be made.
     """
     outer = _decoding.handles
     _decoding.handles = packed.handles
@@ -261,6 +279,14 @@ def unpack(packed: Packed) -> Any:
         raise SerializationError(
             f"a value that arrived here needs something that cannot be imported: {error}. What lies in "
             "importable modules travels by name, so both sides need the module on sys.path."
+        ) from error
+    except (TrainkitError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise SerializationError(
+            f"a value that arrived here could not be read: {_last_type(packed)} could not be made "
+            f"({type(error).__name__}: {error}). Give its class a __reduce__() with the arguments that make "
+            "it, or send what it holds."
         ) from error
     finally:
         _decoding.handles = outer
@@ -292,6 +318,80 @@ def register(kind: type, reducer: Reducer) -> None:
 def deregister(kind: type) -> None:
     """Pickle instances of `kind` as others again."""
     _REDUCERS.pop(kind, None)
+
+
+def rebuilt(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException | None:
+    """Return an exception made without its class's own constructor, or None where that is not possible."""
+    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
+    combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
+    try:
+        error = (BaseException if combined else kind).__new__(kind, *args)
+        error.args = args[:2] if isinstance(error, OSError) else args
+        built_in = next(
+            base for base in kind.__mro__ if base.__module__ == "builtins" and "__init__" in vars(base)
+        )
+        with contextlib.suppress(TypeError):  # a C constructor fills fields that no __dict__ shows
+            vars(built_in)["__init__"](error, *args)
+        for name, value in attributes.items():
+            setattr(error, name, value)
+        str(error)
+    except Exception:
+        return None
+    return error
+
+
+def arguments_of(error: BaseException) -> tuple[Any, ...]:
+    """Return the arguments for the constructor: `args`, with those that a built-in class took out of them."""
+    if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
+        return (*error.args, error.filename, None, error.filename2)
+    return error.args
+
+
+_FIELDS = {ImportError: ("name", "path"), AttributeError: ("name",), NameError: ("name",)}
+"""Attributes that built-in classes keep beside `args` and `__dict__`."""
+
+
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """Return what an exception holds beside its arguments."""
+    fields = {
+        name: value
+        for kind, names in _FIELDS.items()
+        if isinstance(error, kind)
+        for name in names
+        if (value := getattr(error, name, None)) is not None
+    }
+    state = object.__getstate__(error)  # with slots: what is in __dict__, and what is in them
+    slots = state[1] if isinstance(state, tuple) else {}
+    own = {
+        key: value
+        for key, value in error.__dict__.items()
+        if key not in ("cause", "remote_traceback", "__notes__") or not isinstance(error, TaskError)
+    }
+    return {**fields, **slots, **own}
+
+
+def _reduce_exception(error: BaseException) -> Any:
+    kind = type(error)
+    maker = next(base for base in kind.__mro__ if "__init__" in vars(base))
+    own = any(
+        name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
+    )
+    if maker.__module__ == "builtins" or own:
+        return NotImplemented
+    return _load_exception, (kind, arguments_of(error), attributes_of(error))
+
+
+_OWN_WAYS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__new__")
+"""Methods by which a class says itself how it is pickled, or made."""
+
+
+def _load_exception(
+    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> BaseException:
+    error = rebuilt(kind, args, attributes)
+    return kind(*args) if error is None else error  # which says what is wrong
 
 
 def _reduce_code(code: types.CodeType) -> Any:
@@ -334,6 +434,8 @@ class _Pickler(CodePickler):
             reduced = reducer(self, obj)
             if reduced is not NotImplemented:
                 return reduced
+        if isinstance(obj, BaseException) and (reduced := _reduce_exception(obj)) is not NotImplemented:
+            return reduced
         return super().reducer_override(obj)
 
 
