@@ -1,7 +1,10 @@
-"""Try the wheel in empty environments: `python .ci/matrix.py [--python python3.12] [--oldest] [extra ...]`.
+"""Try the wheel in empty environments: `python .ci/matrix.py [--oldest | --newest] [extra ...]`.
 
 For each extra, an environment of its own gets the wheel with that extra, and nothing else; a program then
 uses what the extra brings. Prints a line each, and ends with the number of those that failed.
+
+With `--newest`, one environment gets all extras that tests need, without the pins of constraints.txt, as a
+fresh install of today has them. The tests of the tier `unit` and the README's programs are run in it.
 """
 
 from __future__ import annotations
@@ -136,12 +139,35 @@ def tried(python: str, wheel: Path, extra: str, lowest: bool) -> str:
         return ""
 
 
+def tried_newest(python: str, wheel: Path) -> int:
+    """Run the unit tests and the README's programs with the newest versions; return pytest's exit code."""
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        own = f"{folder}/bin/python"
+        # torch keeps its pin: a newer one from the public index brings gigabytes of GPU libraries.
+        torch = [line for line in pinned if line.startswith(("torch==", "torchvision=="))]
+        subprocess.run([own, "-m", "pip", "install", "--quiet", f"{wheel}[dev]", *torch], check=True)
+        subprocess.run([own, ROOT / ".ci" / "mend_torchvision.py"], check=True)
+        installed = subprocess.run(
+            [own, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+        ).stdout
+        print("newer than the pins:", *sorted({*installed.split()} - {*pinned}), flush=True)
+        tests = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=quick"]
+        readme = "tests/test_docs.py::test_each_block_of_the_readme_runs_alone"
+        ended = [
+            subprocess.run([*tests, *more], cwd=ROOT).returncode for more in (["--tier", "unit"], [readme])
+        ]
+        return max(ended)
+
+
 def main() -> int:
     """Build the wheel and try it."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("extras", nargs="*", default=list(PROGRAMS), help="default: all that have a program")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments")
     parser.add_argument("--oldest", action="store_true", help="the lowest versions that are asked for")
+    parser.add_argument("--newest", action="store_true", help="the newest versions, with the unit tests")
     given = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +175,8 @@ def main() -> int:
             [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ROOT], check=True
         )
         (wheel,) = Path(folder).glob("*.whl")
+        if given.newest:
+            return tried_newest(given.python, wheel)
         for extra in given.extras:
             why = tried(given.python, wheel, "" if extra == "none" else extra, given.oldest)
             failed += bool(why)
