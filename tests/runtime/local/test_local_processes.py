@@ -101,6 +101,7 @@ def test_a_worker_sees_the_drivers_surroundings(monkeypatch: pytest.MonkeyPatch,
     assert trainkit.get(actor.look.remote(environment, "OWN")) == "worker"
     assert trainkit.get(actor.look.remote(os.getcwd)) == str(tmp_path)
     assert trainkit.get(actor.look.remote(lambda: sys.path)) == sys.path
+    assert trainkit.get(actor.look.remote(lambda: sys.argv)) == sys.argv
     assert trainkit.get(actor.look.remote(lambda: sys.stdin.read())) == ""
 
 

@@ -186,9 +186,10 @@ class LocalEngine:
     def _environment(self) -> messages.WorkerEnvironment:
         """Return what a worker started now is to see of this process; not what was set for this one alone."""
         # As the bytes that it holds: to read them one by one takes longer than all else of a request.
-        seen = (
+        seen: tuple[dict[Any, Any], list[str], list[str]] = (
             dict(getattr(os.environ, "_data", os.environ)),
             [entry for entry in sys.path if isinstance(entry, str)],
+            [argument for argument in sys.argv if isinstance(argument, str)],
         )
         known = self._inherited
         if known[0] != seen:
@@ -199,7 +200,7 @@ class LocalEngine:
                 if self._own_variables.get(name) != value and name != SESSION_MARK
             }
             # As JSON, which holds plain strings: a template loads nothing that a path is an object of.
-            known = self._inherited = seen, json.dumps([given, seen[1]]).encode()
+            known = self._inherited = seen, json.dumps([given, *seen[1:]]).encode()
         preload = session.wanted() | self._asked_preload
         return messages.WorkerEnvironment(known[1], process.working_folder(), preload)
 

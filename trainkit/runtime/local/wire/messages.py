@@ -41,8 +41,8 @@ class WorkerEnvironment(NamedTuple):
     """Environment that a worker inherits from the process that requested it, at that moment.
 
     Attributes:
-        inherited: its `os.environ` and `sys.path` as JSON: it is passed on and compared for each worker,
-            but most templates read only one.
+        inherited: its `os.environ`, `sys.path` and `sys.argv` as JSON: it is passed on and compared for each
+            worker, but most templates read only one.
         preload: what that process has imported; see `wanted` in runtime/session.py.
     """
 

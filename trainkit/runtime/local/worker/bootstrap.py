@@ -91,7 +91,7 @@ class Inherited:
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        self.environ, self.sys_path = json.loads(text)
+        self.environ, self.sys_path, self.argv = json.loads(text)
         mine = dict(os.environ)
         self._removed = mine.keys() - self.environ.keys() - {SESSION_MARK}
         self._changed = {name: value for name, value in self.environ.items() if mine.get(name) != value}
@@ -102,6 +102,7 @@ class Inherited:
             del os.environ[name]
         os.environ.update(self._changed)
         sys.path[:] = self.sys_path
+        sys.argv[:] = self.argv
 
 
 class TaskOutput(io.BufferedWriter):
