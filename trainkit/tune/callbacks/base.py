@@ -30,7 +30,8 @@ class Callback:
     """Base class of callbacks, which are given by RunConfig(callbacks=[...]).
 
     Every method is called after its event is committed to the experiment file. What a callback raises
-    is reported once and never touches a trial. `trials` and `trial` are for reading.
+    is reported once and never touches a trial. `trials` and `trial` are for reading; what `on_trial_result`
+    adds to its result is kept with the report.
 
     Attributes:
         _refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.

@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.errors import ConfigError
 from trainkit.tune.callbacks.base import HOOKS, Callback, hook_of
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.metrics import storing_problem
+from trainkit.tune.core.metrics import keep_added, storing_problem
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 logger = logging.getLogger("trainkit.tune")
@@ -132,6 +132,7 @@ class CallbackDispatcher:
         trials: the controller's list, which grows.
         history: gives a trial's committed reports, oldest first.
         keep: keeps what callbacks want back when the experiment goes on.
+        amend: keeps a report to which a callback has added values.
         strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
         display: what shows the experiment, in line with the others; of the end it is told by `display_end`.
     """
@@ -142,6 +143,7 @@ class CallbackDispatcher:
         trials: Sequence[Trial],
         history: Callable[[str], list[dict[str, Any]]],
         keep: Callable[[dict[str, str]], None] = lambda states: None,
+        amend: Callable[[ev.ResultAdded], None] = lambda record: None,
         strict: Sequence[Callback] = (),
         display: Callback | None = None,
     ) -> None:
@@ -152,6 +154,7 @@ class CallbackDispatcher:
         self._display_end = _listening(shown, _END)
         self._trials = trials
         self._history = history
+        self._amend = amend
         self._step = 0
         self._states = CallbackStates(callbacks, keep, self._complaints)
 
@@ -188,7 +191,10 @@ class CallbackDispatcher:
     def _on_record(self, record: ev.Record) -> None:
         match record:
             case ev.ResultAdded(trial=trial, result=result):
+                known = len(result)
                 self._of_trial("on_trial_result", trial, result=result)
+                if keep_added(record.metrics, result, known):
+                    self._amend(record)
             case ev.AttemptStarted(trial=trial, attempt=attempt, iteration=iteration):
                 if attempt > 0:
                     kept = self._history(trial.trial_id)[:iteration]

@@ -62,7 +62,7 @@ class Reported(_Fixed):
     attempt: int
     time: float
     iteration: int
-    metrics: Mapping[str, Any]
+    metrics: dict[str, Any]
     checkpoint: str | None = None
     done: bool = False
     problem: str = ""
@@ -196,8 +196,8 @@ class ResultAdded(_Fixed):
     attempt: int
     iteration: int
     time: float
-    metrics: Mapping[str, Any]
-    result: Mapping[str, Any]
+    metrics: dict[str, Any]
+    result: dict[str, Any]
 
 
 class DecisionMade(_Fixed):

@@ -158,12 +158,24 @@ def timeout_words(limit_s: float) -> str:
     )
 
 
-def too_many_failed(trials: Sequence[Trial], folder: str) -> str:
-    """Say at the end of an experiment that max_failed_trials has ended it: what failed, and what to do."""
+HOPELESS = 12
+"""Failed trials by which a search without end ends where no trial has ever reported."""
+
+
+def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:
+    """Say at the end of an experiment that failed trials have ended it: what failed, and what to do.
+
+    Args:
+        trials: of the experiment.
+        folder: of the experiment.
+        limit: max_failed_trials; None: it ended as none of the first has ever reported.
+    """
+    why = "FailureConfig(max_failed_trials=...) ends the experiment there"
+    if limit is None:
+        why = f"none has reported: a search without end stops at {HOPELESS} such trials"
     failed = [(trial.trial_id, trial.failure) for trial in trials if trial.failure is not None]
     return (
-        f"{len(failed)} of {len(trials)} trials have failed, and FailureConfig(max_failed_trials=...) ends "
-        f"the experiment there:\n{grouped(failed)}\n"
+        f"{len(failed)} of {len(trials)} trials have failed, and {why}:\n{grouped(failed)}\n"
         f"All results are kept: look at them by tune.Tuner.restore({folder!r}, trainable).get_results(), or "
         f"`trainkit show {folder}`. Mend the cause, then go on by tune.Tuner.restore({folder!r}, trainable, "
         "restart_errored=True).fit()"

@@ -11,7 +11,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.rules import BROKEN, TIME_BUDGET, Ending
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checks import setting
-from trainkit.tune.core.metrics import lookup, number_of
+from trainkit.tune.core.metrics import keep_added, lookup, number_of
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
@@ -90,7 +90,12 @@ def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
 
 
 def judge_report(
-    state: ControllerState, trial_id: str, result: dict[str, Any], *, done: bool = False
+    state: ControllerState,
+    trial_id: str,
+    result: dict[str, Any],
+    metrics: dict[str, Any],
+    *,
+    done: bool = False,
 ) -> Decision | Failure:
     """Return what is decided, or why the trial has failed by this report.
 
@@ -98,6 +103,7 @@ def judge_report(
         state: of the controller.
         trial_id: of the trial that reports.
         result: the report.
+        metrics: of it, to be stored; what a stop rule adds to the result is added.
         done: the report says that the trial is over, though its function has not returned.
     """
     # First and whatever the report lacks: a replay tells the scheduler every report too.
@@ -106,7 +112,9 @@ def judge_report(
         state.proposals.on_trial_decision(trial_id, result, decision)
     try:
         _check_metric(state, trial_id, result)
+        known = len(result)
         reached = state.stop.on_report(trial_id, result)
+        keep_added(metrics, result, known)
     except MetricError as error:
         return Failure("MetricError", str(error), retry=False)
     except Exception as error:  # of the user's stop function, or stopper
@@ -133,8 +141,8 @@ def _check_metric(state: ControllerState, trial_id: str, result: Mapping[str, An
 
 
 def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
-    """Say that a trial has ended without ever reporting the metric; None if all is well."""
-    if not state.plan.metrics or trial.trial_id in state.with_metric:
+    """Say that a trial has reported, but never the metric; None if all is well."""
+    if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
     if not lacking:  # an odd end: its last report has what it is said never to have had

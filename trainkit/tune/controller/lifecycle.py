@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.tune.controller import attempt, paused
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt
-from trainkit.tune.controller.failures import TIMEOUT, Retry, timeout_words, what_follows
+from trainkit.tune.controller.failures import HOPELESS, TIMEOUT, Retry, timeout_words, what_follows
 from trainkit.tune.controller.judging import (
     end_experiment,
     end_if_due,
@@ -95,7 +95,7 @@ def _decide(
     trial = active.trial
     active.outcome = attempt.FINISHED if event.done else active.outcome
     says_done = not event.done and bool(event.metrics.get("done"))
-    decision = judge_report(state, trial.trial_id, result, done=says_done)
+    decision = judge_report(state, trial.trial_id, result, event.metrics, done=says_done)
     if isinstance(decision, Failure):
         active.outcome, active.failure = (ERROR, ""), decision
         return
@@ -226,6 +226,9 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
         end_experiment(state, FAIL_FAST, time)
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
+    endless = state.proposals.num_samples == -1 and math.isinf(state.budget_ends)
+    if limit is None and endless and not state.has_reports:
+        limit = HOPELESS
     if limit is not None and state.failed >= limit:
         end_experiment(state, FAILED_TRIALS, time)
 

@@ -56,6 +56,19 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     }
 
 
+def keep_added(metrics: dict[str, Any], result: dict[str, Any], known: int) -> bool:
+    """Give the metrics of a report what was added to its result behind its first `known` keys, if anything.
+
+    A value that was changed stays as it was reported: a restore judges by it again.
+    """
+    if len(result) <= known:
+        return False
+    added = plain_metrics({key: result[key] for key in [*result][known:]})
+    result |= added
+    metrics |= added
+    return True
+
+
 def _plain_metric(value: Any, key: str) -> Any:
     kind = type(value)
     if kind is int and value.bit_length() > MAX_BITS:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainkit.errors import TuneArgumentError, did_you_mean
+from trainkit.errors import ArgumentTypeError, TuneArgumentError, did_you_mean
 
 _trainables: dict[str, Any] = {}
 
@@ -20,11 +20,11 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
         warn: Ray's; there is nothing to warn of.
 
     Raises:
-        ConfigError: the name is no text, or the trainable can't be called.
+        ConfigError: the name is no text, or the trainable can't be called; then a TypeError too.
     """
     _require_name(name, "register_trainable")
     if not callable(trainable):
-        raise TuneArgumentError(
+        raise ArgumentTypeError(
             f"register_trainable({name!r}, {trainable!r}): give a function of the configuration, "
             "or a tune.Trainable class"
         )

@@ -194,7 +194,8 @@ class ExperimentRun:
             controller, executor, store = self._run_once(opened)
         self.ended_by = controller.ended_by
         if controller.ended_by is FAILED_TRIALS:
-            raise TuneError(running.too_many_failed(controller.trials, str(self.folder)))
+            limit = self._run.failure_config.max_failed_trials
+            raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
             # The console, or the user's reporter, has said why, unless there is none.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
@@ -374,6 +375,7 @@ class ExperimentRun:
             controller.trials,
             reader.history,
             keep=lambda states: store.set_fact("callback_states", states),
+            amend=store.amend,
             strict=cast("Sequence[Callback]", self._run.callbacks) if strict else (),
             display=display,
         )

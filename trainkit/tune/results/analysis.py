@@ -17,7 +17,7 @@ from trainkit.tune.core.checks import is_number, pandas_frame, require_mode
 from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import best_row
 from trainkit.tune.results.reading import experiment_folder
-from trainkit.tune.results.result import Result
+from trainkit.tune.results.result import AnalysisTrial, Result
 from trainkit.tune.results.result_grid import ResultGrid
 
 if TYPE_CHECKING:
@@ -69,14 +69,12 @@ class ExperimentAnalysis:
     ) -> None:
         require_mode(default_mode, "default_mode")
         folder = experiment_folder(experiment_checkpoint_path, storage_filesystem)
+        if trials is None:
+            trials = ResultGrid.from_path(folder, metric=default_metric, mode=default_mode)
+        goal: tuple[Any, ...] = (default_metric, default_mode)
         if isinstance(trials, ResultGrid):
-            metric, mode = default_metric or trials.metric, default_mode or trials.mode
-            grid = ResultGrid(folder, list(trials), metric, mode, trials.objectives)
-        elif trials is not None:
-            grid = ResultGrid(folder, trials, default_metric, default_mode)
-        else:
-            grid = ResultGrid.from_path(folder, metric=default_metric, mode=default_mode)
-        self._grid = grid
+            goal = (default_metric or trials.metric, default_mode or trials.mode, trials.objectives)
+        self._grid = ResultGrid(folder, map(AnalysisTrial.of, trials), *goal)
 
     @classmethod
     def of(cls, grid: ResultGrid) -> ExperimentAnalysis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,7 @@ class Result:
     metric: str | None = None
     mode: str | None = None
     ranked_by: str = ""
+    _name: str = ""
     _checkpoints: Mapping[int, str] = field(default_factory=dict)
     _open: Callable[[], Reader] | None = field(default=None, compare=False)
 
@@ -212,6 +213,10 @@ class Result:
         """Return whether the trial has ended, one way or another."""
         return self.status.is_finished
 
+    def has_checkpoint(self) -> bool:
+        """Return whether the trial has kept a checkpoint."""
+        return bool(self._checkpoints)
+
     @property
     def last_result(self) -> dict[str, Any]:
         """The last report; the name that a Ray trial has for `metrics`."""
@@ -242,6 +247,18 @@ class Result:
 
     def _reader(self) -> Reader:
         return self._open() if self._open is not None else open_experiment(Path(self.path).parent)
+
+
+class AnalysisTrial(Result):
+    """A result as Ray's analyses have trials: its text is the trial's name, such as 'f_a4deb_00000'."""
+
+    @classmethod
+    def of(cls, result: Result) -> AnalysisTrial:
+        """Return a result as a trial."""
+        return cls(**{each.name: getattr(result, each.name) for each in fields(result)})
+
+    def __str__(self) -> str:
+        return self._name
 
 
 def result_of(
@@ -277,6 +294,7 @@ def result_of(
         path="" if folder is None else f"{folder}/{trial.dirname}",
         metric=metric,
         mode=mode,
+        _name=trial.name,
         _checkpoints={checkpoint.number: checkpoint.dirname for checkpoint in trial.checkpoints},
         _open=open_reader,
     )

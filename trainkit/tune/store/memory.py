@@ -53,6 +53,9 @@ class MemoryStore:
             for told in records
         ]
 
+    def amend(self, record: ev.ResultAdded) -> None:
+        """Do nothing: what was added is in the result that is kept."""
+
     def set_fact(self, key: str, value: Any) -> None:
         """Keep one fact of the experiment, in place of what it was."""
         self.facts[key] = value

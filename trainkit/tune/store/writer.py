@@ -151,6 +151,19 @@ class ExperimentStore:
         except sqlite3.Error as error:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
+    def amend(self, record: ev.ResultAdded) -> None:
+        """Write a report that is there once more, with what was added to it.
+
+        Raises:
+            StoreError: it can't be written.
+        """
+        place = (encode(record.metrics), record.trial.trial_id, record.attempt, record.iteration)
+        sql = "UPDATE results SET metrics = ? WHERE trial_id = ? AND attempt = ? AND iteration = ?"
+        try:
+            self._connection.execute(sql, place)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
+
     def reader(self) -> ExperimentReader:
         """Return a reader of the file, also while it is written; close it."""
         return ExperimentReader(self.folder)

@@ -179,7 +179,7 @@ class ClassRunner(Runner):
             metrics = self._trainable.train()
             done = bool(metrics.pop("done", False))
             iteration, every = self._trainable.iteration, self._spec.checkpoint_frequency
-            due = bool(metrics.pop("should_checkpoint", False)) or (every > 0 and iteration % every == 0)
+            due = bool(metrics.get("should_checkpoint", False)) or (every > 0 and iteration % every == 0)
             dirname = self._save() if due or (done and self._spec.checkpoint_at_end) else None
             if dirname is not None:
                 metrics["checkpoint_dir_name"] = dirname
