@@ -99,7 +99,7 @@ class Experiment:
         """Return how the experiment stands, as JSON values.
 
         By name: `folder`, `state` in words, `owner` (the pid of what runs it, None if nothing does),
-        `created`, `metric`, `mode`, `counts` of trials by status, `total` (None: without end), `best` (a
+        `created`, `metric`, `mode`, `counts` of trials by state, `total` (None: without end), `best` (a
         trial's id and its value), `ending`, `remaining_s`,
         `paused_by` ('': nobody), `held` (ids of the trials that were paused by themselves).
         """

@@ -109,3 +109,8 @@ def test_every_row_is_a_command_and_says_its_further_names() -> None:
         aliases.update((alias, command) for alias in command.aliases)
     assert all(COMMANDS.get(alias) is command for alias, command in aliases)
     assert sorted([*HELP, *(alias for each in ALIASES.values() for alias in each)]) == COMMANDS.own_names()
+
+
+def test_a_command_that_is_nearly_right_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashbord"]) == 1
+    assert capsys.readouterr().err == "trainkit: 'dashbord' is no command. Did you mean 'dashboard'?\n"

@@ -73,7 +73,7 @@ def ageless(table: str) -> str:
 def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_path):
     told = command("ls", ".")
     assert re.search(
-        r"e +ended: all trials have ended +3 TERMINATED, 1 ERROR +loss=0.333333 of \w+_00000", told
+        r"e +ended: all trials have ended +2 finished, 1 stopped, 1 failed +loss=0.333333 of \w+_00000", told
     )
     for alias in ("list-experiments", "lsx"):
         assert ageless(command(alias, str(root))) == ageless(told)
@@ -92,9 +92,9 @@ def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_pa
 def test_show_is_a_table_of_the_trials(command, root, monkeypatch):
     told = command("show", "e")  # a relative path
     assert f"{root / 'e'}: ended: all trials have ended" in told
-    assert "4 of 4 trials: 3 TERMINATED, 1 ERROR" in told
+    assert "4 of 4 trials: 2 finished, 1 stopped, 1 failed" in told
     assert "best by last report: loss=0.333333" in told
-    assert re.search(r"_00001 +ERROR +1 +2 +2 +ValueError: two is too much", told)
+    assert re.search(r"_00001 +failed +1 +2 +2 +ValueError: two is too much", told)
     assert command("list-trials", str(root / "e")) == told
     assert command("ls", "e") == told, "as `ls` of Ray's command line"
     monkeypatch.chdir("/")
@@ -116,7 +116,7 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
     assert [row["config/x"] for row in shown("--sort", "loss")] == [1, 4, 3, 2]
     assert [row["config/x"] for row in shown("--sort", "status,config/x", "--desc")] == [4, 3, 1, 2]
     assert [row["config/x"] for row in shown("--filter", "loss < 1.4")] == [1, 4]
-    assert [row["config/x"] for row in shown("--filter", "status == ERROR")] == [2]
+    assert [row["config/x"] for row in shown("--filter", "state == failed")] == [2]
     assert [row["config/x"] for row in shown("--limit", "1", "--desc", "--sort", "config/x")] == [4]
     assert shown("--columns", "config/x,step")[0] == {"config/x": 1, "step": 3}
     rows = list(csv.DictReader(io.StringIO(command("show", "e", "-o", "csv", "--columns", "trial_id,loss"))))
@@ -209,12 +209,12 @@ def test_tail_follows_a_running_experiment_to_its_end(root, capsys, tmp_path):
 
 def test_why_tells_what_was_decided(command):
     told = command("why", "e", "2")
-    assert "is TERMINATED: stopped by RunConfig(stop=function)" in told
+    assert ": stopped: stopped by RunConfig(stop=function)" in told
     assert "configuration: x=3" in told
     assert "attempt 0: from 20" in told
     assert "report 2: STOP, stopped by RunConfig(stop=function)" in told
     told = command("why", "e", "1")
-    assert "is ERROR: ValueError: two is too much" in told
+    assert ": failed: ValueError: two is too much" in told
     assert "in trainable" in told
     told = command("why", "e")
     assert "ended: all trials have ended" in told and "began" in told

@@ -110,7 +110,7 @@ def test_an_agent_reads_experiments_and_no_more(root: Path):
         assert all(tool.annotations.read_only_hint and tool.description for tool in tools.values())
         listed = await call("list_experiments")
         assert [each["experiment"] for each in listed["experiments"]] == ["judged", "plain"]
-        assert listed["experiments"][0]["counts"] == {"TERMINATED": 3, "ERROR": 1}
+        assert listed["experiments"][0]["counts"] == {"finished": 1, "stopped": 2, "failed": 1}
 
         results = tune.ResultGrid.from_path(root / "judged")
         best = results.get_best_result()
@@ -129,7 +129,7 @@ def test_an_agent_reads_experiments_and_no_more(root: Path):
         page = await call("list_trials", experiment="judged", sort="loss", limit=2, offset=1)
         assert page["total"] == 4
         assert [row["config/n"] for row in page["trials"]] == [2, 4]
-        failed = await call("list_trials", experiment="judged", filter="status == ERROR")
+        failed = await call("list_trials", experiment="judged", filter="state == failed")
         assert [row["config/n"] for row in failed["trials"]] == [3]
 
         trial = await call("show_trial", experiment="judged", trial=best.trial_id, reports=2)

@@ -101,10 +101,7 @@ def test_why_tells_pauses_and_promotions(tmp_path, capsys):
     for result in results:
         assert main(["why", str(tmp_path / "e"), result.trial_id]) == 0
         told.append(capsys.readouterr().out)
-    assert (
-        "is TERMINATED: stopped by HyperBand: rung 1 of bracket 0, rank 3 of 3, 1 may go on, cutoff 1"
-        in told[0]
-    )
+    assert "stopped: stopped by HyperBand: rung 1 of bracket 0, rank 3 of 3, 1 may go on, cutoff 1" in told[0]
     assert "report 1: PAUSE, rung 1 of bracket 0, waits for 2 more to come there" in told[0]
     assert "report 1: STOP, rung 1 of bracket 0, rank 3 of 3, 1 may go on, cutoff 1" in told[0]
     assert ", rung 1 of bracket 0, rank 1 of 3, 1 may go on, cutoff 1" in told[2]

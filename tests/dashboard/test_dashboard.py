@@ -41,7 +41,9 @@ def ids(ask: Asker) -> list[str]:
 def test_the_list_and_one_experiment(ask: Asker) -> None:
     (seen,) = ask.get("/experiments")
     assert (seen["metric"], seen["mode"]) == ("eval/loss", "min")
-    assert seen["counts"] == {"TERMINATED": 3, "ERROR": 3} and seen["trials"] == seen["total"] == 6
+    assert (
+        seen["counts"] == {"finished": 1, "stopped": 2, "failed": 3} and seen["trials"] == seen["total"] == 6
+    )
     assert not seen["running"] and seen["owner"] is None and seen["state"].startswith("ended: ")
     assert seen["best"]["value"] == 0.25 and seen["best"]["config"]["x"] == 1.0
     one = ask.get(ONE)
@@ -66,7 +68,7 @@ def test_a_page_of_trials_is_sorted_searched_and_cut(ask: Asker) -> None:
     assert order("search=ALERT(1)") == [0, 1, 2, 3, 4, 5] and order("search=valueerror") == [1, 3, 5]
     assert order("search=no+such+text") == []
     assert order("status=ERROR&offset=1&limit=1") == [3]
-    assert ask.get(f"{ONE}/trials?status=ERROR&limit=1")["total"] == 3
+    assert ask.get(f"{ONE}/trials?status=failed&limit=1")["total"] == 3
     for wrong in ("sort=none", "sort=config"):
         assert "there is no column" in ask.get(f"{ONE}/trials?{wrong}", 404)["error"]
     for wrong in (
@@ -323,7 +325,7 @@ def test_a_stream_tells_what_changes(running: Any) -> None:
 
     last = told(ask, "experiment=running", stopped)[-1]
     assert "events" in last["changed"] and "summary" in last["changed"]
-    assert last["summary"]["counts"] == {"RUNNING": 1, "TERMINATED": 1}
+    assert last["summary"]["counts"] == {"running": 1, "stopped": 1}
     ended = {row["trial_id"]: row["status"] for row in last["rows"]}
     assert ended[first] == "TERMINATED"
 

@@ -115,17 +115,17 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         who.press("Trials", "link")
         rows = page.locator("tr[data-trial]")
         statuses = page.locator("tr[data-trial] .badge")
-        expect(statuses.filter(has_text="RUNNING")).to_have_count(2)
+        expect(statuses.filter(has_text="running")).to_have_count(2)
 
         who.press("Pause")
         assert serious(page) == []
         who.confirm("Pause")
         who.answered("nothing starts until the experiment is resumed")
         expect(statuses.filter(has_text="PAUSED")).to_have_count(2)
-        expect(statuses.filter(has_text="RUNNING")).to_have_count(0)
+        expect(statuses.filter(has_text="running")).to_have_count(0)
         who.press("Resume")
         who.answered("the experiment goes on")
-        expect(statuses.filter(has_text="RUNNING")).to_have_count(2)
+        expect(statuses.filter(has_text="running")).to_have_count(2)
 
         first, second = who.running()
         who.press(first, "link")
@@ -144,14 +144,14 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         who.press(who.name, "link")
         who.press("Trials", "link")
         assert eventually(lambda: len(who.running()) == 2, 120)
-        expect(who.row(first).locator(".badge")).to_have_text("PENDING")
+        expect(who.row(first).locator(".badge")).to_have_text("pending")
         before = len(who.experiment.trials())
         who.press("Limits…")
         who.write("Number of samples", "9")
         who.write("Trials at once", "3")
         who.confirm("Change")
         who.answered("from now on num_samples=9, max_concurrent_trials=3")
-        expect(who.row(first).locator(".badge")).to_have_text("RUNNING")
+        expect(who.row(first).locator(".badge")).to_have_text("running")
         expect(page.get_by_role("group", name="Summary")).to_contain_text("/ 9")
         assert len(who.experiment.trials()) == before
 
@@ -164,20 +164,20 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         who.press("Stop")
         who.confirm("Stop")
         who.answered(f"trial {second} ends at its next report")
-        expect(status).to_have_text("TERMINATED")
+        expect(status).to_have_text("stopped")
         expect(page.get_by_role("group", name="Steer")).to_be_hidden()
         assert page.evaluate("document.activeElement.tagName") != "BODY"
         who.press(who.name, "link")
         who.press("Trials", "link")
-        expect(who.row(second).locator(".badge")).to_have_text("TERMINATED")
-        expect(rows.filter(has_text="0.0123").locator(".badge")).to_have_text("RUNNING")
+        expect(who.row(second).locator(".badge")).to_have_text("stopped")
+        expect(rows.filter(has_text="0.0123").locator(".badge")).to_have_text("running")
 
         who.press("Stop")
         who.confirm("Stop")
         who.answered("the experiment ends")
         expect(page.locator("h1 + span")).to_contain_text("ended")
         expect(page.get_by_role("group", name="Steer")).to_be_hidden()
-        expect(statuses.filter(has_text="RUNNING")).to_have_count(0)
+        expect(statuses.filter(has_text="running")).to_have_count(0)
 
         given = [
             ("pause", {}),

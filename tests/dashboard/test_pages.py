@@ -431,7 +431,7 @@ SHOWN = """([trial, column]) => {
 
 def test_a_report_is_on_the_page_within_a_second_without_a_reload(sight: Sight, live: Path) -> None:
     page = sight.page
-    sight.go(f"#/experiments/{live.name}?tab=trials&status=RUNNING")
+    sight.go(f"#/experiments/{live.name}?tab=trials&status=running")
     page.get_by_text("Columns", exact=True).click()
     page.get_by_label("reported_ms").check()
     trial = running_trial(sight, live)
@@ -477,16 +477,16 @@ def test_what_changes_before_the_stream_begins_is_shown(sight: Sight, live: Path
     sight.page.route("**/api/stream*", lambda route: held.append(route))
     trial = running_trial(sight, live)
     sight.go(f"#/experiments/{live.name}/trials/{trial}")
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("RUNNING")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("running")
     assert stop_one(live) == trial
     assert eventually(lambda: held != [], 60)
     held[-1].continue_()
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("TERMINATED")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped")
     sight.page.unroute("**/api/stream*")
 
 
 def test_a_filter_holds_for_what_changes(sight: Sight, live: Path) -> None:
-    sight.go(f"#/experiments/{live.name}?tab=trials&status=RUNNING")
+    sight.go(f"#/experiments/{live.name}?tab=trials&status=running")
     rows = sight.page.locator("tr[data-trial]")
     expect(rows).to_have_count(2)
     trial = stop_one(live)
@@ -514,9 +514,9 @@ def test_a_hidden_page_has_no_stream_and_is_up_to_date_when_it_is_seen_again(
     sight.hide()
     expect(sight.page.locator("#live")).to_have_attribute("data-state", "lost")
     assert stop_one(live) == trial
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("RUNNING")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("running")
     sight.hide(False)
-    expect(sight.page.locator("h1 + span .badge")).to_have_text("TERMINATED")
+    expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped")
     assert sight.complaints == []
 
 
@@ -553,7 +553,7 @@ def test_what_is_shown_anew_keeps_the_focus_and_where_it_was_scrolled_to(sight: 
     page = sight.page
     owner = sight.ask(f"/api/experiments/{live.name}")["owner"]
     (session,) = (each for each in sight.ask("/api/sessions") if each["driver_pid"] == owner)
-    sight.go(f"#/experiments/{live.name}?tab=trials&status=RUNNING")
+    sight.go(f"#/experiments/{live.name}?tab=trials&status=running")
     trial = page.locator("tbody a").first.inner_text()
     for route, kept in (
         ("#/", page.get_by_role("link", name=live.name, exact=True)),

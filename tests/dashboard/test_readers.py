@@ -296,5 +296,5 @@ def test_a_dashboard_that_is_killed_while_it_reads_holds_up_nobody(tmp_path: Pat
         _, err = writer.communicate(timeout=300)
         assert writer.returncode == 0, err
     seen = Overview.of(tmp_path / "e", 0.0)
-    assert seen.counted == {"TERMINATED": 2} and [each.iteration for each in seen.trials] == [2100, 2100]
+    assert seen.counted == {"finished": 2} and [each.iteration for each in seen.trials] == [2100, 2100]
     assert sorted(path.name for path in (tmp_path / "e").glob(f"{FILENAME}*")) == [FILENAME]

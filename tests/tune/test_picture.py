@@ -9,7 +9,7 @@ import pytest
 import rich.console
 
 from trainkit.tune import display
-from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.trial import STATES, Trial, TrialStatus
 from trainkit.tune.display import (
     ExperimentProgress,
     Table,
@@ -37,10 +37,34 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
     console = rich.console.Console(width=width, file=io.StringIO())
     console.print(progress_table(progress, info, "/somewhere"))
     head, row, _ = console.file.getvalue().splitlines()[-3:]
-    assert head.split() == ["trial", "status", "iteration", "loss", "seconds", "parameters", "why"]
-    pattern = r"^5f3a_00001 +TERMINATED +4 +-0.0730871 +1.2 +x=0.2923,.*(…|Adam) +stopped.*…$"
+    assert head.split() == ["trial", "state", "iteration", "loss", "seconds", "parameters", "why"]
+    pattern = r"^5f3a_00001 +stopped +4 +-0.0730871 +1.2 +x=0.2923,.*(…|Adam) +stopped.*$"
     assert re.search(pattern, row), row
     assert len(row) <= width
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "state"),
+    [
+        ("TERMINATED", "finished", "finished"),
+        ("TERMINATED", "", "finished"),
+        ("TERMINATED", "training_iteration=9 reached 9", "finished"),
+        ("TERMINATED", "reached max_t=9", "finished"),
+        ("TERMINATED", "stopped by ASHA: reached max_t=9", "finished"),  # as older files have it
+        ("TERMINATED", "stopped by ASHA: rung 1, rank 9 of 9", "stopped"),
+        ("TERMINATED", "not promoted: rung 1", "stopped"),
+        ("TERMINATED", "stopped by ann@box (pid 1): not run", "stopped"),
+        ("ERROR", "ValueError: one", "failed"),
+        ("PENDING", "interrupted by SIGTERM", "interrupted"),
+        ("PENDING", "", "pending"),
+        ("RUNNING", "", "running"),
+        ("PAUSED", "paused by ASHA", "paused"),
+    ],
+)
+def test_a_trial_that_was_stopped_has_another_state_than_a_finished_one(status, reason, state):
+    trial = Trial("a", 0, {}, name="a", dirname="a", tag="", status=TrialStatus(status), reason=reason)
+    assert trial.state == state
+    assert state in STATES
 
 
 @pytest.mark.parametrize(

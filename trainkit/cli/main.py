@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from trainkit.cli import ALIASES, COMMANDS, HELP, Command
-from trainkit.errors import ConfigError, TrainkitError
+from trainkit.errors import ConfigError, TrainkitError, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         named = COMMANDS.find(words[0]) if words and not words[0].startswith("-") else None
         if named is None:
+            if words and not words[0].startswith("-") and (hint := did_you_mean(words[0], COMMANDS.names())):
+                raise ConfigError(f"{words[0]!r} is no command.{hint}")
             parser = _overview()
             parser.parse_args(words)
             parser.print_help()

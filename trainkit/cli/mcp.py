@@ -149,7 +149,7 @@ class ReadingTools(_Tools):
         ]
 
     def list_experiments(self) -> dict[str, Any]:
-        """List the experiments: name, state, metric, counts of trials by status, best last report."""
+        """List the experiments: name, state, metric, counts of trials by state, best last report."""
         found, unreadable = [], {}
         for name in self._folders():
             try:
@@ -188,11 +188,11 @@ class ReadingTools(_Tools):
         offset: int = 0,
         limit: int = 20,
     ) -> dict[str, Any]:
-        """List trials: id, status, iteration, last metric, configuration and the reason of the status.
+        """List trials: id, state, iteration, last metric, configuration and the reason of the state.
 
         Args:
             experiment: its name.
-            filter: condition on a column, such as "loss < 0.5", "status == ERROR" or "config/lr > 0.1".
+            filter: condition on a column, such as "loss < 0.5", "state == failed" or "config/lr > 0.1".
             sort: columns separated by commas, such as "loss"; without, trials are in the order suggested.
             descending: the largest first.
             columns: columns separated by commas, in place of the usual ones.
@@ -229,6 +229,7 @@ class ReadingTools(_Tools):
             "trial_id": found.trial_id,
             "name": found.name,
             "folder": str(one.folder / found.dirname),
+            "state": found.state,
             "status": str(found.status),
             "reason": found.reason,
             "config": found.config,

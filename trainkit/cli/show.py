@@ -33,7 +33,7 @@ from trainkit.tune.results.overview import Overview, experiments_in
 
 Row = Mapping[str, Any]
 
-_FIRST = ("trial_id", "status", "iteration")
+_FIRST = ("trial_id", "state", "iteration")
 MAX_WIDTH = 200
 """Characters of one value."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -81,7 +81,7 @@ class Show(Command):
             "--filter",
             dest="condition",
             metavar="CONDITION",
-            help="such as 'loss < 0.5' or 'status == ERROR'",
+            help="such as 'loss < 0.5' or 'state == failed'",
         )
         parser.add_argument(
             "--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr"
@@ -120,7 +120,7 @@ class TableOptions:
 
     Attributes:
         sort: columns to sort by, separated by commas; rows without a value come last.
-        condition: condition on a column, such as "loss < 0.5" or "status == ERROR".
+        condition: condition on a column, such as "loss < 0.5" or "state == failed".
         columns: names, separated by commas; None for the metric and the configuration.
         limit: rows at most.
         descending: the largest first.
@@ -169,10 +169,11 @@ def row_of(trial: Trial) -> dict[str, Any]:
     }
     return {
         "trial_id": trial.trial_id,
-        "status": str(trial.status),
+        "state": trial.state,
         "iteration": trial.iteration,
         **reported,
         **{f"config/{name}": value for name, value in flatten(trial.config).items()},
+        "status": str(trial.status),
         "failures": trial.failures,
         "attempt": trial.attempt,
         "name": trial.name,

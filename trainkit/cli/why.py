@@ -158,7 +158,7 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
 
 def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[str]:
     reason = f": {trial.reason}" if trial.reason else ""
-    yield f"{trial.name} is {trial.status}{reason}"
+    yield f"{trial.name}: {trial.state}{reason}"
     if trial.status is TrialStatus.PENDING:
         running = [other for other in overview.trials if other.status is TrialStatus.RUNNING]
         if overview.owner is None:

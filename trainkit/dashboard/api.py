@@ -29,7 +29,7 @@ from trainkit.dashboard.openapi import TEXT, many, ref, version
 from trainkit.dashboard.reading import NotFoundError, RowReader
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
-from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.core.trial import STATES, TrialStatus
 from trainkit.tune.results.overview import reasons_of, settings_of, space_of
 from trainkit.tune.results.printed import last_lines, printed_files
 from trainkit.tune.schedulers import load_words
@@ -109,16 +109,16 @@ def experiment(call: Call) -> dict[str, Any]:
 def trials(call: Call) -> dict[str, Any]:
     """Return a page of trials."""
     wanted = call.query
-    statuses = [text for text in (wanted["status"] or "").split(",") if text]
-    if unknown := set(statuses) - set(TrialStatus):
-        raise BadRequestError(f"there is no status {min(unknown)[:100]!r}: give {', '.join(TrialStatus)}")
+    states = [text for text in (wanted["status"] or "").split(",") if text]
+    if unknown := set(states).difference(STATES, TrialStatus):
+        raise BadRequestError(f"there is no state {min(unknown)[:100]!r}: give {', '.join(STATES)}")
     server: Served = call.server
     total, rows = server.board.table(folder_of(call)).page(
         offset=wanted["offset"],
         limit=wanted["limit"],
         sort=wanted["sort"],
         descending=wanted["descending"],
-        statuses=statuses,
+        states=states,
         search=wanted["search"],
     )
     return {"total": total, "rows": rows}
@@ -248,7 +248,9 @@ def _joined(texts: Iterator[str]) -> Iterator[str]:
 def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
     with RowReader(table.folder) as reader:
         config, metrics = reader.names()
-    plain = "trial_id index name status reason reports last best attempt failures started ended error".split()
+    plain = (
+        "trial_id index name status state reason reports last best attempt failures started ended error"
+    ).split()
     written = io.StringIO()
     writer = csv.writer(written)
     writer.writerow(
@@ -327,7 +329,11 @@ READING = (
             QueryParameter(
                 "descending", "the largest first; trials without a value are last anyway", "boolean", False
             ),
-            QueryParameter("status", "only trials of these, with commas between them", default=""),
+            QueryParameter(
+                "status",
+                "only trials in these states or statuses, with commas between them",
+                default="",
+            ),
             QueryParameter(
                 "search",
                 "only trials with this text in name, status, reason, configuration, report or error",

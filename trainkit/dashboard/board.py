@@ -32,7 +32,7 @@ from trainkit.dashboard.reading import (
     short,
 )
 from trainkit.errors import StoreError
-from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.core.trial import TrialStatus, state_of
 from trainkit.tune.results.overview import CUT_OFF, Overview
 from trainkit.tune.results.reading import metric_and_mode
 
@@ -48,6 +48,7 @@ COLUMNS = {
     "trial_index": "INTEGER NOT NULL UNIQUE",
     "name": "TEXT",
     "status": "TEXT",
+    "state": "TEXT",
     "reason": "TEXT",
     "config": "TEXT",  # JSON, flat
     "metrics": "TEXT",  # of the last report; JSON, flat
@@ -233,7 +234,7 @@ class TrialTable:
         limit: int = 100,
         sort: str = "index",
         descending: bool = False,
-        statuses: Sequence[str] = (),
+        states: Sequence[str] = (),
         search: str = "",
     ) -> tuple[int, list[Row]]:
         """Return how many trials there are of those asked for, and a page of them, as they are now.
@@ -243,7 +244,7 @@ class TrialTable:
             limit: trials of the page.
             sort: a column of SORTABLE, or config/NAME, or metrics/NAME.
             descending: the largest first; trials without a value come last in either case.
-            statuses: only trials with one of these.
+            states: only trials in one of these states, or with one of these statuses.
             search: only trials with this text in their name, status, reason, configuration, report or error.
 
         Raises:
@@ -251,12 +252,12 @@ class TrialTable:
         """
         by, names = _order(sort, descending=descending)
         where, values = ["1"], list[Any]()
-        if statuses:
-            where.append(f"status IN ({', '.join('?' for _ in statuses)})")
-            values += statuses
+        if states:
+            where.append("EXISTS (SELECT 1 FROM json_each(?) WHERE value IN (state, status))")
+            values.append(json.dumps(states))
         if search:
             where.append(
-                "(instr(lower(trial_id || ' ' || name || ' ' || status || ' ' || reason || ' ' || "
+                "(instr(lower(trial_id || ' ' || name || ' ' || state || ' ' || reason || ' ' || "
                 "coalesce(error, '')), ?) OR instr(lower(config || ' ' || metrics), ?))"
             )
             values += [search.lower(), json.dumps(search)[1:-1].lower()]
@@ -337,6 +338,7 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
         index,
         short(name),
         status,
+        state_of(status, reason),
         short(reason),
         cut(flat_config(config)),
         cut(flat_metrics(metrics)),

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trainkit.dashboard.endpoints import Endpoint, Schema
+from trainkit.tune.core.trial import STATES
 
 TEXT: Schema = {"type": "string"}
 WHOLE: Schema = {"type": "integer"}
@@ -70,6 +71,7 @@ _ROW = {
     "index": WHOLE,
     "name": TEXT,
     "status": {"type": "string", "enum": ["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]},
+    "state": {"type": "string", "enum": list(STATES)},
     "reason": TEXT,
     "config": OBJECT,
     "metrics": OBJECT,

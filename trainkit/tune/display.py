@@ -19,7 +19,7 @@ from trainkit.resources import describe_use
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.objectives import NONE_BEST, trial_score
-from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.trial import STATES, Trial, TrialStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -329,7 +329,7 @@ class ExperimentProgress:
         """Negative score, index and trial of the best that have ended, the best first."""
         self._known = 0
         self._open: list[Trial] = []
-        self._ended: Counter[TrialStatus] = Counter()
+        self._ended: Counter[str] = Counter()
         self._latest: deque[Trial] = deque(maxlen=MAX_ROWS)
         self._failed: deque[Trial] = deque(maxlen=MAX_ROWS)
 
@@ -339,7 +339,7 @@ class ExperimentProgress:
         self._known = len(trials)
         self._open = [trial for trial in candidates if not trial.status.is_finished]
         ended = [trial for trial in candidates if trial.status.is_finished]
-        self._ended.update(trial.status for trial in ended)
+        self._ended.update(trial.state for trial in ended)
         self._latest.extend(ended)
         self._failed.extend(trial for trial in ended if trial.status is TrialStatus.ERROR)
         self._leaders = heapq.nsmallest(MAX_ROWS, [*self._leaders, *self._scored(ended)])
@@ -368,7 +368,7 @@ class ExperimentProgress:
     @property
     def all_failed(self) -> bool:
         """True if there are trials and each of them has failed."""
-        return 0 < self._known == self._ended[TrialStatus.ERROR]
+        return 0 < self._known == self._ended["failed"]
 
     @property
     def created(self) -> int:
@@ -381,12 +381,9 @@ class ExperimentProgress:
         return self._ended.total()
 
     def counts(self) -> str:
-        """Return counts such as '3 RUNNING, 12 TERMINATED'."""
-        numbers = Counter(trial.status for trial in self._open) + self._ended
-        return (
-            ", ".join(f"{numbers[status]} {status}" for status in TrialStatus if numbers[status])
-            or "no trial yet"
-        )
+        """Return counts such as '3 running, 10 finished, 2 stopped'."""
+        numbers = Counter(trial.state for trial in self._open) + self._ended
+        return ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state]) or "no trial yet"
 
     def failed_words(self, path: str) -> str:
         """Return the command that shows the latest traceback; '' if no trial has failed or `path` is ''."""
@@ -431,7 +428,7 @@ class ExperimentProgress:
         return "" if best is None else f"{self.best_words()}: {config_words(best.config)}".removesuffix(": ")
 
     def progress_words(self, total: int | None) -> str:
-        """Return counts such as '12 of 20 trials: 2 RUNNING, 10 TERMINATED'."""
+        """Return counts such as '12 of 20 trials: 2 running, 10 finished'."""
         of = "" if total is None else f" of {total}"
         return f"{self.created}{of} trials: {self.counts()}"
 
@@ -439,7 +436,7 @@ class ExperimentProgress:
 _METRIC = "metric"
 _WIDTHS = {
     "trial": 10,
-    "status": 10,
+    "state": 11,
     "iteration": 9,
     _METRIC: 10,
     "seconds": 7,
@@ -469,6 +466,7 @@ def progress_table(
         f"kept in {path or 'memory'}",
         *filter(None, [progress.best_config_words()]),
         *filter(None, [progress.failed_words(path)] if ending else []),
+        *([f"look closer: trainkit dashboard {shlex.quote(path)}"] if ending and path else []),
     ]
     shown, best = progress.shown(ended=bool(ending)), progress.best
     below = f"{len(shown)} of {progress.created} trials"
@@ -495,7 +493,7 @@ def _progress_cells(trial: Trial, metric: str | None) -> dict[str, str]:
     seconds = number_words(result.get("time_total_s"))
     return {
         "trial": trial.trial_id,
-        "status": str(trial.status),
+        "state": trial.state,
         "iteration": str(trial.iteration or ""),
         _METRIC: number_words(lookup(result, metric)) if metric else "",
         "seconds": f"{float(seconds):.1f}" if seconds else "",

@@ -17,7 +17,7 @@ from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.dashboard.board import Board
 from trainkit.tune.callbacks import console
-from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.trial import Trial, TrialStatus, state_of
 from trainkit.tune.display import (
     MAX_ROWS,
     ExperimentProgress,
@@ -73,7 +73,7 @@ def test_in_a_pipe_there_are_at_most_two_lines_a_trial(fit, capsys):  # row 1.22
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 2 * 20
     assert all(len(line) <= console.MAX_WIDTH for line in lines[1:])
-    assert "20 TERMINATED" in lines[-2]
+    assert "20 finished" in lines[-2]
     assert "best by last report: loss=0.333333 at iteration 3" in lines[-1]
 
 
@@ -140,7 +140,7 @@ def test_where_all_trials_have_failed_none_is_called_the_best(fit, capsys, tmp_p
     assert main(["show", str(tmp_path / "lines")]) == 0
     assert none in capsys.readouterr().out
     assert main(["ls", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("2 ERROR  none, all trials have failed") == 3
+    assert capsys.readouterr().out.count("2 failed  none, all trials have failed") == 3
     assert Board(tmp_path).summary(tmp_path / "lines")["best"] is None  # of the dashboard
 
 
@@ -162,7 +162,7 @@ def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_onc
     fit(fails, num_samples=3, run={"verbose": 1})
     lines = capsys.readouterr().out.splitlines()
     number = fails.__code__.co_firstlineno + 2
-    failed = [line for line in lines if " ERROR after 1 report: " in line]
+    failed = [line for line in lines if " failed after 1 report: " in line]
     assert len(failed) == 3
     assert all(line.endswith(f"ValueError: no luck (test_console.py:{number} in fails)") for line in failed)
     begins = [place for place, line in enumerate(lines) if line == "  Traceback (most recent call last):"]
@@ -190,10 +190,10 @@ def test_in_a_pipe_a_failure_that_is_retried_has_a_line(fit, capsys, tmp_path):
     error = f"ValueError: no luck (test_console.py:{trainable.__code__.co_firstlineno + 5} in trainable)"
     retry = "retry 1 of 1 after ValueError, from"
     assert sorted(line.partition(" ")[2] for line in lines if re.match(r"\w+_0000[01] ", line)) == [
-        f"ERROR after 0 reports: {error}",
-        "TERMINATED after 2 reports loss=0.5: finished",
+        f"failed after 0 reports: {error}",
         f"failed after 0 reports: {error}; {retry} the beginning",
         f"failed after 1 report loss=1: {error}; {retry} iteration 1",
+        "finished after 2 reports loss=0.5",
     ]
 
 
@@ -217,7 +217,7 @@ def test_in_a_pipe_long_trials_are_told_of_now_and_then(capsys):  # row 1.22
         seen.on_step_end(second, trials, time=float(second), **info)
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split(";")[0] for line in lines] == ["30 s gone", "1 min 30 s gone", "3 min 30 s gone"]
-    assert "3 of 3 trials: 3 RUNNING" in lines[0]
+    assert "3 of 3 trials: 3 running" in lines[0]
 
 
 @pytest.mark.parametrize(("verbose", "per_trial"), [(2, "report 2: loss=0.5"), (3, "nested/acc=0.5")])
@@ -233,12 +233,12 @@ def test_in_a_terminal_one_block_is_updated(fit, capsys, monkeypatch):  # row 1.
     grid = fit(once, SPACE, metric="loss", num_samples=30, run={"verbose": 1})
     out = capsys.readouterr().out
     last = out[out.rindex("30 of 30 trials") :]
-    assert "30 TERMINATED" in last
+    assert "30 finished" in last
     assert "16 of 30 trials, best last loss (min) first" in last
     assert "best by last report: loss=" in last
     assert ": x=0." in last
     assert last.count("\n") < 30
-    shown = [float(value) for value in re.findall(r"TERMINATED +1 +(0\.\d+)", last)]
+    shown = [float(value) for value in re.findall(r"finished +1 +(0\.\d+)", last)]
     everyone = sorted(result.metrics["loss"] for result in grid)
     assert shown == pytest.approx(everyone[:16], rel=1e-4)
     assert "ended after " in out
@@ -306,7 +306,7 @@ def test_in_a_real_terminal(tmp_path):  # row 1.22
     assert "best by last report: loss=1 at iteration 3 of" in last
     assert "\x1b[?25h" in last
     assert "go on by Tuner.restore(" in last
-    assert last.count("TERMINATED") >= 1
+    assert last.count("finished") >= 1
     assert "Ended early" not in last
 
 
@@ -350,7 +350,7 @@ def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
                 (tmp_path / "go").touch()
         assert process.wait(300) == 0
     assert [f"waiting for {what}" in line for line in lines] == [False, False, True, False], lines
-    assert float(re.fullmatch(r"1 TERMINATED in ([\d.]+) s\n", lines[-1])[1]) >= 1.0
+    assert float(re.fullmatch(r"1 finished in ([\d.]+) s\n", lines[-1])[1]) >= 1.0
     (file,) = tmp_path.glob("**/here/e/experiment.sqlite*" if "copy" in what else "e/experiment.sqlite*")
     assert file.name == "experiment.sqlite"
     assert tune.ResultGrid.from_path(file.parent).num_terminated == 1
@@ -361,7 +361,7 @@ def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
 def test_ctrl_c_is_said_once(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert (done.stdout + done.stderr).count("interrupted") == 1
+    assert (done.stdout + done.stderr).count("Ended early: interrupted.") == 1
     assert "Ended early: interrupted. " in done.stdout
     assert "All that was reported is kept; go on by Tuner.restore(" in done.stderr
 
@@ -390,8 +390,8 @@ def test_in_a_notebook_one_output_is_updated(fit, capsys, monkeypatch):  # row 1
     assert len(displayed.outputs) > 2
     last = displayed.outputs[-1]
     assert "<table>" in last["text/html"]
-    assert "4 of 4 trials: 4 TERMINATED" in last["text/html"]
-    assert "4 of 4 trials: 4 TERMINATED" in last["text/plain"]  # for other front ends
+    assert "4 of 4 trials: 4 finished" in last["text/html"]
+    assert "4 of 4 trials: 4 finished" in last["text/plain"]  # for other front ends
     assert "<" not in last["text/plain"]
     assert capsys.readouterr().out == ""
 
@@ -451,7 +451,7 @@ def test_the_best_is_the_first_of_those_with_the_best_last_report_and_never_nan(
     trials[0].status = TrialStatus.TERMINATED
     seen.look(trials)
     assert [each.index for each in seen.ranked] == [0, 1]
-    assert looked(TrialStatus.RUNNING, TrialStatus.ERROR).counts() == "1 RUNNING, 1 ERROR"
+    assert looked(TrialStatus.RUNNING, TrialStatus.ERROR).counts() == "1 running, 1 failed"
 
 
 def test_trials_that_have_ended_are_not_looked_at_again():
@@ -469,12 +469,12 @@ def test_trials_that_have_ended_are_not_looked_at_again():
     trials += [trial(10_000, TrialStatus.RUNNING), trial(10_001, TrialStatus.PENDING)]
     seen = ExperimentProgress("loss", "min", 0.0)
     seen.look(trials)
-    assert seen.counts() == "1 PENDING, 1 RUNNING, 10000 TERMINATED"
+    assert seen.counts() == "1 pending, 1 running, 10000 finished"
     before = Counting.read
     trials[10_000].status = TrialStatus.ERROR
     seen.look(trials)
     assert Counting.read - before <= 1
-    assert seen.counts() == "1 PENDING, 10000 TERMINATED, 1 ERROR"
+    assert seen.counts() == "1 pending, 10000 finished, 1 failed"
     shown = seen.shown()
     assert len(shown) == MAX_ROWS
     assert trials[10_000] in shown
@@ -503,7 +503,7 @@ def test_a_trial_that_runs_again_is_counted_once():
     for status in (TrialStatus.RUNNING, TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.TERMINATED):
         again.status = status
         seen.look([again])
-        assert seen.counts() == f"1 {status}"
+        assert seen.counts() == f"1 {state_of(status, again.reason)}"
 
 
 def test_the_time_left_is_told_where_it_is_known():
@@ -543,6 +543,6 @@ def test_a_terminal_that_cannot_be_drawn_anew_gets_lines(fit, capsys, monkeypatc
 
     fit(fails, num_samples=2, run={"verbose": 1})
     out = capsys.readouterr().out
-    assert out.count("ERROR after 0 reports: ValueError: two (test_console.py:") == 2
+    assert out.count("failed after 0 reports: ValueError: two (test_console.py:") == 2
     assert out.count("Traceback (most recent call last)") == 1
     assert "\x1b" not in out

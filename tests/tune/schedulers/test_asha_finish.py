@@ -141,7 +141,7 @@ def test_why_it_goes_on_is_said():
         "resumed by ASHA: rung 2, rank 1 of 1, to train one to the end",
         "paused by ASHA: rung 4, rank 1 of 1, 0 may go on",
         "resumed by ASHA: rung 4, rank 1 of 1, to train one to the end",
-        "stopped by ASHA: reached max_t=8",
+        "reached max_t=8",
     ]
 
 

@@ -73,7 +73,7 @@ def test_reasons_name_rung_rank_and_cutoff():
     ]
     assert texts[-2:] == [
         "resumed by ASHA: rung 3, rank 1 of 3, 1 may go on, cutoff 0.1",
-        "stopped by ASHA: reached max_t=9",
+        "reached max_t=9",
     ]
     assert shop.decisions[3].reason == {
         "rule": "rung",

@@ -63,7 +63,7 @@ def test_the_results_are_those_of_a_tuner():
     assert best.metrics["training_iteration"] == 9 and len(best.history) == 9
     assert list(results.get_dataframe()["trial_id"]) == [result.trial_id for result in results]
     assert {each["rule"] for each in results.decisions()} == {"rung", "max_t"}
-    assert best.attempts[0].outcome == "stopped by ASHA: reached max_t=9"
+    assert best.attempts[0].outcome == "reached max_t=9"
     assert results[:2][1].config == results[1].config
     assert "27 trials" in repr(results) and "path" not in repr(best)
     assert results.hyperparameters()[0].name == "x"

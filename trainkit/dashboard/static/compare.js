@@ -50,7 +50,7 @@ export async function compareView(context, name) {
   const { query, fields } = choices(context, metrics, load);
   const table = h("div");
   const draw = () => renew(table, sideBySide("Configurations and last reports",
-    trials.map((each) => [h("a", { href: path("experiments", name, "trials", each.trial_id) }, each.trial_id), " ", badge(each.status)]),
+    trials.map((each) => [h("a", { href: path("experiments", name, "trials", each.trial_id) }, each.trial_id), " ", badge(each.state)]),
     [["Configuration", trials.map((each) => each.config)],
       ["Last report", trials.map((each) => Object.fromEntries(Object.entries(each.metrics).filter(([key]) => metrics.includes(key))))]]));
   draw();

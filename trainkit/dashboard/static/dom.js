@@ -62,9 +62,11 @@ export function when(seconds) {
     { dateStyle: "medium", timeStyle: "medium" });
 }
 
-const KIND = { RUNNING: "info", TERMINATED: "good", ERROR: "bad", PAUSED: "warn", PENDING: "", interrupted: "warn" };
-export const kindOf = (status) => KIND[status] ?? "";
-export const badge = (status, kind) => h("span", { class: `badge ${kind ?? kindOf(status)}` }, status);
+// Colours of a trial's states, and of the events of its life; what was stopped early or waits has none.
+const KIND = { running: "info", finished: "good", failed: "bad", paused: "warn", interrupted: "warn",
+  RUNNING: "info", TERMINATED: "good", ERROR: "bad", PAUSED: "warn" };
+export const kindOf = (state) => KIND[state] ?? "";
+export const badge = (state, kind) => h("span", { class: `badge ${kind ?? kindOf(state)}` }, state);
 
 export function meter(counts, total) {
   const all = Math.max(total ?? 0, Object.values(counts).reduce((sum, each) => sum + each, 0)) || 1;

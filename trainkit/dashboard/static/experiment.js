@@ -203,8 +203,8 @@ const VIEWS = {
       const { rows } = await get(experimentPath(experiment.name, "trials"), { sort: "last", descending: experiment.mode === "max", limit: 8 }, context.signal);
       const names = experiment.columns.config.slice(0, 6);
       renew(best, card(`Best trials by last ${experiment.metric}`, h("a", { href: withQuery(path("experiments", experiment.name), { tab: "trials", sort: "last", descending: experiment.mode === "max" }) }, "all trials"),
-        plainTable("Best trials", ["trial", "status", experiment.metric, "reports", ...names], rows.map((row) =>
-          [h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id), badge(row.status), row.last, row.reports, ...names.map((each) => row.config[each])]))));
+        plainTable("Best trials", ["trial", "state", experiment.metric, "reports", ...names], rows.map((row) =>
+          [h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id), badge(row.state), row.last, row.reports, ...names.map((each) => row.config[each])]))));
     };
     await showBest(); // before charts are, as the library of charts keeps the page busy while it is loaded
     const renewBest = reloading(showBest, context.signal);

@@ -3,7 +3,7 @@
 import { download, experimentPath, get } from "./api.js";
 import { attempt, badge, debounced, duration, h, path, reloading, renew, when, withQuery, words } from "./dom.js";
 
-const STATUSES = ["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"];
+const STATES = ["pending", "running", "paused", "interrupted", "finished", "stopped", "failed"];
 const SIZES = [50, 100, 200, 500, 1000];
 
 function columnsOf(experiment) {
@@ -11,7 +11,7 @@ function columnsOf(experiment) {
   const link = (row) => h("a", { href: path("experiments", experiment.name, "trials", row.trial_id) }, row.trial_id);
   const plain = [
     { name: "trial_id", label: "trial", cell: link, fixed: true },
-    { name: "status", label: "status", cell: (row) => badge(row.status) },
+    { name: "state", label: "state", cell: (row) => badge(row.state) },
     { name: "reports", label: "reports", cell: (row) => row.reports },
   ];
   if (metric !== null) {
@@ -54,8 +54,8 @@ export function trialTable(context, experiment) {
   const problem = h("p", { class: "empty", role: "alert", hidden: true });
   const search = h("input", { type: "search", placeholder: "Search trials", "aria-label": "Search trials", value: state.search,
     oninput: debounced(() => { state.search = search.value; state.offset = 0; load(); }, 250) });
-  const status = h("select", { "aria-label": "Status", onchange: () => { state.status = status.value; state.offset = 0; load(); } },
-    h("option", { value: "" }, "every status"), STATUSES.map((each) => h("option", { value: each }, each)));
+  const status = h("select", { "aria-label": "State", onchange: () => { state.status = status.value; state.offset = 0; load(); } },
+    h("option", { value: "" }, "every state"), STATES.map((each) => h("option", { value: each }, each)));
   status.value = state.status;
   const size = h("select", { "aria-label": "Trials a page", onchange: () => { state.limit = Number(size.value); state.offset = 0; load(); } },
     SIZES.map((each) => h("option", { value: each }, `${each} a page`)));

@@ -29,7 +29,7 @@ export async function trialView(context, name, id) {
   const last = h("div");
 
   function summarise() {
-    renew(state, badge(trial.status), h("span", { class: "soft" }, trial.reason));
+    renew(state, badge(trial.state), h("span", { class: "soft" }, trial.reason));
     conceal(steers, !experiment.running || status.read_only || ["TERMINATED", "ERROR"].includes(trial.status));
     renew(tiles, ...[
       trial.last !== null ? tile(number(trial.last), `last ${experiment.metric}`) : null,
@@ -43,7 +43,7 @@ export async function trialView(context, name, id) {
     const order = [...new Set(["training_iteration", ...metrics])].filter((each) => history.some((some) => each in some));
     renew(parts.reports, history.length ? plainTable("Reports", order, history.slice(-500).reverse().map((each) => order.map((some) => each[some])), { tall: true }) : h("p", { class: "soft" }, "none yet"));
     renew(parts.decisions, trial.decisions.length ? plainTable("Decisions", ["report", "verdict", "why"],
-      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "bad", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft" }, "none: no scheduler has judged this trial"));
+      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft" }, "none: no scheduler has judged this trial"));
     renew(parts.attempts, plainTable("Attempts", ["attempt", "started", "from report", "reports", "process", "outcome"],
       trial.attempts.map((each) => [each.number, when(each.started), each.iteration, each.reports, `${each.pid} on ${each.hostname}`, each.outcome])));
     renew(parts.checkpoints, trial.checkpoints.length ? plainTable("Checkpoints", ["number", "report", "score", "folder"],

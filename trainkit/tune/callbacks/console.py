@@ -194,7 +194,7 @@ class ConsoleCallback(Callback):
             say(f"{trial.trial_id} {_report_words(result, self._metrics, self._verbose)}")
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._line(trial, str(trial.status), first_line(trial.reason))
+        self._line(trial, trial.state, first_line(trial.reason))
 
     def on_trial_recover(
         self,
@@ -210,7 +210,7 @@ class ConsoleCallback(Callback):
             self._line(trial, "failed", words, f"{_place(failure)}; {trial.reason}, from {since}")
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._line(trial, str(trial.status), first_line(trial.reason), _place(trial.failure))
+        self._line(trial, trial.state, first_line(trial.reason), _place(trial.failure))
         self._traceback(trial)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
@@ -264,7 +264,7 @@ class ConsoleCallback(Callback):
         self._lines[trial.status] += 1
         shown = _values_words(trial.last_result, self._metrics)
         reports = count_words(trial.iteration, "report")
-        line = f"{trial.trial_id} {what} after {reports}{shown}: {why}"
+        line = f"{trial.trial_id} {what} after {reports}{shown}{'' if why == what else f': {why}'}"
         rest = shortened(rest, MAX_WIDTH // 2)
         say(one_line(line[: MAX_WIDTH - len(rest)] + rest))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:

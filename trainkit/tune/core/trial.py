@@ -34,6 +34,26 @@ class TrialStatus(StrEnum):
 # A tuple: a set asks for the hash, which an enumeration works out anew each time.
 _FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
+STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", "failed")
+"""Words for where trials are, in the order of a trial's life; `state_of` says which."""
+
+
+def state_of(status: str, reason: str) -> str:
+    """Return where a trial is in words; unlike its status, they tell a trial that was stopped early.
+
+    Args:
+        status: the trial's.
+        reason: of the status. A trial that reached its own end, `max_t` or a stop rule has finished.
+    """
+    match status:
+        case TrialStatus.ERROR:
+            return "failed"
+        case TrialStatus.TERMINATED:
+            return "finished" if reason in ("", "finished") or "reached " in reason else "stopped"
+        case TrialStatus.PENDING if reason.startswith("interrupted"):
+            return "interrupted"
+    return status.lower()
+
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
@@ -219,6 +239,11 @@ class Trial:
     def placement_group_factory(self) -> PlacementGroupFactory:
         """Ray's name for `request`."""
         return self.request
+
+    @property
+    def state(self) -> str:
+        """Where the trial is, in words: one of STATES."""
+        return state_of(self.status, self.reason)
 
     def is_finished(self) -> bool:
         """Return whether the trial has ended, one way or another."""

@@ -16,7 +16,7 @@ from trainkit.tune.controller.rules import INTERRUPTED
 from trainkit.tune.controller.state import Steering
 from trainkit.tune.core.metrics import decode, flatten, without_objects
 from trainkit.tune.core.objectives import NONE_BEST
-from trainkit.tune.core.trial import Trial, TrialStatus
+from trainkit.tune.core.trial import STATES, Trial, TrialStatus, state_of
 from trainkit.tune.results.reading import metric_and_mode
 from trainkit.tune.schedulers.base import in_words
 from trainkit.tune.space.domains import Spelled
@@ -134,18 +134,16 @@ class LogReader(ExperimentReader):
         list(self._rows("BEGIN"))
 
     def counts(self, *, owned: bool) -> Counter[str]:
-        """Return how many trials have each status; of those to be gone on with, the interrupted ones apart.
+        """Return how many trials are in each of STATES.
 
         Args:
             owned: a process runs the experiment; else it was killed with the trials that run.
         """
+        self._connection.create_function("state_of", 2, state_of, deterministic=True)
+        meant = {"interrupted": "pending"} if owned else {"running": "interrupted"}
         numbers: Counter[str] = Counter()
-        for status, is_cut_off, number in self._rows(
-            "SELECT status, substr(reason, 1, ?) = ?, count(*) FROM trials GROUP BY 1, 2",
-            *(len(INTERRUPTED.why), INTERRUPTED.why),
-        ):
-            waits = status == TrialStatus.RUNNING or (status == TrialStatus.PENDING and is_cut_off)
-            numbers[INTERRUPTED.why if waits and not owned else status] += number
+        for state, number in self._rows("SELECT state_of(status, reason), count(*) FROM trials GROUP BY 1"):
+            numbers[meant.get(state, state)] += number
         return numbers
 
     def last_values(self, metric: str) -> dict[str, float]:
@@ -259,7 +257,7 @@ class Overview:
                 if trial.status is TrialStatus.RUNNING:  # what ran it was killed before it could say so
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
-        to_come = None if total is None else max(0, total - numbers.total()) + numbers[TrialStatus.PENDING]
+        to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]
         running = [RunningTrial(now - started) for started in begun]
         return cls(
             folder=folder,
@@ -267,7 +265,7 @@ class Overview:
             created=facts["created"],
             metric=metric,
             mode=mode,
-            counted={word: numbers[word] for word in (INTERRUPTED.why, *TrialStatus) if numbers[word]},
+            counted={word: numbers[word] for word in STATES if numbers[word]},
             # Where nobody has said which is better, none is.
             best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
@@ -287,7 +285,7 @@ class Overview:
 
     @property
     def counts(self) -> str:
-        """Such as '3 RUNNING, 12 TERMINATED', or '3 interrupted, 12 TERMINATED'."""
+        """Such as '3 running, 10 finished, 2 stopped'."""
         return ", ".join(f"{number} {word}" for word, number in self.counted.items())
 
     @property
@@ -299,8 +297,8 @@ class Overview:
         return f"{self.metric}={value:.6g} of {trial_id}"
 
 
-_FAILED = {TrialStatus.ERROR}
-"""The statuses of an experiment whose trials have all failed."""
+_FAILED = {"failed"}
+"""The states of an experiment whose trials have all failed."""
 
 
 def _ending(events: Sequence[LogEvent]) -> str:

@@ -415,6 +415,8 @@ def words_for(decision: Decision, scheduler: str) -> str:
     if BY_COMMAND in reason:
         return str(reason[BY_COMMAND])
     verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
+    if reason.get("rule") == "max_t":
+        return words  # the trial has all that it was to have
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 

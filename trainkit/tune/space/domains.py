@@ -30,7 +30,14 @@ class Spelled(ABC):
 
     def __str__(self) -> str:
         name, arguments = self.spelling
-        return f"{name}({', '.join(map(repr, arguments))})"
+        return f"{name}({', '.join(map(_written, arguments))})"
+
+
+def _written(value: Any) -> str:
+    """Return an argument as a space's author writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_written(each)}" for key, each in value.items()) + "}"
+    return str(value) if isinstance(value, Spelled) else repr(value)
 
 
 class Domain(Spelled):

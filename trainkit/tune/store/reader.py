@@ -22,7 +22,7 @@ from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.metrics import decode
 from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus, state_of
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import decode_config
 from trainkit.tune.store.schema import FILENAME, open_database
@@ -128,7 +128,7 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
         return "paused"
     if status is TrialStatus.PENDING or any(reason.startswith(ending) for ending in endings):
         return "cut"
-    return "finished" if reason == "finished" or "reached " in reason else "stopped"
+    return "finished" if state_of(status, reason) == "finished" else "stopped"
 
 
 _TEXT = partial(str, encoding="utf-8", errors="replace")
