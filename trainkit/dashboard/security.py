@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from starlette.responses import Response
@@ -18,6 +19,8 @@ MAX_HEAD = 32 * 1024
 """Bytes of the line and the headers of a request."""
 REQUEST_S = 10.0
 """Seconds that a client has to send the head of a request, and as many for its body."""
+MAX_CONNECTIONS = 256
+"""Connections of all clients. Half of them may wait for the head of a request."""
 READ_S = 30.0
 """Seconds that a client has to read on, once as much of an answer waits for it as is kept."""
 
@@ -166,6 +169,11 @@ class _Deadline:
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def at(self) -> float:
+        """Time of the event loop when it ends the connection; infinity: it is called off."""
+        return math.inf if self._timer is None else self._timer.when()
+
     def set(self, seconds: float, connection: H11Protocol) -> None:
         """End the connection after `seconds`; a deadline that is set already stays."""
         if self._timer is None:
@@ -188,6 +196,20 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
+        if len(self.connections) > MAX_CONNECTIONS // 2:  # clients that send nothing must not lock others out
+            oldest = min(self.connections - {self}, key=lambda each: each.head_due)
+            if oldest.head_due < math.inf:
+                oldest.cut_off()
+
+    @property
+    def head_due(self) -> float:
+        """Time of the event loop by which the head of a request must be whole; infinity: it is."""
+        return self._head.at
+
+    def cut_off(self) -> None:
+        """End the connection without an answer."""
+        self._head.call_off()
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head.call_off()

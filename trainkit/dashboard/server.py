@@ -41,7 +41,7 @@ from trainkit.dashboard.endpoints import (
 )
 from trainkit.dashboard.openapi import OBJECT
 from trainkit.dashboard.reading import NotFoundError
-from trainkit.dashboard.security import MAX_BODY, MAX_HEAD, BoundedConnection, Guard
+from trainkit.dashboard.security import MAX_BODY, MAX_CONNECTIONS, MAX_HEAD, BoundedConnection, Guard
 from trainkit.dashboard.stream import STREAMS
 from trainkit.dashboard.threads import Threads
 
@@ -49,7 +49,6 @@ __all__ = ["ENDPOINTS", "MAX_BODY", "Dashboard", "NotFoundError"]
 
 STATIC = Path(__file__).parent / "static"
 _PLOTLY = "plotly.min.js"
-_MAX_CONNECTIONS = 256
 _GRACE_S = 3
 
 
@@ -105,7 +104,7 @@ class Dashboard:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_MAX_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
             h11_max_incomplete_event_size=MAX_HEAD,
         )
