@@ -35,7 +35,7 @@ class MemoryStore:
 
     def __init__(self, facts: Mapping[str, Any], folder: Path | None = None) -> None:
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ownership = None if folder is None else Ownership(folder)
         self.facts = dict(facts)
         self.records: list[ev.Record] = []

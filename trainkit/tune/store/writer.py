@@ -70,7 +70,8 @@ class ExperimentStore:
         """
         _refuse_existing(folder)  # before a lock file is laid into it
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # Whoever can open the database can hold its lock, and so end the experiment.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
