@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import eventually
 from tests.dashboard.conftest import Asker, served
 from trainkit.dashboard import security
 from trainkit.dashboard.access import Access
