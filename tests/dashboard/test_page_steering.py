@@ -121,7 +121,7 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         assert serious(page) == []
         who.confirm("Pause")
         who.answered("nothing starts until the experiment is resumed")
-        expect(statuses.filter(has_text="PAUSED")).to_have_count(2)
+        expect(statuses.filter(has_text="paused")).to_have_count(2)
         expect(statuses.filter(has_text="running")).to_have_count(0)
         who.press("Resume")
         who.answered("the experiment goes on")
@@ -133,7 +133,7 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         status = page.locator("h1 + span .badge")
         who.press("Pause")
         who.answered("pauses at its next report")
-        expect(status).to_have_text("PAUSED")
+        expect(status).to_have_text("paused")
         who.press("Put first")
         who.answered("runs before the others once it is resumed")
         who.press("Resume")
