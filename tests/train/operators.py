@@ -113,7 +113,7 @@ def alone(cls: type[Any], config: dict[str, Any], **settings: Any) -> Any:
 def train_alone(operator: Any, num_steps: int | None = None) -> Any:
     """An epoch of `alone`'s operator."""
     return operator.train_epoch(
-        EpochBatches(operator.train_feed.batches(0, num_steps)), {}, num_steps=num_steps
+        EpochBatches(operator._train_feed.batches(0, num_steps)), {}, num_steps=num_steps
     )
 
 

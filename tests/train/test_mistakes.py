@@ -100,7 +100,7 @@ class UnusedLayer(Digits):
                 return self.used(x)
 
         super().setup(config)
-        self.registered.models.clear()
+        self._registered.models.clear()
         model = Model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.register(models=model, optimizers=optimizer, criterion=nn.CrossEntropyLoss())

@@ -91,7 +91,7 @@ def taken_over(donor: TorchTrainer, receiver: TorchTrainer, folder: Path) -> Non
 
 
 def rate(trainer: TorchTrainer, name: str = "lr") -> float:
-    found: float = trainer.get_local_operator().registered.optimizers[0].param_groups[0][name]
+    found: float = trainer.get_local_operator()._registered.optimizers[0].param_groups[0][name]
     return found
 
 

@@ -163,7 +163,7 @@ def test_creators_that_return_what_cannot_be_taken() -> None:
         wrong({})
     alone = make(parts(0), optimizer_for, loss_creator=lambda config: config["loss"])({"loss": nn.L1Loss()})
     assert isinstance(alone.criterion, nn.L1Loss)
-    assert alone.train_feed is alone.validation_feed is None
+    assert alone._train_feed is alone._validation_feed is None
 
 
 # -- calling -----------------------------------------------------------------------------------

@@ -379,3 +379,18 @@ def test_calls_that_cannot_be_answered() -> None:
     with pytest.raises(GangError, match=r"have ended \(it was shut down\)"):
         gang.train()
     gang.shutdown()
+
+
+class OfRaySGD(Digits):
+    """An operator that takes its ranks as RaySGD gave them."""
+
+    def __init__(self, config: Any, world_rank: int, *, is_distributed: bool, **kwargs: Any) -> None:
+        self.given = (world_rank, is_distributed, kwargs["add_dist_sampler"], kwargs["scheduler_step_freq"])
+        super().__init__(config)
+
+
+def test_a_constructor_is_given_what_raysgd_gave_by_name(runtime: None) -> None:
+    with TorchTrainer(training_operator_cls=OfRaySGD, num_workers=2, use_gpu=False) as trainer:
+        given = trainer.apply_all_operators(lambda operator: (operator.given, operator.world_size))
+        assert given == [((rank, True, True, None), 2) for rank in range(2)]
+        trainer.train(num_steps=1)

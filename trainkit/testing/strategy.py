@@ -82,7 +82,7 @@ class Promised(TrainingOperator):
         metrics = super().train_batch(batch, batch_info)
         if "train_loss" in metrics:
             # A sample that only stands in, so that a worker takes part in the step, is not counted.
-            counted = metrics["num_samples"] if self.train_feed.weight else 0  # type: ignore[union-attr]
+            counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
             self.steps.append((float(metrics["train_loss"]), counted))
         return metrics
 

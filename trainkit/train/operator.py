@@ -37,6 +37,34 @@ from trainkit.train.step.timers import TimerCollection
 T = TypeVar("T")
 
 
+class _Default:
+    """Attribute of an operator that a subclass, or an instance, may use otherwise.
+
+    Args:
+        get: operator to value.
+    """
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self._get = get
+
+    def __get__(self, operator: Any, owner: Any = None) -> Any:
+        return self if operator is None else self._get(operator)
+
+
+def _only(name: str) -> Any:
+    def get(operator: Any) -> Any:
+        several = getattr(operator._registered, f"{name}s")
+        if len(several) != 1:
+            raise AttributeError(f"{type(operator).__name__} has no {name!r}: {len(several)} are registered")
+        return several[0]
+
+    return _Default(get)
+
+
+def _registered(name: str) -> Any:
+    return _Default(lambda operator: getattr(operator._registered, name))
+
+
 class TrainingOperator:
     """Models, optimizers and data of one worker, with the loops that run them.
 
@@ -45,45 +73,51 @@ class TrainingOperator:
 
     Args:
         config: the user's configuration, given to `setup`.
-        context: the worker; default, a single process on the CPU, for tests and debugging.
+        context: the worker, unless `operator_of` has given it; default, a single process on the CPU, for
+            tests and debugging.
+        *arguments, **options: those of RaySGD's constructor, which the worker knows by itself.
     """
 
-    model: Any
+    model: Any = _only("model")
     """The registered model, wrapped; if there is one."""
-    models: list[Any]
-    optimizer: Any
+    models: list[Any] = _registered("models")
+    optimizer: Any = _only("optimizer")
     """The registered optimizer; if there is one."""
-    optimizers: list[Any]
-    criterion: Any
-    scheduler: Any
+    optimizers: list[Any] = _registered("optimizers")
+    criterion: Any = _Default(lambda operator: operator._criterion)
+    scheduler: Any = _only("scheduler")
     """The registered scheduler; if there is one."""
-    schedulers: list[Any]
-    train_feed: Feed | None = None
-    validation_feed: Feed | None = None
+    schedulers: list[Any] = _registered("schedulers")
+    devices: list[torch.device] = cast(Any, _Default(lambda operator: list(operator._strategy.devices)))
+    """All devices of this worker."""
+    world_size: int = cast(Any, _Default(lambda operator: operator._strategy.group.world_size))
+    """The number of workers that train together."""
+    _criterion: Any = None
+    _train_feed: Feed | None = None
+    _validation_feed: Feed | None = None
     global_step: int = 0
     """Training steps run so far."""
     timers: TimerCollection
     """Durations by name, measured in calls with `profile=True`: `with self.timers.record("fwd"): ...`"""
 
-    def __init__(self, config: Mapping[str, Any] | None = None, context: WorkerContext | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, context: Any = None, *arguments: Any, **options: Any
+    ) -> None:
+        del arguments, options
         self._config = dict(config or {})
-        self._context = context or WorkerContext()
+        if isinstance(context, WorkerContext) or "_context" not in vars(self):
+            self._context = context if isinstance(context, WorkerContext) else WorkerContext()
         self._strategy = self._context.strategy
         device = self.device
         # The clock knows nothing of work that a GPU has still to do: whoever asks for a profile waits for it.
         waits = device.type == "cuda"
         self.timers = TimerCollection((lambda: torch.cuda.synchronize(device)) if waits else None)
-        # The attributes beside it are the user's to replace.
-        self.registered = Registered()
-        self.models = self.registered.models
-        self.optimizers = self.registered.optimizers
-        self.schedulers = self.registered.schedulers
-        self.criterion = None
+        self._registered = Registered()
         self._prefetcher = DevicePrefetcher(device, channels_last=self._context.step.channels_last)
-        self.stepper = Stepper(
+        self._stepper = Stepper(
             self._context.step,
             self._strategy,
-            self.registered,
+            self._registered,
             weight=self._current_weight,
             global_step=lambda: self.global_step,
         )
@@ -122,7 +156,7 @@ class TrainingOperator:
         Raises:
             ConfigError: an argument is wrong, or `register` was called before.
         """
-        held = self.registered
+        held = self._registered
         if held.models:
             raise ConfigError(
                 "register() was called twice: give all models and optimizers in one call, as lists"
@@ -134,15 +168,12 @@ class TrainingOperator:
         modules = as_list(models, nn.Module, "models")
         held.check_optimizers(modules, criterion)
         held.models[:] = self._strategy.place(modules, held.optimizers, ddp_args or {})
-        self.stepper.placed()
-        self.criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
-        for name in ("model", "optimizer", "scheduler"):
-            if len(several := getattr(held, f"{name}s")) == 1:
-                setattr(self, name, several[0])
+        self._stepper.placed()
+        self._criterion = criterion.to(self.device) if isinstance(criterion, nn.Module) else criterion
 
         returned: list[Any] = [in_shape_of(models, held.models), in_shape_of(optimizers, held.optimizers)]
         if criterion is not None:
-            returned.append(self.criterion)
+            returned.append(self._criterion)
         if schedulers is not None:
             returned.append(in_shape_of(schedulers, held.schedulers))
         return tuple(returned)
@@ -165,10 +196,10 @@ class TrainingOperator:
         """
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
-            self.train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
+            self._train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
-            self.validation_feed = self._strategy.split_data(loader, training=False)
+            self._validation_feed = self._strategy.split_data(loader, training=False)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -190,14 +221,14 @@ class TrainingOperator:
         Returns:
             Metrics by name; numbers are averaged over workers by their `num_samples`.
         """
-        enter_training(self.registered.models)
-        self.stepper.begin_epoch()
+        enter_training(self._registered.models)
+        self._stepper.begin_epoch()
         return run_epoch(
             self.train_batch,
-            self._weighted(iterator, self.train_feed, self.train_batch, TrainingOperator.train_batch),
+            self._weighted(iterator, self._train_feed, self.train_batch, TrainingOperator.train_batch),
             info=info,
             first_step=self.global_step,
-            before_step=self.stepper.begin,
+            before_step=self._stepper.begin,
             after_step=self._after_step,
             bar=getattr(iterator, "bar", None),
         )
@@ -215,9 +246,9 @@ class TrainingOperator:
         """
         self._single_model("train_batch")
         features, target = self._prefetcher.parts(batch)
-        loss = self.forward_backward(features, target)
+        loss = TrainingOperator.forward_backward(self, features, target)
         with self.timers.record("apply"):
-            self.optimizer_step()
+            self._stepper.step()
         counted = {NUM_SAMPLES: target.shape[0]}
         return counted if loss is None else {"train_loss": loss, **counted}
 
@@ -232,15 +263,15 @@ class TrainingOperator:
             The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
-        self.stepper.delegated()
+        self._stepper.delegated()
         if not self.timers.enabled:
-            return self._strategy.forward_backward(model, criterion, features, target, self.stepper.scaled)
-        with self.timers.halves("fwd", "grad", self.stepper.scaled) as scaled:
+            return self._strategy.forward_backward(model, criterion, features, target, self._stepper.scaled)
+        with self.timers.halves("fwd", "grad", self._stepper.scaled) as scaled:
             return self._strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a block for forward pass and loss of your own step, run in the trainer's `precision`."""
-        return self.stepper.autocast()
+        return self._stepper.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
@@ -249,7 +280,7 @@ class TrainingOperator:
         weighted, so that the averaged gradient is the whole batch's; a sample that only stands in, so that
         this worker takes part in the step, weighs nothing. `loss.backward()` would count it.
         """
-        self.stepper.backward(loss)
+        self._stepper.backward(loss)
 
     def optimizer_step(self) -> bool:
         """Step all optimizers and clear the gradients, if the accumulation is complete.
@@ -260,17 +291,17 @@ class TrainingOperator:
         Returns:
             Whether the optimizers were stepped.
         """
-        return self.stepper.step()
+        return self._stepper.step()
 
     # -- validation ----------------------------------------------------------------------------
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
         """Evaluate on the validation batches, without gradients; arguments and result as `train_epoch`'s."""
-        with torch.no_grad(), evaluating(self.registered.models):
+        with torch.no_grad(), evaluating(self._registered.models):
             return run_epoch(
                 self.validate_batch,
                 self._weighted(
-                    val_iterator, self.validation_feed, self.validate_batch, TrainingOperator.validate_batch
+                    val_iterator, self._validation_feed, self.validate_batch, TrainingOperator.validate_batch
                 ),
                 info=info,
                 bar=getattr(val_iterator, "bar", None),
@@ -281,7 +312,7 @@ class TrainingOperator:
         features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
-            result = self.forward(features, target)
+            result = TrainingOperator.forward(self, features, target)
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
@@ -397,11 +428,6 @@ class TrainingOperator:
         return self._strategy.devices[0]
 
     @property
-    def devices(self) -> list[torch.device]:
-        """All devices of this worker."""
-        return list(self._strategy.devices)
-
-    @property
     def world_rank(self) -> int:
         """This worker's number among all, from 0."""
         return self._strategy.group.rank
@@ -412,11 +438,6 @@ class TrainingOperator:
         return self._context.local_rank
 
     @property
-    def world_size(self) -> int:
-        """The number of workers that train together."""
-        return self._strategy.group.world_size
-
-    @property
     def use_gpu(self) -> bool:
         """True if this worker trains on a GPU."""
         return self.device.type == "cuda"
@@ -424,7 +445,7 @@ class TrainingOperator:
     @property
     def device_ids(self) -> list[int] | None:
         """Indices of this worker's GPUs, as `DistributedDataParallel` takes them; None without."""
-        indices = [device.index for device in self.devices if device.index is not None]
+        indices = [device.index for device in self._strategy.devices if device.index is not None]
         return indices if self.use_gpu else None
 
     @property
@@ -460,19 +481,19 @@ class TrainingOperator:
         return self._prefetcher.ahead(batches) if is_default else batches
 
     def _current_weight(self) -> BatchWeight:
-        return FULL_WEIGHT if self.train_feed is None else self.train_feed.current
+        return FULL_WEIGHT if self._train_feed is None else self._train_feed.current
 
     def _after_step(self) -> None:
-        stepped = self.stepper.end()
+        stepped = self._stepper.end()
         self.global_step += 1
         if stepped and self.scheduler_step_freq == "batch":
-            for scheduler in self.registered.schedulers:
+            for scheduler in self._registered.schedulers:
                 scheduler.step()
 
     def _single_model(
         self, step: str, optimizers: int | None = 1
     ) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
-        held = self.registered
+        held = self._registered
         if not held.models:
             raise ConfigError(
                 f"the default {step} takes one model, but none was registered: call register(models=..., "
@@ -486,6 +507,28 @@ class TrainingOperator:
         if self.criterion is None:
             raise ConfigError(f"the default {step} needs a loss: register(criterion=...), or override {step}")
         return held.models[0], self.criterion
+
+
+def operator_of(
+    cls: type[TrainingOperator], config: Mapping[str, Any], context: WorkerContext, **options: Any
+) -> TrainingOperator:
+    """Make an operator by a constructor of any of the forms that RaySGD's operators may have.
+
+    Args:
+        cls: its class.
+        config: the user's configuration.
+        context: the worker.
+        **options: what RaySGD gave by name, too; a constructor need not take it.
+    """
+    operator = cls.__new__(cls)
+    operator._context = context
+    parameters = inspect.signature(cls.__init__).parameters
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        options = {name: value for name, value in options.items() if name in parameters}
+    if "context" in parameters:
+        options["context"] = context
+    operator.__init__(config, **options)  # type: ignore[misc]
+    return operator
 
 
 @dataclass(frozen=True)
@@ -518,13 +561,13 @@ class Creators:
 class CreatorOperator:
     """Base of operators made of functions: its `setup` calls them."""
 
-    creators: ClassVar[Creators]
+    _creators: ClassVar[Creators]
 
     register: Callable[..., Any]
     register_data: Callable[..., Any]
 
     def setup(self, config: dict[str, Any]) -> None:
-        creators = self.creators
+        creators = self._creators
         # The data first, as RaySGD did: with a seed the model starts from the same weights.
         train, validation = _loaders(creators, config)
         models = creators.model_creator(config)
@@ -541,7 +584,7 @@ class CreatorOperator:
 
 def operator_from(base: type[T], creators: Creators) -> type[T]:
     """Return a subclass of `base`, an operator, whose `setup` calls `creators`."""
-    attributes = {"creators": creators, "__doc__": CreatorOperator.__doc__}
+    attributes = {"_creators": creators, "__doc__": CreatorOperator.__doc__}
     return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
 
 

@@ -159,7 +159,7 @@ def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimize
     """Return the optimizers and schedulers that train: those registered, or Lightning's."""
     trainer = getattr(operator, "lightning_trainer", None)
     if trainer is None:
-        return operator.registered.optimizers, operator.registered.schedulers
+        return operator._registered.optimizers, operator._registered.schedulers
     return trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
 
 

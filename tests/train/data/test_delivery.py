@@ -97,6 +97,6 @@ def test_gpu_batches_brought_ahead_give_the_plain_loops_losses(loaders: int, on_
             last = trainer.train()["last_train_loss"]
             assert last == pytest.approx(plain[11 * epoch + 10], abs=1e-9)
         read = trainer.apply_all_operators(
-            lambda op: (op.loader.pin_memory, op.train_feed.loader.pin_memory)  # type: ignore[attr-defined]
+            lambda op: (op.loader.pin_memory, op._train_feed.loader.pin_memory)  # type: ignore[attr-defined]
         )
         assert read == [(False, loaders > 0)]

@@ -32,7 +32,7 @@ def test_a_limited_epoch_is_an_epoch() -> None:
     assert operator.lightning_trainer.current_epoch == 5
     # The plateau's rate falls after each epoch but the first: validation ran in each.
     assert operator.lightning_trainer.lr_scheduler_configs[1].scheduler.num_bad_epochs == 0
-    ticks = operator.validation_feed.batches(0, 1)
+    ticks = operator._validation_feed.batches(0, 1)
     assert operator.validate(ticks, {})["batch_count"] == 1
     operator.register_data(train_loader=[1])  # as for a call with data of its own
     with pytest.raises(ConfigError, match=r"train\(dataset=\) is not for Lightning modules"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -32,9 +35,9 @@ def sgd(*models: nn.Module) -> torch.optim.Optimizer:
 
 
 def epoch(operator: TrainingOperator, num_steps: int | None = None) -> Any:
-    assert operator.train_feed is not None
+    assert operator._train_feed is not None
     return operator.train_epoch(
-        EpochBatches(operator.train_feed.batches(0, num_steps)), {}, num_steps=num_steps
+        EpochBatches(operator._train_feed.batches(0, num_steps)), {}, num_steps=num_steps
     )
 
 
@@ -126,8 +129,8 @@ def test_the_default_loop_is_the_plain_loop_bit_by_bit(samples: int) -> None:
 
 def test_validation_leaves_no_gradients_and_counts_every_sample() -> None:
     operator = Digits({"samples": 70, "batch_size": 32})
-    assert operator.validation_feed is not None
-    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+    assert operator._validation_feed is not None
+    result = operator.validate(EpochBatches(operator._validation_feed.batches()), {})
     assert result["num_samples"] == 70
     assert result["batch_count"] == 3
     assert 0 <= result["val_accuracy"] <= 1
@@ -145,8 +148,8 @@ def test_a_regression_has_no_accuracy() -> None:
             )
 
     operator = Regression()
-    assert operator.validation_feed is not None
-    result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+    assert operator._validation_feed is not None
+    result = operator.validate(EpochBatches(operator._validation_feed.batches()), {})
     assert set(result) == {"batch_count", "num_samples", "val_loss", "last_val_loss"}
 
 
@@ -159,8 +162,8 @@ def test_info_reaches_the_step() -> None:
             return {"loss": 0.0, "num_samples": 1}
 
     operator = Listener({"samples": 4, "batch_size": 2})
-    assert operator.train_feed is not None
-    operator.train_epoch(EpochBatches(operator.train_feed.batches()), {"note": "x"})
+    assert operator._train_feed is not None
+    operator.train_epoch(EpochBatches(operator._train_feed.batches()), {"note": "x"})
     assert seen == [
         {"note": "x", "batch_idx": 0, "global_step": 0},
         {"note": "x", "batch_idx": 1, "global_step": 1},
@@ -214,7 +217,7 @@ class Distilled(Digits):
     def setup(self, config: dict[str, Any]) -> None:
         super().setup(config)
         self.teacher = nn.Sequential(nn.Dropout(), nn.Linear(4, 2)).requires_grad_(False)
-        self.registered.models.append(self.teacher)
+        self._registered.models.append(self.teacher)
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         return {"taught": float(self.teacher[0].training), "learning": float(self.models[0].training)}
@@ -228,11 +231,11 @@ def test_a_frozen_model_stays_in_the_mode_it_was_left_in(training: bool) -> None
     operator = Distilled({"samples": 4})
     operator.teacher[0].train(training)
     operator.teacher[1].train(not training)
-    assert operator.validation_feed is not None
+    assert operator._validation_feed is not None
     for _ in range(2):
         result = epoch(operator)
         assert (result["taught"], result["learning"]) == (training, 1)
-        result = operator.validate(EpochBatches(operator.validation_feed.batches()), {})
+        result = operator.validate(EpochBatches(operator._validation_feed.batches()), {})
         assert (result["taught"], result["learning"]) == (0, 0)
         assert [module.training for module in operator.teacher] == [training, not training]
 
@@ -266,3 +269,85 @@ def test_methods_that_cannot_be_called_are_told_when_the_class_is_given() -> Non
     with pytest.raises(ConfigError, match=r"define train_batch\(self, batch, batch_info\)"):
         TorchTrainer(training_operator_cls=ShortStep)
     assert wrong_signature(OwnNames) is None
+
+
+class OnlyConfig(TrainingOperator):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+
+
+class Keywords(TrainingOperator):
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        assert kwargs["world_rank"] == kwargs["local_rank"] == 0 and not kwargs["use_gpu"]
+        super().__init__(config, **kwargs)
+
+
+class Ranks(TrainingOperator):
+    def __init__(
+        self, config: Any, world_rank: int, local_rank: int, is_distributed: bool = True, **kwargs: Any
+    ):
+        assert not world_rank and not local_rank and not is_distributed
+        super().__init__(config, world_rank, local_rank, is_distributed, **kwargs)
+
+
+class Anything(TrainingOperator):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Context(TrainingOperator):
+    def __init__(self, config: Any, context: WorkerContext | None = None) -> None:
+        super().__init__(config, context)
+
+
+OF_RAYSGD = {
+    *("setup", "register", "register_data", "train_epoch", "train_batch", "validate", "validate_batch"),
+    *("state_dict", "load_state_dict", "from_ptl", "from_creators", "config", "device", "device_ids"),
+    *("world_rank", "local_rank", "use_gpu", "use_fp16", "use_tqdm", "scheduler_step_freq", "timers"),
+    *("global_step", "criterion"),
+}
+"""Names of RaySGD's operators, and the loss, which the default steps of both take from the operator."""
+FREE = sorted(
+    {name for name in {*dir(TrainingOperator), *vars(Bare())} if not name.startswith("_")} - OF_RAYSGD
+    | {"registered", "stepper", "train_feed", "validation_feed", "plan", "creators", "my_own"}
+)
+
+
+def set_names(operator: Any, names: set[str]) -> None:
+    for name in names:
+        setattr(operator, name, f"own {name}")
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([TrainingOperator, OnlyConfig, Keywords, Ranks, Anything, Context]),
+    *[st.sets(st.sampled_from(FREE), max_size=4)] * 4,
+)
+def test_names_that_raysgds_operators_leave_free_are_the_users(
+    base: Any, before: set[str], in_setup: set[str], after: set[str], in_class: set[str]
+) -> None:
+    class Own(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            set_names(self, before)
+            super().__init__(*args, **kwargs)
+            set_names(self, after)
+
+        def setup(self, config: dict[str, Any]) -> None:
+            model = nn.Linear(64, 10)
+            set_names(self, in_setup)
+            self.register(models=model, optimizers=sgd(model), criterion=nn.CrossEntropyLoss())
+            loader = DataLoader(TensorDataset(torch.zeros(8, 64), torch.zeros(8).long()), 4)
+            self.register_data(train_loader=loader, validation_loader=loader)
+
+    # A property can't be set, and a method that is shadowed is not called: both are the user's affair.
+    held = before | in_setup | after
+    for name in in_class - held - {"close"}:
+        setattr(Own, name, property(lambda self, name=name: f"own {name}"))
+    Own.__init__.__signature__ = inspect.signature(base.__init__)  # type: ignore[attr-defined]
+    with TorchTrainer(training_operator_cls=Own, use_gpu=False, use_local=True) as trainer:
+        assert trainer.train()["num_samples"] == trainer.validate()["num_samples"] == 8
+        trainer.load_state_dict(trainer.state_dict())
+        operator = trainer.get_local_operator()
+        for name in held | (in_class - {"close"}):
+            assert getattr(operator, name) == f"own {name}"
+        assert operator.world_rank == 0 and operator.global_step == 2

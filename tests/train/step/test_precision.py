@@ -73,7 +73,7 @@ class Overflowing(TrainingOperator):
 
 
 def what_came_of_it(operator: Any) -> Any:
-    scale = operator.stepper.state()["scale"]
+    scale = operator._stepper.state()["scale"]
     weights = torch.cat([parameter.detach().flatten() for parameter in operator.model.parameters()])
     return operator.stepped, operator.scheduler.last_epoch, scale, weights.tolist()
 

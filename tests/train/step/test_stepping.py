@@ -191,16 +191,16 @@ def test_fp16_leaves_out_a_step_that_overflows_and_its_schedulers_too() -> None:
     train_alone(operator)
     assert operator.seen == [(True, True, 0), (False, False, 1), (True, True, 1), (True, True, 2)]
     assert operator.scheduler.last_epoch == 3
-    state = operator.stepper.state()
+    state = operator._stepper.state()
     assert state["scale"] == 2.0**15
 
     again = alone(Overflowing, CONFIG, precision="fp16", scheduler_step_freq="batch")
-    again.stepper.load_state(state)
-    assert again.stepper.state() == state
+    again._stepper.load_state(state)
+    assert again._stepper.state() == state
     # Another precision has no scaler, and leaves the state of one.
     plain = alone(Digits, CONFIG)
-    plain.stepper.load_state(state)
-    assert plain.stepper.state() == {}
+    plain._stepper.load_state(state)
+    assert plain._stepper.state() == {}
 
 
 def test_a_step_without_gradients_is_no_error_in_fp16() -> None:

@@ -66,7 +66,7 @@ class Tagging(TrainingOperator):
         before = [part.clone() for part in batch]
         metrics = super().train_batch(batch, batch_info)
         assert all(map(torch.equal, batch, before)), "what the loader gave is left as it was"
-        counted = metrics["num_samples"] if self.train_feed.weight else 0  # type: ignore[union-attr]
+        counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
         self.steps.append((float(metrics["train_loss"]), counted))
         return metrics
 

@@ -54,12 +54,12 @@ class Translator(TrainingOperator):
             tokens, target = batch
             loss = self.criterion(self.model(tokens), target)
             # Not self.backward: gradients come together with any backward pass.
-            (loss * self.train_feed.weight).backward()  # type: ignore[union-attr]
+            (loss * self._train_feed.weight).backward()  # type: ignore[union-attr]
             self.optimizer_step()
             metrics: Any = {"train_loss": loss.detach(), "num_samples": len(target)}
         else:
             metrics = super().train_batch(batch, batch_info)
-        counted = metrics["num_samples"] if self.train_feed.weight else 0  # type: ignore[union-attr]
+        counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
         self.steps.append((float(metrics["train_loss"]), counted))
         return metrics
 

@@ -106,7 +106,7 @@ def losses_of(trainer: TorchTrainer) -> list[float]:
 
 def held(operator: Any) -> tuple[int, int]:
     """Numbers that this worker holds, and the units of queries among them."""
-    here = {name: p for name, p in operator.registered.models[0].whole.named_parameters() if not p.is_meta}
+    here = {name: p for name, p in operator._registered.models[0].whole.named_parameters() if not p.is_meta}
     parts = {name: p.to_local() if hasattr(p, "to_local") else p for name, p in here.items()}
     return sum(p.numel() for p in parts.values()), sum(len(p) for n, p in parts.items() if "q_proj.w" in n)
 

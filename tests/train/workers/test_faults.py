@@ -214,7 +214,7 @@ def test_a_loader_that_fails_on_one_worker() -> None:
         def setup(self, config: dict[str, Any]) -> None:
             super().setup(config)
             if self.world_rank == 1:
-                self.train_feed.loader.collate_fn = lambda batch: fail()  # type: ignore[union-attr]
+                self._train_feed.loader.collate_fn = lambda batch: fail()  # type: ignore[union-attr]
 
     with gang(die, -1, operator=BadLoader) as trainer, pytest.raises(LookupError, match="cursed"):
         trainer.train()

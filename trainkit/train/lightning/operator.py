@@ -22,7 +22,7 @@ from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
 from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, ticking
 from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
-from trainkit.train.step.context import WorkerContext
+from trainkit.train.step.context import Registered, WorkerContext
 from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
@@ -191,15 +191,15 @@ class LightningMethods:
         validates_in_training: an epoch of training ends with Lightning's own validation.
     """
 
-    plan: ClassVar[LightningPlan]
+    _plan: ClassVar[LightningPlan]
     validates_in_training: ClassVar[bool] = True
 
     # Of `TrainingOperator`:
     model: Any
-    models: list[Any]
-    stepper: Stepper
-    train_feed: Feed | None
-    validation_feed: Feed | None
+    _registered: Registered
+    _stepper: Stepper
+    _train_feed: Feed | None
+    _validation_feed: Feed | None
     global_step: int
     _context: WorkerContext
     _strategy: Strategy
@@ -211,9 +211,9 @@ class LightningMethods:
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
-        plan = self.plan
+        plan = self._plan
         # Precision, accumulation and clipping are Lightning's to carry out.
-        self.stepper.delegated()
+        self._stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
@@ -221,7 +221,7 @@ class LightningMethods:
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
             self._shard()
-        self.models.append(self.model)
+        self._registered.models.append(self.model)
         data = plan.datamodule
         self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
         classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]
@@ -231,9 +231,9 @@ class LightningMethods:
                 ", ".join(map(repr, unused)),
                 " or ".join(cls.__name__ for cls in classes),
             )
-        self.train_feed = LightningFeed()
+        self._train_feed = LightningFeed()
         if self._has_validation():
-            self.validation_feed = LightningFeed()
+            self._validation_feed = LightningFeed()
         if self._overrides_of_module("configure_model"):
             self._running()  # It has no weights before.
 
@@ -255,12 +255,12 @@ class LightningMethods:
     ) -> Mapping[str, Any]:
         """Run one epoch of Lightning's, with its validation; return the logged values, and counts."""
         del info, epoch_idx  # Lightning has its own.
-        if not isinstance(self.train_feed, LightningFeed):
+        if not isinstance(self._train_feed, LightningFeed):
             raise ConfigError(
                 "train(dataset=) is not for Lightning modules: give from_ptl(train_dataloader=...)"
             )
         fit = self._running()
-        with ticking(self.train_feed, iterator) as ticks:
+        with ticking(self._train_feed, iterator) as ticks:
             metrics = fit.train(num_steps, ticks)
         self.global_step = int(fit.trainer.global_step)
         return metrics
@@ -268,7 +268,7 @@ class LightningMethods:
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
         """Run Lightning's validation loop, with its hooks; return the logged values, and counts."""
         del info
-        feed = self.validation_feed
+        feed = self._validation_feed
         num_steps = feed.num_steps if isinstance(feed, LightningFeed) else None
         with ticking(feed, val_iterator) as ticks:
             return self._running().validate(num_steps, ticks)
@@ -288,7 +288,7 @@ class LightningMethods:
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
         """Run Lightning's prediction loop; arguments as of `TorchTrainer.predict`."""
-        owner, kind = self.plan.module_cls, "LightningModule"
+        owner, kind = self._plan.module_cls, "LightningModule"
         if self.datamodule is not None:
             owner, kind = type(self.datamodule), "LightningDataModule"
         if dataset is None and not _defines(owner, "predict_dataloader", self._base(kind)):
@@ -343,7 +343,7 @@ class LightningMethods:
         return self._fit
 
     def _begun(self, state: Mapping[str, Any] | None) -> LightningFit:
-        plan, package, worker = self.plan, self._package, self._worker
+        plan, package, worker = self._plan, self._package, self._worker
         utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
         utilities.rank_zero_only.rank = worker.rank
         fit = LightningFit(
@@ -375,8 +375,8 @@ class LightningMethods:
             )
         if _is_fsdp(strategy) and self._overrides_of_module("configure_model"):
             wrong.append("FSDP() of a module with configure_model: make its layers in __init__")
-        given = self.plan.trainer_args
-        keeps = any(_is_a(each, "Checkpoint") for each in self.plan.callbacks)
+        given = self._plan.trainer_args
+        keeps = any(_is_a(each, "Checkpoint") for each in self._plan.callbacks)
         if _is_fsdp(strategy) and (keeps or given.get("enable_checkpointing")):
             wrong.append(
                 "FSDP() with checkpoints of Lightning's, which would be of one worker's part: save()"
@@ -418,17 +418,17 @@ class LightningMethods:
                 register_fsdp_forward_method(self.model, step)
 
     def _overrides_of_module(self, method: str) -> bool:
-        return _defines(self.plan.module_cls, method, self._base("LightningModule"))
+        return _defines(self._plan.module_cls, method, self._base("LightningModule"))
 
     def _trainer_arguments(self) -> dict[str, Any]:
         """Return the arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
-        given, step = dict(self.plan.trainer_args), self._context.step
+        given, step = dict(self._plan.trainer_args), self._context.step
         return {
             "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
             "devices": 1,
             "max_epochs": -1,
             "logger": False,
-            "enable_checkpointing": any(_is_a(each, "Checkpoint") for each in self.plan.callbacks),
+            "enable_checkpointing": any(_is_a(each, "Checkpoint") for each in self._plan.callbacks),
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
@@ -443,8 +443,8 @@ class LightningMethods:
         return self._strategy.split_data(loader, training=True)
 
     def _shared(self, feed: Feed) -> None:
-        if isinstance(self.train_feed, LightningFeed):
-            self.train_feed.attach(feed)
+        if isinstance(self._train_feed, LightningFeed):
+            self._train_feed.attach(feed)
 
     def _has_validation(self) -> bool:
         owner, kind = (
@@ -453,7 +453,7 @@ class LightningMethods:
             else (self.datamodule, "LightningDataModule")
         )
         own = _defines(type(owner), "val_dataloader", self._base(kind))
-        loader = self.plan.val_dataloader is not None or own
+        loader = self._plan.val_dataloader is not None or own
         return loader and self._overrides_of_module("validation_step")
 
     def _base(self, name: str) -> Any:
@@ -484,5 +484,5 @@ def lightning_operator(base: type[T], module_cls: type[Any], **arguments: Any) -
         **arguments: of `LightningPlan`.
     """
     plan = LightningPlan(module_cls=module_cls, package=require_module_class(module_cls), **arguments)
-    attributes = {"plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}
+    attributes = {"_plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}
     return type(f"{module_cls.__name__}Operator", (LightningMethods, base), attributes)

@@ -37,7 +37,7 @@ from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.lightning.fit import Predicted
 from trainkit.train.lightning.operator import LightningMethods
-from trainkit.train.operator import TrainingOperator
+from trainkit.train.operator import TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions, taken
 from trainkit.train.step.context import WorkerContext
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
@@ -104,9 +104,23 @@ class Worker(GroupMember):
             use_tqdm=options.use_tqdm,
             scheduler_step_freq=options.scheduler_step_freq,
         )
-        self._operator = options.training_operator_cls(options.worker_config, context)
+        self._operator = operator_of(
+            options.training_operator_cls,
+            options.worker_config,
+            context,
+            world_rank=spec.rank,
+            local_rank=spec.locality.rank,
+            is_distributed=options.num_workers > 1,
+            device=devices[0],
+            use_gpu=devices[0].type == "cuda",
+            use_fp16=options.step.precision == "fp16",
+            use_tqdm=options.use_tqdm,
+            wrap_ddp=options.wrap_ddp,
+            add_dist_sampler=options.add_dist_sampler,
+            scheduler_step_freq=options.scheduler_step_freq,
+        )
         name = options.training_operator_cls.__name__
-        self._metered(spec, options.num_workers, name).models.update(self._operator.registered.models)
+        self._metered(spec, options.num_workers, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
             # With equal seeds all workers would drop the same units and augment in the same way. The first
             # keeps its stream, a plain loop's; those that hold one model together stay equal.
@@ -136,11 +150,11 @@ class Worker(GroupMember):
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
         named = {"num_steps": num_steps, "epoch_idx": self._epoch}
         own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
-        with self._epoch_batches(operator.train_feed, "train", num_steps, info, profile) as batches:
+        with self._epoch_batches(operator._train_feed, "train", num_steps, info, profile) as batches:
             more = taken(operator.train_epoch, named) if own else named
             result = operator.train_epoch(batches, details, **more)
         if own:
-            operator.stepper.check()
+            operator._stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
         self._epoch += 1
@@ -151,9 +165,9 @@ class Worker(GroupMember):
     ) -> Mapping[str, Any]:
         """Evaluate on the validation data, or its first `num_steps` batches."""
         operator = self._operator
-        average = operator.stepper.average
+        average = operator._stepper.average
         with (
-            self._epoch_batches(operator.validation_feed, "validation", num_steps, info, profile) as batches,
+            self._epoch_batches(operator._validation_feed, "validation", num_steps, info, profile) as batches,
             nullcontext() if average is None else average.in_use(),
             self._strategy.evaluation(),
         ):
@@ -191,14 +205,14 @@ class Worker(GroupMember):
 
     def _begin_range_test(self, test: RangeTest) -> None:
         operator, train_batch = self._operator, self._operator.train_batch
-        if not operator.registered.optimizers:
+        if not operator._registered.optimizers:
             raise ConfigError("lr_find() sets the rates of registered optimizers: register some in setup")
-        test.optimizers = operator.registered.optimizers
+        test.optimizers = operator._registered.optimizers
 
         def tested(batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
             test.begin()
             metrics = train_batch(batch, batch_info)
-            feed = operator.train_feed
+            feed = operator._train_feed
             test.end(metrics, FULL_WEIGHT if feed is None else feed.current)
             return metrics
 
@@ -207,12 +221,12 @@ class Worker(GroupMember):
     def try_batches(self, num_steps: int) -> int | None:
         """Train on some batches; return how many there are in one pass, None if that is not known."""
         self.train(num_steps, {})
-        feed = self._operator.train_feed
+        feed = self._operator._train_feed
         return None if feed is None else feed.steps()
 
     def step_schedulers(self, *metric: float) -> None:
         """Step all schedulers, by `metric` if one is given."""
-        for scheduler in self._operator.registered.schedulers:
+        for scheduler in self._operator._registered.schedulers:
             scheduler.step(*metric)
 
     def apply_operator(self, function: Callable[[TrainingOperator], T]) -> T:
@@ -228,16 +242,16 @@ class Worker(GroupMember):
 
     def models(self, to_cpu: bool) -> list[nn.Module]:
         """Return the user's own modules: copies on the CPU, or the live ones."""
-        live = [self._strategy.unwrap(model) for model in self._operator.registered.models]
+        live = [self._strategy.unwrap(model) for model in self._operator._registered.models]
         return [on_cpu(model) for model in live] if to_cpu else live
 
     def skeletons(self) -> list[nn.Module]:
         """Return the user's own modules without values."""
-        return [self._strategy.skeleton(model) for model in self._operator.registered.models]
+        return [self._strategy.skeleton(model) for model in self._operator._registered.models]
 
     def model_states(self, averaged: bool) -> list[dict[str, Any]]:
         """Return this worker's part of the models' states, detached; with averaged weights if asked."""
-        registered, average = self._operator.registered, self._operator.stepper.average
+        registered, average = self._operator._registered, self._operator._stepper.average
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         if averaged:
             if average is None:
@@ -266,7 +280,7 @@ class Worker(GroupMember):
 
     def small_state(self) -> SmallState:
         """Return the part of the state that a validation may change."""
-        operator, registered = self._operator, self._operator.registered
+        operator, registered = self._operator, self._operator._registered
         schedulers = [scheduler.state_dict() for scheduler in registered.schedulers]
         held = detached([operator.state_dict() or {}, schedulers, rates(registered.optimizers)])
         return SmallState(held[0], self.own_state(), *held[1:])
@@ -289,13 +303,13 @@ class Worker(GroupMember):
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
         elif since:
             for scheduler, held in zip(
-                self._operator.registered.schedulers, since["schedulers"], strict=True
+                self._operator._registered.schedulers, since["schedulers"], strict=True
             ):
                 scheduler.load_state_dict(held)
             self._operator.load_state_dict(whole(since["operator"]))
             self._take_over_own(since["workers"])
         if small is not None:
-            set_rates(self._operator.registered.optimizers, detached(small[0].rates))
+            set_rates(self._operator._registered.optimizers, detached(small[0].rates))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a trainer's whole state."""
@@ -327,7 +341,7 @@ class Worker(GroupMember):
         started, self._started = self._started, False
         try:
             if started:
-                self._operator.close()
+                type(self._operator).close(self._operator)
         finally:
             self.leave()
 
@@ -368,16 +382,16 @@ class Worker(GroupMember):
     def _instead(self, dataset: Any) -> Iterator[None]:
         """Train the operator on `dataset` within the block."""
         operator = self._operator
-        registered = operator.train_feed
+        registered = operator._train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
         uneven = "drop" if registered is None else registered.uneven
-        operator.train_feed = self._strategy.split_data(
+        operator._train_feed = self._strategy.split_data(
             pinned(loader, operator.device), training=True, uneven=uneven
         )
         try:
             yield
         finally:
-            operator.train_feed = registered
+            operator._train_feed = registered
 
     def _reported(self, result: Any, method: str, more: Mapping[str, Any]) -> EpochMetrics:
         """Return an operator's metrics with `more` and, if asked for, the seconds in the form of RaySGD."""
@@ -389,33 +403,33 @@ class Worker(GroupMember):
         return EpochMetrics({**more, **metrics, **profile}, origins)
 
     def _shared_state(self) -> dict[str, Any]:
-        operator, average = self._operator, self._operator.stepper.average
+        operator, average = self._operator, self._operator._stepper.average
         return {
             "epoch": self._epoch,
             "global_step": operator.global_step,
-            **self._strategy.state(operator.registered.models, operator.registered.optimizers),
-            "schedulers": [scheduler.state_dict() for scheduler in operator.registered.schedulers],
-            "scaler": operator.stepper.state(),
+            **self._strategy.state(operator._registered.models, operator._registered.optimizers),
+            "schedulers": [scheduler.state_dict() for scheduler in operator._registered.schedulers],
+            "scaler": operator._stepper.state(),
             **({} if average is None else {"ema": average.state()}),
             "operator": operator.state_dict() or {},
         }
 
     def _feeds(self) -> dict[str, Feed]:
-        feeds = {"train": self._operator.train_feed, "validation": self._operator.validation_feed}
+        feeds = {"train": self._operator._train_feed, "validation": self._operator._validation_feed}
         return {name: feed for name, feed in feeds.items() if feed is not None}
 
     def _load_registered(self, state: Mapping[str, Any]) -> None:
-        registered = self._operator.registered
+        registered = self._operator._registered
         self._strategy.load_state(registered.models, registered.optimizers, state)
         for scheduler, saved in zip(registered.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-        stepper = self._operator.stepper
+        stepper = self._operator._stepper
         stepper.load_state(state.get("scaler") or {})
         if (average := stepper.average) is not None:
             average.load_state(state.get("ema"))
 
     def _take_over(self, state: Mapping[str, Any], what: str) -> None:
-        operator, registered = self._operator, self._operator.registered
+        operator, registered = self._operator, self._operator._registered
         counts = {field.name: len(getattr(registered, field.name)) for field in fields(registered)}
         check_state(state, counts, what)
         before = joined_state([WorkerState(detached(self._shared_state()), self.own_state())])
