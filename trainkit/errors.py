@@ -24,7 +24,10 @@ TrainkitError
 ├── TrainingError                          training cannot go on: the message says which worker and why
 │   ├── CheckpointError                    a checkpoint cannot be written or read
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
-│   └── GangError                          the workers could not form, or re-form, a group
+│   ├── GangError                          the workers could not form, or re-form, a group
+│   └── TrainingFailedError                the run of a training function has failed
+│       ├── WorkerGroupError               a worker failed: see worker_failures
+│       └── ControllerError                the process that waits for them did
 ├── DashboardError                         the dashboard can't be served: name another folder, or port
 └── TuneError (also RuntimeError)          an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
@@ -37,7 +40,7 @@ TrainkitError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pickle import PicklingError
 
 __all__ = [
@@ -222,7 +225,27 @@ class GangError(TrainingError, RuntimeError):
 
 
 class TrainingFailedError(TrainingError, RuntimeError):
-    """The run of a training function has failed; the worker's error is its cause."""
+    """The run of a training function has failed: it is a WorkerGroupError or a ControllerError."""
+
+
+class WorkerGroupError(TrainingFailedError):
+    """Workers of a training function have failed.
+
+    Attributes:
+        worker_failures: the error of each worker that is to blame, by rank.
+    """
+
+    worker_failures: Mapping[int, BaseException] = {}
+
+
+class ControllerError(TrainingFailedError):
+    """The process that waits for the workers of a training function has failed.
+
+    Attributes:
+        controller_failure: its error.
+    """
+
+    controller_failure: BaseException | None = None
 
 
 class TuneError(TrainkitError, RuntimeError):

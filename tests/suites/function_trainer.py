@@ -21,7 +21,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainkit
 from tests.conftest import eventually
 from trainkit import train, tune
-from trainkit.errors import ConfigError, GangError, SerializationError, TrainingError, TrainingFailedError
+from trainkit.errors import (
+    ConfigError,
+    ControllerError,
+    GangError,
+    MetricError,
+    SerializationError,
+    TrainingError,
+    TrainingFailedError,
+    WorkerGroupError,
+)
 from trainkit.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, get_device, prepare_data_loader, prepare_model
 
@@ -125,6 +134,7 @@ class FunctionTrainerSuite:
 
     def test_workers_know_who_they_are(self) -> None:
         result = self.trainer(identity, metadata={"by": "us"}, run={"name": "who"}).fit()
+        assert set(result.metrics) == {"everyone", "pid"}  # a name that every report has, and the user's
         first, second = result.metrics["everyone"]
         assert first == second | {"local": first["local"]}
         assert first["rank"] and first["size"] and first["local"]
@@ -153,9 +163,13 @@ class FunctionTrainerSuite:
 
     def test_a_report_is_the_first_workers_and_its_checkpoint_is_of_all(self) -> None:
         result = self.trainer(count_up, {}, run={"checkpoint_config": CheckpointConfig(num_to_keep=2)}).fit()
-        assert (result.metrics["count"], result.metrics["rank"]) == (STEPS, 0)
+        assert result.metrics == {"count": STEPS, "start": 0, "rank": 0}
+        assert result.history == [result.metrics | {"count": count + 1} for count in range(STEPS)]
         assert sorted(os.listdir(result.checkpoint.path)) == ["count", "rank0", "rank1"]
-        assert [metrics["count"] for _, metrics in result.best_checkpoints] == [STEPS - 1, STEPS]
+        assert [metrics for _, metrics in result.best_checkpoints] == result.history[-2:]
+        assert result.get_best_checkpoint("count", "max") == result.checkpoint
+        with pytest.raises(MetricError, match=r"'coun', which was not reported; .*Did you mean 'count'"):
+            result.get_best_checkpoint("coun", "max")
         folders = [name for name in os.listdir(result.path) if name.startswith("checkpoint")]
         assert len(folders) == 2
         assert not [name for name in os.listdir(result.path) if name.startswith(".")]
@@ -168,9 +182,9 @@ class FunctionTrainerSuite:
         assert result.metrics["start"] == 2
 
     def test_a_killed_worker_is_named(self) -> None:
-        with pytest.raises(TrainingFailedError, match="worker 1 of 2 died") as caught:
+        with pytest.raises(WorkerGroupError, match="worker 1 of 2 died") as caught:
             self.trainer(count_up, {"fault": kill_self}).fit()
-        assert isinstance(caught.value.__cause__, GangError)
+        assert {rank: type(error) for rank, error in caught.value.worker_failures.items()} == {1: GangError}
 
     def test_a_worker_that_raises_ends_the_others_and_tells_why(self) -> None:
         def wait(config: dict[str, Any]) -> None:
@@ -182,9 +196,11 @@ class FunctionTrainerSuite:
             time.sleep(600)
 
         began = time.monotonic()
-        with pytest.raises(TrainingFailedError, match="the third step is cursed") as caught:
+        with pytest.raises(WorkerGroupError, match="the third step is cursed") as caught:
             self.trainer(wait, {"folder": str(self.path)}).fit()
-        told = str(caught.value.__cause__)
+        (failure,) = caught.value.worker_failures.items()
+        assert (failure[0], type(failure[1])) == (1, LookupError)
+        told = str(caught.value)
         assert "in raise_lookup" in told and "LookupError" in told and "time.sleep" not in told
         assert time.monotonic() - began < 300
         assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in worker_pids(self.path)))
@@ -197,7 +213,8 @@ class FunctionTrainerSuite:
 
         with pytest.raises(TrainingFailedError, match=r"worker 1 of 2 ended .* after 1 reports") as caught:
             self.trainer(uneven).fit()
-        assert isinstance(caught.value.__cause__, TrainingError)
+        assert isinstance(caught.value, ControllerError)
+        assert isinstance(caught.value.controller_failure, TrainingError)
 
     def test_a_worker_that_never_reports_is_named(self) -> None:
         def hang() -> None:
@@ -208,6 +225,56 @@ class FunctionTrainerSuite:
         message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
         with pytest.raises(TrainingFailedError, match=message):
             self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
+
+    def test_what_the_first_worker_returns_is_kept(self) -> None:
+        def give(config: dict[str, Any]) -> Any:
+            rank = train.get_context().get_world_rank()
+            return {"lock": threading.Lock, "none": lambda: None, "rank": lambda: (rank, config)}[
+                config["what"]
+            ]()
+
+        for what, returned in (
+            ("rank", (0, {"what": "rank"})),
+            ("none", None),
+            ("rank", (0, {"what": "rank"})),
+        ):
+            result = self.trainer(give, {"what": what}, run={"name": "given"}).fit()
+            assert (result.return_value, result.metrics) == (returned, {})
+        # What can't be kept is told, and fails no run that has ended.
+        assert self.trainer(give, {"what": "lock"}).fit().return_value is None
+
+    def test_callbacks_hear_of_reports_and_failures(self) -> None:
+        notes = self.path / "notes"
+
+        class Noted(train.UserCallback):
+            def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+                with notes.open("a") as file:
+                    print(run_context.get_run_config().name, [each["rank"] for each in metrics], file=file)
+
+            def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+                with notes.open("a") as file:
+                    print(worker_exceptions, file=file)
+
+        class Fails(train.UserCallback):
+            def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+                raise LookupError("this callback is cursed")
+
+        with pytest.raises(WorkerGroupError):
+            self.trainer(count_up, {"fault": raise_lookup}, run={"name": "n", "callbacks": [Noted()]}).fit()
+        report = "n [0, 1]\n"
+        assert notes.read_text() == 2 * report + "{1: LookupError('the third step is cursed')}\n"
+        with pytest.raises(ControllerError, match="this callback is cursed") as caught:
+            self.trainer(count_up, {}, run={"callbacks": [Fails()]}).fit()
+        assert type(caught.value.controller_failure) is LookupError
+
+    def test_a_function_knows_the_checkpoints_of_its_run(self) -> None:
+        def count(config: dict[str, Any]) -> list[Any]:
+            count_up(config)
+            return [(each.checkpoint.path, each.metrics) for each in train.get_all_reported_checkpoints()]
+
+        result = self.trainer(count, {}, run={"checkpoint_config": CheckpointConfig(num_to_keep=2)}).fit()
+        best = [(checkpoint.path, metrics) for checkpoint, metrics in result.best_checkpoints]
+        assert result.return_value == best and len(best) == 2
 
     def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
         folder = str(self.path)
@@ -298,10 +365,10 @@ class FunctionTrainerSuite:
         def unprepared() -> None:
             prepare_model(nn.Linear(1, 1), parallel_strategy_kwargs={"bucket_size": 1})
 
-        with pytest.raises(TrainingFailedError, match="bucket_size") as caught:
+        with pytest.raises(WorkerGroupError, match="in unprepared") as caught:
             self.trainer(unprepared).fit()
-        assert isinstance(caught.value.__cause__, TypeError)
-        assert "in unprepared" in str(caught.value.__cause__)
+        (error,) = caught.value.worker_failures.values()
+        assert type(error) is TypeError and "bucket_size" in str(error)
 
     def test_what_cant_be_sent_is_named(self) -> None:
         lock = threading.Lock()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import random
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +284,21 @@ def test_update_scheduler_passes_the_metric() -> None:
         gang.update_scheduler(1.0)
         gang.update_scheduler(2.0)
         assert rates(gang) == pytest.approx([0.1, 0.1])
+
+
+class Quits(Digits):
+    def train_batch(self, batch: Any, batch_info: Any) -> Any:
+        raise bdb.BdbQuit  # as a debugger does that is left
+
+
+def test_the_error_of_a_local_worker_shows_the_users_frames_alone() -> None:
+    with (
+        TorchTrainer(training_operator_cls=Quits, config={"samples": 40}, use_local=True) as trainer,
+        pytest.raises(bdb.BdbQuit) as caught,
+    ):
+        trainer.train()
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert frames == ["test_the_error_of_a_local_worker_shows_the_users_frames_alone", "call", "train_batch"]
 
 
 def test_functions_for_all_workers() -> None:

@@ -9,6 +9,7 @@ import site
 import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from trainkit import settings
@@ -87,8 +88,27 @@ def without_frames(method: Callable[P, T]) -> Callable[P, T]:
             while isinstance(cause, TrainkitError):
                 cause = cause.with_traceback(None).__cause__
             raise error.with_traceback(None)  # noqa: B904 (it is raised again, with the cause it has)
+        except Exception as error:
+            if settings.full_traceback():
+                raise
+            raise error.with_traceback(_foreign(error.__traceback__))  # noqa: B904 (as above)
 
     return call
+
+
+def _foreign(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without trainkit's own frames, but for those after the last other one."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    own = [each.tb_frame.f_code.co_filename.startswith(_OWN) for each in frames]
+    last = max((place for place, inside in enumerate(own) if not inside), default=-1)
+    for place in reversed(range(len(frames))):
+        if not own[place] or place > last:
+            each = frames[place]
+            trace = TracebackType(trace, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return trace
 
 
 def _cut(whole: traceback.TracebackException, error: BaseException) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
 from trainkit import train, tune
-from trainkit.errors import ConfigError, TrainingFailedError
+from trainkit.errors import ConfigError, WorkerGroupError
 from trainkit.train import FailureConfig
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -79,9 +79,9 @@ def alone(config: dict[str, Any]) -> None:
 def test_what_accelerate_would_leave_out_without_a_word_is_refused(
     loop: Any, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingFailedError, match=message) as caught:
+    with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(loop, tmp_path).fit()
-    assert isinstance(caught.value.__cause__, ConfigError)
+    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def counted(config: dict[str, Any]) -> None:

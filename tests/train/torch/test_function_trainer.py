@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import trainkit
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
-from trainkit.errors import ConfigError, TrainingFailedError, TuneError
+from trainkit.errors import ConfigError, TrainingFailedError, TuneError, WorkerGroupError
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
@@ -78,6 +79,19 @@ def test_what_the_clean_up_of_a_stopped_worker_raises_is_printed(tmp_path: Path)
     run = RunConfig(storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 1}, log_to_file=True)
     result = TorchTrainer(unclean, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
     assert Path(result.path, "stderr").read_text().count("the clean-up is cursed") >= 2
+
+
+def fails(config: dict[str, Any]) -> None:
+    raise LookupError(config["words"])
+
+
+@pytest.mark.usefixtures("runtime")
+def test_an_error_is_printed_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = {"words": "this loop is cursed"}
+    with pytest.raises(WorkerGroupError) as caught:
+        TorchTrainer(fails, train_loop_config=config, run_config=RunConfig(storage_path=str(tmp_path))).fit()
+    told = "".join([*traceback.format_exception(caught.value), *capfd.readouterr()])
+    assert told.count("this loop is cursed") == told.count("in fails\n") == 1
 
 
 def count_till_interrupted(config: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
-from trainkit.errors import ConfigError, TrainingFailedError
+from trainkit.errors import ConfigError, WorkerGroupError
 from trainkit.train import FailureConfig
 
 PRELOAD = ("torch", "lightning.pytorch")
@@ -44,9 +44,9 @@ def test_a_trainer_of_the_other_package_takes_the_strategy(launched: Any, tmp_pa
 )
 def test_processes_in_the_workers_are_refused(strategy: str, package: str, tmp_path: Path) -> None:
     config = {"plain": True, "strategy": strategy, "package": package}
-    with pytest.raises(TrainingFailedError, match="start processes in each of the 2 workers") as caught:
+    with pytest.raises(WorkerGroupError, match="start processes in each of the 2 workers") as caught:
         trainer(library_loops.lightning, tmp_path, config).fit()
-    assert isinstance(caught.value.__cause__, ConfigError)
+    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def fabric_forks(config: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def fabric_forks(config: dict[str, Any]) -> None:
 
 
 def test_processes_of_fabric_in_the_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match="start processes in each of the 2 workers"):
+    with pytest.raises(WorkerGroupError, match="start processes in each of the 2 workers"):
         trainer(fabric_forks, tmp_path).fit()
 
 
@@ -73,9 +73,9 @@ def test_fabric_finds_the_workers(launched: Any, tmp_path: Path) -> None:
 
 
 def test_fsdp_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match="RayFSDPStrategy needs GPUs") as caught:
+    with pytest.raises(WorkerGroupError, match="RayFSDPStrategy needs GPUs") as caught:
         trainer(library_loops.lightning, tmp_path, {"strategy": "RayFSDPStrategy"}).fit()
-    assert isinstance(caught.value.__cause__, ConfigError)
+    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def deepspeed(config: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ def deepspeed(config: dict[str, Any]) -> None:
 
 
 def test_deepspeed_is_refused_where_it_is_not_installed(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match="you must have DeepSpeed installed"):
+    with pytest.raises(WorkerGroupError, match="you must have DeepSpeed installed"):
         trainer(deepspeed, tmp_path, workers=1).fit()
 
 
@@ -112,9 +112,9 @@ def unprepared(config: dict[str, Any]) -> None:
 def test_a_trainer_that_would_not_train_together_is_refused(
     strategy: bool, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(TrainingFailedError, match=message) as caught:
+    with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(unprepared, tmp_path, {"strategy": strategy}).fit()
-    assert isinstance(caught.value.__cause__, ConfigError)
+    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def test_a_subclass_of_a_strategy_names_the_package_that_it_needs() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
 from trainkit import train, tune
-from trainkit.errors import ConfigError, InfeasibleError, TrainingFailedError
+from trainkit.errors import ConfigError, InfeasibleError, WorkerGroupError
 from trainkit.train import Checkpoint, FailureConfig
 
 PRELOAD = ("torch", "transformers.trainer")
@@ -103,9 +103,9 @@ def whole_shard(config: dict[str, Any]) -> None:
 def test_what_would_be_shared_twice_or_passed_once_is_refused(whole: bool, kind: str, tmp_path: Path) -> None:
     data = {"train": library_loops.Sentences(32, 1)}
     message = f"a data set is {kind}: give get_dataset_shard"
-    with pytest.raises(TrainingFailedError, match=message) as caught:
+    with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(whole_shard, tmp_path, {"whole": whole}, datasets=data, workers=1).fit()
-    assert isinstance(caught.value.__cause__, ConfigError)
+    assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
 def searched(folder: Path, **more: Any) -> Any:
@@ -205,7 +205,5 @@ def sharded(config: dict[str, Any]) -> None:
 
 def test_fsdp_without_a_gpu_is_refused(tmp_path: Path) -> None:
     """Accelerate was imported with the workers' template here, before they began."""
-    with pytest.raises(
-        TrainingFailedError, match="Accelerate was asked for FSDP, and this worker has no GPU"
-    ):
+    with pytest.raises(WorkerGroupError, match="Accelerate was asked for FSDP, and this worker has no GPU"):
         trainer(sharded, tmp_path).fit()

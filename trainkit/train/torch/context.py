@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +12,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from trainkit.errors import ConfigError, TuneError
+from trainkit.errors import CheckpointError, ConfigError, TuneError
 from trainkit.train.data.rank_meter import RankMeter
-from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checkpoint import FILENAME, Checkpoint, read_dictionary, write_dictionary
+from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.results.result import Result
 from trainkit.tune.trial import context as trial
 from trainkit.tune.trial.context import TuneContext, current_session
 from trainkit.tune.trial.messages import TrialSpec
@@ -198,6 +201,37 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     return context.shards[name]
 
 
+@dataclass(frozen=True)
+class ReportedCheckpoint:
+    """A checkpoint that a training function has reported.
+
+    Attributes:
+        checkpoint: the folder.
+        metrics: what worker 0 reported with it.
+    """
+
+    checkpoint: Checkpoint
+    metrics: dict[str, Any]
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: Any = None, timeout_s: float | None = None
+) -> list[ReportedCheckpoint]:
+    """Return the checkpoints of the run that are kept, oldest first, also those from before a resume.
+
+    Args:
+        consistency_mode: Ray's; without effect, as a checkpoint is kept when `report` returns.
+        timeout_s: Ray's; without effect, as nothing is waited for.
+
+    Raises:
+        TuneError: called outside a training function of a trainer.
+        StoreError: the run can't be read from this machine.
+    """
+    folder = _in_worker("get_all_reported_checkpoints").get_trial_dir()
+    kept = Result.from_path(folder).best_checkpoints
+    return [ReportedCheckpoint(checkpoint, own_metrics(report, folder)) for checkpoint, report in kept]
+
+
 def barrier() -> None:
     """Wait until all workers of the trainer have called this; `trainkit.train.collective.barrier`.
 
@@ -228,3 +262,50 @@ def _in_worker(verb: str) -> TrainContext:
     if not isinstance(context, TrainContext):
         raise TuneError(f"{verb}() works in the function of a TorchTrainer, in a worker")
     return context
+
+
+_OWN_NAMES = "own_names.json"
+"""Holds names of metrics that every report carries, and that the function has reported itself."""
+
+_RETURNED = "return_value"
+"""Folder of what the function returned."""
+
+
+def own_metrics(report: Mapping[str, Any], trial_dir: str) -> dict[str, Any]:
+    """Return what the function has put into a report, without what every report carries."""
+    names = AUTOMATIC - own_names(trial_dir)
+    return {name: value for name, value in report.items() if name not in names}
+
+
+def own_names(trial_dir: str) -> frozenset[str]:
+    """Return which of the names that every report carries the function has reported itself."""
+    path = Path(trial_dir, _OWN_NAMES)
+    return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
+
+
+def keep_own_names(trial_dir: str, names: frozenset[str]) -> None:
+    """Write what `own_names` reads."""
+    path = Path(trial_dir, _OWN_NAMES)
+    path.with_suffix(".partial").write_text(json.dumps(sorted(names)))
+    path.with_suffix(".partial").replace(path)
+
+
+def keep_returned(trial_dir: str, value: Any) -> None:
+    """Write what the function has returned; say so if it can't be pickled."""
+    folder = Path(trial_dir, _RETURNED)
+    folder.mkdir(exist_ok=True)
+    try:
+        write_dictionary(str(folder), {_RETURNED: value})
+    except CheckpointError as error:
+        log.warning("Result.return_value will be None, as what the function returned is not kept: %s", error)
+
+
+def returned_value(trial_dir: str) -> Any:
+    """Return what `keep_returned` wrote; None if it wrote nothing."""
+    folder = Path(trial_dir, _RETURNED)
+    return read_dictionary(str(folder))[_RETURNED] if (folder / FILENAME).exists() else None
+
+
+def forget_returned(trial_dir: str) -> None:
+    """Remove what an earlier attempt has returned."""
+    shutil.rmtree(Path(trial_dir, _RETURNED), ignore_errors=True)

@@ -145,8 +145,8 @@ class LoopOptions:
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
 
     @property
-    def function(self) -> Callable[[dict[str, Any]], None]:
-        """The training function as a function of its configuration without a result."""
+    def function(self) -> Callable[[dict[str, Any]], Any]:
+        """The training function as a function of its configuration."""
         return functools.partial(_call, self.train_loop_per_worker)
 
     @property
@@ -212,11 +212,8 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _call(function: Callable[..., Any], config: dict[str, Any]) -> None:
-    if takes_config(function):
-        function(config)
-    else:
-        function()
+def _call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
+    return function(config) if takes_config(function) else function()
 
 
 def takes_config(function: Any) -> bool:

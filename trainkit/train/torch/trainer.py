@@ -6,26 +6,36 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import count
 from typing import Any, Literal, Self, overload
 
-from trainkit.errors import ConfigError, TrainingFailedError, did_you_mean
-from trainkit.runtime.failures import without_frames
+from trainkit.errors import (
+    ConfigError,
+    ControllerError,
+    MetricError,
+    TaskError,
+    TrainingFailedError,
+    WorkerGroupError,
+    did_you_mean,
+)
+from trainkit.runtime.failures import RemoteTraceback, last_user_frame, without_frames
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import OF_CREATORS
 from trainkit.train.strategies.base import Precision, StrategySpec
+from trainkit.train.torch.context import own_metrics, returned_value
 from trainkit.train.torch.options import LoopOptions, TorchConfig, takes_config
 from trainkit.train.torch.shards import DataConfig
-from trainkit.train.torch.trial import LoopTrial
+from trainkit.train.torch.trial import RANK, LoopTrial, original
 from trainkit.train.trainer import OperatorTrainer
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import SettingNames, named_as
 from trainkit.tune.core.configs import ResumeConfig
-from trainkit.tune.core.metrics import flatten, shortened_repr
+from trainkit.tune.core.metrics import flatten, lookup, shortened_repr
 from trainkit.tune.core.resources import Bound, ScalingConfig
+from trainkit.tune.core.stoppers import missing_metric
 from trainkit.tune.results.result import Result
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.sync.storage import new_place
@@ -39,6 +49,31 @@ _RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 class _FinishedError(Exception):
     """A run of the name has finished with another configuration, so that there will be one beside it."""
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult(Result):
+    """Outcome of a training function's run: its reports hold what the function has reported, and no more.
+
+    Attributes:
+        return_value: what the function returned on worker 0.
+    """
+
+    return_value: Any = None
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
+        """Return the checkpoint of the best report by `metric`.
+
+        Raises:
+            MetricError: no checkpoint came with that metric; the message names those that did.
+        """
+        reports = [report for _, report in self.best_checkpoints]
+        if all(lookup(report, metric) is None for report in reports):
+            raise MetricError(f"no checkpoint of the run came with {missing_metric(metric, reports)}")
+        return super().get_best_checkpoint(metric, mode)
+
+    def _shown(self, report: dict[str, Any]) -> dict[str, Any]:
+        return own_metrics(report, self.path)
 
 
 class DataParallelTrainer:
@@ -80,7 +115,7 @@ class DataParallelTrainer:
                 )
         self._restored_from: str | None = None
 
-    def fit(self) -> Result:
+    def fit(self) -> RunResult:
         """Run the function on all workers; return the last report's metrics and the checkpoints.
 
         Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
@@ -88,21 +123,25 @@ class DataParallelTrainer:
         One that has finished with another configuration is left alone: this run is beside it, as "name_2".
 
         Raises:
-            TrainingFailedError: the function raised, or a worker died, more often than
-                FailureConfig(max_failures=...) allows; its cause is the worker's error.
+            WorkerGroupError: the function raised, or a worker died, more often than
+                FailureConfig(max_failures=...) allows; `worker_failures` has the worker's error.
+            ControllerError: what waits for the workers has failed, such as by a callback.
             InfeasibleError: the machine can never hold the workers.
             SerializationError: the function can't be sent to a worker; the part is named.
             KeyboardInterrupt: Ctrl-C; the run can be gone on with.
         """
-        with named_as(SettingNames(resume=_RESUME, doing="Training")):
+        with named_as(SettingNames(resume=_RESUME, doing="Training", raises=True)):
             grid = self._tuner().fit()
         result = grid[0]
         if not grid.num_terminated and not grid.num_errors:
             folder = os.path.dirname(str(result.path))
             raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
         if result.error is not None:
-            raise TrainingFailedError(failed_text(result, self.run_config.name)) from result.error
-        return replace(result, config={"train_loop_config": dict(self._loop.train_loop_config)})
+            raise failure(result, result.error, self.run_config.name)
+        made = {each.name: getattr(result, each.name) for each in fields(Result)}
+        made["config"] = {"train_loop_config": dict(self._loop.train_loop_config)}
+        made["metrics"] = own_metrics(result.metrics, result.path)
+        return RunResult(**made, return_value=returned_value(result.path))
 
     @classmethod
     def restore(
@@ -382,10 +421,25 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return "; ".join(shown)
 
 
-def failed_text(result: Result, name: str | None) -> str:
-    """Return the message for a run that has failed, of a given name or of one that was made for it."""
+def failure(result: Result, error: BaseException, name: str | None) -> TrainingFailedError:
+    """Return the error of a run, of a given name or of one that was made for it, with the worker's text."""
+    cause = original(error)
+    rank = vars(cause).get(RANK)
     again = "fit()" if name is not None else "with RunConfig(name=...) fit()"
-    return (
-        f"the run in {result.path} has failed; {again} goes on with it from its last checkpoint, and "
-        f"FailureConfig(max_failures=...) tries it again by itself. The error: {result.error}"
+    who = "the run" if rank is None else f"worker {rank} of the run"
+    shown = error.__cause__.text if isinstance(error.__cause__, RemoteTraceback) else str(error)
+    if isinstance(error, TaskError):
+        shown = error.remote_traceback
+    elif not last_user_frame(shown):
+        shown = f"{type(error).__name__}: {error}"
+    text = (
+        f"{who} in {result.path} has failed; {again} goes on with it from its last checkpoint, and "
+        f"FailureConfig(max_failures=...) tries it again by itself.\n\n{shown}"
     )
+    if rank is None:
+        of_controller = ControllerError(text)
+        of_controller.controller_failure = cause
+        return of_controller
+    of_workers = WorkerGroupError(text)
+    of_workers.worker_failures = {rank: cause}
+    return of_workers

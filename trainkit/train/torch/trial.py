@@ -5,23 +5,86 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from trainkit.errors import CheckpointError, TrainingError
-from trainkit.train.torch.options import LoopOptions, TrialLoop
-from trainkit.train.torch.shards import split
+from trainkit.errors import CheckpointError, TaskError, TrainingError
+from trainkit.train.torch.context import forget_returned, keep_own_names, own_names
+from trainkit.train.torch.options import LoopOptions, TorchConfig, TrialLoop
+from trainkit.train.torch.shards import DataConfig, split
 from trainkit.train.torch.worker import PARTS, LoopWorker, part_dir
 from trainkit.train.workers.placement import WorkerPlacement
 from trainkit.train.workers.worker_group import WorkerGroup
+from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import RunConfig
-from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.resources import PlacementGroupFactory, ScalingConfig
+from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.trial.context import TrialContext, TrialStopped, current_session
 from trainkit.tune.trial.messages import Reply, TrialSpec
 
 FUNCTION = "train_loop_per_worker"
 """Name of the workers' function in messages."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Settings of a run, for its callbacks.
+
+    Attributes:
+        run_config: its name, place, and settings for failures and checkpoints.
+        train_loop_config, scaling_config, backend_config, dataset_config: as the trainer has them.
+        run_id: of the trial that the run is.
+    """
+
+    run_config: RunConfig
+    train_loop_config: Mapping[str, Any]
+    scaling_config: ScalingConfig
+    backend_config: TorchConfig
+    dataset_config: DataConfig
+    run_id: str
+
+    def get_run_config(self) -> RunConfig:
+        """Return `run_config`."""
+        return self.run_config
+
+
+class UserCallback(Callback):
+    """Base of callbacks of a training function, for `RunConfig(callbacks=[...])`.
+
+    They are copied to the process that waits for the workers, and are called there. An exception that one
+    raises ends the run.
+    """
+
+    def after_report(
+        self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        """Handle a report of all workers.
+
+        Args:
+            run_context: settings of the run.
+            metrics: of each worker, by rank.
+            checkpoint: the one that is kept with it; None: no worker has given a part.
+        """
+
+    def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
+        """Handle the failure of workers.
+
+        Args:
+            run_context: settings of the run.
+            worker_exceptions: by rank, of the workers that are to blame.
+        """
+
+
+RANK = "worker_rank"
+"""Attribute of an error: the worker that is to blame."""
+
+
+def original(error: BaseException) -> BaseException:
+    """Return what the user's code has raised, as it raised it."""
+    return (error.cause or error) if isinstance(error, TaskError) else error
 
 
 class LoopTrial:
@@ -35,8 +98,12 @@ class LoopTrial:
 
     def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:
         self._alone = alone
+        run = options.run_config
+        self._callbacks = [each for each in run.callbacks if isinstance(each, UserCallback)]
         # What is for the driver stays there: a callback may hold what can't be sent.
-        self._options = replace(options, run_config=RunConfig())
+        settings = ("name", "storage_path", "failure_config", "checkpoint_config")
+        sent = RunConfig(**{name: getattr(run, name) for name in settings})
+        self._options = replace(options, run_config=sent)
         self.__name__ = options.name
 
     def request(self, config: Mapping[str, Any]) -> PlacementGroupFactory:
@@ -63,31 +130,59 @@ class LoopTrial:
             name: split(data, workers, name, self._options.dataset_config) for name, data in datasets.items()
         }
         options = TrialLoop(**arguments, trial=spec, shards=shards)
+        tell = partial(self._tell, self._context(options))
         placement = WorkerPlacement(options.bundle)
         with contextlib.ExitStack() as left:
             left.callback(shutil.rmtree, os.path.join(spec.trial_dir, PARTS), ignore_errors=True)
             left.callback(placement.give_back)
             placement.take(workers)
+            forget_returned(spec.trial_dir)
             group = WorkerGroup(options, placement, f"{spec.trial_id} train-worker", LoopWorker)
             group.asked, group.can_stop = FUNCTION, True
             try:
                 if options.scaling_config.use_gpu:
                     group.call("share_gpus", group.call("gpus", in_step=False), in_step=False)
                 group.start(None)
-                self._run(group, session, spec)
+                self._run(group, session, spec, tell)
             except TrialStopped:
                 group.close()
                 raise
             except BaseException:
                 group.close(force=True)
+                failed = {rank: original(error) for rank, error in group.failed.items()}
+                for rank, error in failed.items():
+                    vars(error)[RANK] = rank
+                if failed:
+                    tell("after_exception", worker_exceptions=failed)
                 raise
             group.close()
 
     def _arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return self._options.of_config({} if self._alone else config)
 
-    def _run(self, group: WorkerGroup[LoopWorker], session: TrialContext, spec: TrialSpec) -> None:
+    def _context(self, options: TrialLoop) -> RunContext:
+        return RunContext(
+            replace(options.run_config, name=options.run_config.name or options.trial.experiment_name),
+            options.train_loop_config,
+            options.scaling_config,
+            options.torch_config,
+            options.dataset_config,
+            options.trial.trial_id,
+        )
+
+    def _tell(self, context: RunContext, hook: str, **facts: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(run_context=context, **facts)
+
+    def _run(
+        self,
+        group: WorkerGroup[LoopWorker],
+        session: TrialContext,
+        spec: TrialSpec,
+        tell: Callable[..., None],
+    ) -> None:
         kept: str | None = None
+        own = own_names(spec.trial_dir)
         while True:
             replies: list[Reply] = group.call("advance", kept)
             done = [reply[3] for reply in replies]
@@ -95,8 +190,10 @@ class LoopTrial:
                 return
             if any(done):
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
-            metrics = dict(replies[0][1] or {})
-            metrics.pop("checkpoint_dir_name", None)
+            metrics = [dict(reply[1] or {}) for reply in replies]
+            if not own >= (more := AUTOMATIC & metrics[0].keys()):
+                own |= more
+                keep_own_names(spec.trial_dir, own)
             parts = [
                 os.path.join(part_dir(spec.trial_dir, rank), reply[2])
                 for rank, reply in enumerate(replies)
@@ -105,8 +202,10 @@ class LoopTrial:
             if parts:
                 with session.saving() as folder:
                     join_parts(parts, folder)
-            session.report(metrics, None)
-            kept = None if session.checkpoint is None or not parts else session.checkpoint.path
+            session.report(metrics[0], None)
+            checkpoint = session.checkpoint if parts else None
+            kept = None if checkpoint is None else checkpoint.path
+            tell("after_report", metrics=metrics, checkpoint=checkpoint)
 
 
 def join_parts(parts: Sequence[str], folder: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
-from trainkit.train.torch.context import TrainContext, WorkerPosition
+from trainkit.train.torch.context import TrainContext, WorkerPosition, keep_returned
 from trainkit.train.torch.libraries import watch_libraries
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
@@ -124,7 +124,13 @@ class LoopWorker(GroupMember):
             trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)
         )
         os.makedirs(own.trial_dir, exist_ok=True)
-        self._runner = FunctionRunner(own, options.function, {}, context)
+
+        def run(config: dict[str, Any]) -> None:
+            returned = options.function(config)
+            if spec.rank == 0 and returned is not None:
+                keep_returned(trial.trial_dir, returned)
+
+        self._runner = FunctionRunner(own, run, {}, context)
         return frozenset()
 
     def advance(self, checkpoint: str | None) -> Reply:

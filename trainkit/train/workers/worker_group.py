@@ -62,6 +62,7 @@ class WorkerGroup(Generic[M]):
 
     Attributes:
         ended: reason why it can't be called any more.
+        failed: the worker that is to blame for the last failure, with the error.
         lost: it ended because workers died or didn't answer, which a new group may mend.
         started: the workers have set up.
         data: names of the data that the operators registered; known once they have started.
@@ -75,6 +76,7 @@ class WorkerGroup(Generic[M]):
     ) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
+        self.failed: dict[int, BaseException] = {}
         self.lost = False
         self.started = False
         self.data: frozenset[str] = frozenset()
@@ -218,7 +220,9 @@ class WorkerGroup(Generic[M]):
             if outcome.late or at_once or apart or outcome.deaths():
                 self._end(f"worker {outcome.cause()} failed")
                 self.lost = bool(outcome.lost())
-            raise outcome.verdict(ended=self.ended is not None)
+            verdict = outcome.verdict(ended=self.ended is not None)
+            self.failed = {outcome.cause(): verdict}
+            raise verdict
         return [outcome.results[rank] for rank in sorted(args)]
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.errors import did_you_mean
 from trainkit.resources import describe
 from trainkit.tune.callbacks.base import Callback
-from trainkit.tune.core.checks import doing, is_finite, is_number
+from trainkit.tune.core.checks import doing, is_finite, is_number, raises
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.stoppers import AUTOMATIC, misspelt, reported_names
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
@@ -210,8 +210,11 @@ class ConsoleCallback(Callback):
             self._line(trial, "failed", words, f"{_place(failure)}; {trial.reason}, from {since}")
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._line(trial, trial.state, first_line(trial.reason), _place(trial.failure))
-        self._traceback(trial)
+        told = raises() and trial.failure is not None
+        why = trial.failure.kind if told and trial.failure is not None else first_line(trial.reason)
+        self._line(trial, trial.state, why, _place(trial.failure))
+        if not told:
+            self._traceback(trial)
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         if self._display is not None and info["time"] - self._drawn >= REFRESH_S:

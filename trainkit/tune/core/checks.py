@@ -56,12 +56,14 @@ class SettingNames:
         other: format of a setting that is not in `names`, with its name as the only field; "": the tuner's.
         resume: how the user goes on with an experiment that has ended early; "{path!r}" in it is its folder.
         doing: what an experiment does, in a word.
+        raises: the error of a trial is raised, so that its text need not be printed before.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     other: str = ""
     resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
     doing: str = "Tuning"
+    raises: bool = False
 
 
 _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
@@ -93,6 +95,11 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
 def doing() -> str:
     """Return what an experiment does, in a word."""
     return (_CURRENT.get() or SettingNames()).doing
+
+
+def raises() -> bool:
+    """Return whether the error of a trial is raised to the user."""
+    return (_CURRENT.get() or SettingNames()).raises
 
 
 def how_to_resume(path: object) -> str:

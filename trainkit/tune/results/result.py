@@ -94,7 +94,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """All reports by iteration; of one that a retry has repeated, the retry's."""
         with self._reader() as reader:
-            return [with_config(report, self.config) for report in reader.history(self.trial_id)]
+            return [self._shown(with_config(report, self.config)) for report in reader.history(self.trial_id)]
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame:
@@ -121,7 +121,7 @@ class Result:
         with self._reader() as reader:
             reports = reader.checkpoint_results(self.trial_id)
         return [
-            (Checkpoint(Path(self.path, dirname)), reports[number])
+            (Checkpoint(Path(self.path, dirname)), self._shown(reports[number]))
             for number, dirname in self._checkpoints.items()
         ]
 
@@ -168,8 +168,9 @@ class Result:
         More than one stretch where population based training made it take over the state of another trial.
         """
         with self._reader() as reader:
-            suggested = {trial.trial_id: trial.suggested for trial in reader.trials()}
-            last = self.metrics.get("training_iteration", 0)
+            trials = {trial.trial_id: trial for trial in reader.trials()}
+            suggested = {trial_id: trial.suggested for trial_id, trial in trials.items()}
+            last = trials[self.trial_id].last_result.get("training_iteration", 0)
             return lineage(reader.exchanges(), suggested, self.trial_id, last)
 
     # --- older names, and Ray's for a trial -------------------------------------------------------
@@ -244,6 +245,10 @@ class Result:
         facts.append(("config", pairs_text(flatten(self.config), MAX_WIDTH) or "none"))
         facts.append(("metrics", pairs_text({**flatten(own), **counted}, MAX_WIDTH) or "none"))
         return [*facts, ("path", self.path)] if self.path else facts
+
+    def _shown(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Return a report of the store as this result has it."""
+        return report
 
     def _reader(self) -> Reader:
         return self._open() if self._open is not None else open_experiment(Path(self.path).parent)

@@ -89,13 +89,15 @@ class TrialContext:
     Args:
         spec: the trial.
         hand_over: gives a Progress to the driver and returns when the trial may go on.
-        context: what `get_context` returns; None: the trial's identity.
+        context: what `get_context` returns, of a worker whose trial adds what every report carries; None: the
+            trial's identity.
     """
 
     def __init__(
         self, spec: TrialSpec, hand_over: Callable[[Reply], None], context: TuneContext | None = None
     ) -> None:
         self.context = context or TuneContext(spec)
+        self._of_worker = context is not None
         self.stopping = False
         self.checkpoint = Checkpoint(spec.checkpoint) if spec.checkpoint is not None else None
         self.meter = ReportMeter(spec)
@@ -139,9 +141,11 @@ class TrialContext:
         """
         plain = plain_metrics(metrics)
         dirname = self._save(checkpoint)
-        if dirname is not None:
+        if dirname is not None and not self._of_worker:
             plain["checkpoint_dir_name"] = dirname
         filled = self.meter.fill(plain)
+        if self._of_worker:
+            filled = plain
         if done:
             self._tell_of_lost()
         return reply(self.meter.iteration, filled, dirname, done)
