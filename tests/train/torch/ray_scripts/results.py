@@ -36,8 +36,8 @@ def train_func(config):
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, f"rank{rank}"), "w") as file:
                 file.write(str(step))
-            # Names that trainkit's own reports have, too.
-            metrics = {"step": step, "rank": rank, "pid": 7, "training_iteration": 70 + step}
+            # The first two are names that all reports of trainkit have.
+            metrics = {"pid": 7, "training_iteration": 70 + step, "step": step, "rank": rank}
             train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
     barrier()
     kept = [each.metrics for each in train.get_all_reported_checkpoints()]
