@@ -221,7 +221,8 @@ class LightningMethods:
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
             self._shard()
-        self._registered.models.append(self.model)
+        models = self._registered.models
+        models.append(self.model)
         data = plan.datamodule
         self.datamodule = made_from(data, config) if isinstance(data, type) else copy.deepcopy(data)
         classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]
