@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
+from sklearn.linear_model import Ridge
 
 import trainkit
 from tests import node_losses
@@ -18,6 +24,7 @@ from trainkit import tune
 from trainkit.errors import GangError, NodeDiedError
 from trainkit.runtime import session
 from trainkit.settings import ELSEWHERE
+from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.store.reader import ExperimentReader
 
 
@@ -112,6 +119,91 @@ def test_a_checkpoint_of_a_killed_actor_is_on_the_disk_and_goes_with_the_session
     finally:
         trainkit.shutdown()
     assert not path.exists()
+
+
+def few(config: dict[str, Any]) -> None:
+    for _ in range(8):
+        time.sleep(0.05)
+        tune.report({"loss": config["x"]})
+
+
+class Slow(Ridge):
+    """An estimator that takes its time."""
+
+    def fit(self, *arguments: Any) -> Slow:
+        time.sleep(0.1)
+        super().fit(*arguments)
+        return self
+
+
+@contextlib.contextmanager
+def killed_templates(seed: int) -> Iterator[None]:
+    """Kill templates at drawn moments while the block runs."""
+    draw, over = random.Random(seed), threading.Event()
+
+    def kill() -> None:
+        for _ in range(3):  # a template that is killed before it is ready starts nothing
+            if over.wait(draw.uniform(0, 4)):
+                return
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.name() == "trainkit-tmpl" and draw.random() < 0.8:
+                        child.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_a_killed_template_is_nobody_s_failure(
+    seed: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @trainkit.remote(max_retries=0)
+    def task(number: int) -> int:
+        time.sleep(0.02)
+        return number
+
+    @trainkit.remote
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def add(self) -> int:
+            self.count += 1
+            return self.count
+
+    trainkit.init(num_cpus=2)
+    try:
+        with killed_templates(seed):
+            counter = Counter.options(num_cpus=0).remote()
+            turn = 0
+            while turn < 4:
+                turn += 1
+                named = task.options(name=f"task{turn}")
+                calls = [named.remote(number) for number in range(10)]
+                late = Counter.options(num_cpus=0).remote()
+                assert trainkit.get(calls, timeout=120) == list(range(10))
+                assert trainkit.get([counter.add.remote(), late.add.remote()], timeout=120) == [turn, 1]
+            grid = tune.Tuner(
+                few,
+                param_space={"x": tune.grid_search([1, 2, 3, 4])},
+                run_config=tune.RunConfig(storage_path=tmp_path, verbose=0),
+            ).fit()
+            assert [(result.error, len(result.history)) for result in grid] == [(None, 8)] * 4
+            data = np.arange(60.0).reshape(30, 2)
+            search = TuneGridSearchCV(
+                Slow(), {"alpha": [1.0, 2.0, 3.0]}, cv=3, refit=False, error_score="raise"
+            )
+            search.fit(data, data[:, 0])
+            assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    finally:
+        trainkit.shutdown()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
     assert eventually(lambda: living() == [bystander_pid])
     held = descriptors(node)
     started = 0
-    for spare in range(3, 12, every(4)):
+    for spare in range(3, 18, every(4)):
         resource.prlimit(node, resource.RLIMIT_NOFILE, (held + spare, limits[1]))
         actor = make.remote()
         try:
@@ -70,7 +70,7 @@ def test_a_node_without_descriptors_starts_nothing_and_loses_nothing(options: di
         assert eventually(lambda: descriptors(node) <= held), f"{descriptors(node) - held} left open"
         assert eventually(lambda: living() == [bystander_pid])
         assert trainkit.available_resources()["CPU"] == 4
-    assert 0 < started < len(range(3, 12, every(4)))
+    assert 0 < started < len(range(3, 18, every(4)))
 
 
 @pytest.mark.parametrize("lifetime", [None, "detached"])
@@ -101,7 +101,7 @@ def test_an_actor_whose_node_has_no_descriptors_left_is_made_anew_once_it_has() 
     bystander = trainkit.remote(Victim).remote()
     limits = resource.prlimit(node, resource.RLIMIT_NOFILE)
     outcomes = set()
-    spares = range(0, 16, 2 * every(3))
+    spares = range(0, 22, 2 * every(3))
     for spare in spares:
         result = large.remote()
         actor = trainkit.remote(max_restarts=-1, max_task_retries=-1)(Restartable).remote(

@@ -21,9 +21,16 @@ from trainkit.settings import SESSION_MARK
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the node of one session, whose settings come over the socket of the descriptor in `arguments`."""
+    """Run the node of one session, or one more plain template of it.
+
+    Args:
+        arguments: a descriptor of the socket over which the settings come; for a template, that of the socket
+            to the node, the lifeline and the node's pid.
+    """
     signals.keep_pending()
     control = socket.socket(fileno=int(arguments[0]))
+    if arguments[1:]:
+        _become_template(control, *map(int, arguments[1:]))
     if (told := boot.received(control)) is None:
         raise SystemExit
     settings, account = told
@@ -32,15 +39,15 @@ def main(arguments: Sequence[str]) -> NoReturn:
         options = pickle.load(file)
     ours, theirs = socket.socketpair()
     node_pid = signals.node = os.getpid()
+    lifeline, writer = os.pipe()
     # The plain template is forked before there is any state, so that it is as small as can be.
     template_pid = os.fork()
     if template_pid == 0:
-        process.die_with_parent(node_pid)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         control.close()
         os.close(account)
+        os.close(writer)
         ours.close()
-        run_template(theirs, frozenset())
+        _become_template(theirs, lifeline, node_pid)
     theirs.close()
     process.set_name("trainkit-node")
     process.become_subreaper()
@@ -54,6 +61,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         gpus=options["gpus"],
         template=ours,
         template_pid=template_pid,
+        new_template=lambda: _new_template(lifeline),
         driver_pid=options["driver"],
     )
     node = Node(session, control)
@@ -68,3 +76,21 @@ def main(arguments: Sequence[str]) -> NoReturn:
     finally:
         node.end_everything()
         os._exit(code)
+
+
+def _become_template(sock: socket.socket, lifeline: int, node_pid: int) -> NoReturn:
+    signals.node = node_pid
+    process.die_with_parent(node_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_template(sock, lifeline, frozenset())
+
+
+def _new_template(lifeline: int) -> tuple[socket.socket, int]:
+    """Start one more plain template, in a Python of its own: the node holds too much to be forked."""
+    ours, theirs = socket.socketpair()
+    for fd in (theirs.fileno(), lifeline):
+        os.set_inheritable(fd, True)
+    command = boot.command(theirs.fileno(), lifeline, os.getpid())
+    with theirs:
+        pid = os.posix_spawn(command[0], command, os.environ)
+    return ours, pid

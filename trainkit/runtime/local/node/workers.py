@@ -85,6 +85,11 @@ class Templates:
     def __post_init__(self, plain: socket.socket) -> None:
         self._add(frozenset(), plain)
 
+    def replace_plain(self, sock: socket.socket) -> None:
+        """Take the template at `sock` for the one that imports nothing, which has ended."""
+        self._add(frozenset(), sock)
+        self._ready.add(frozenset())
+
     def _add(self, imports: Imports, sock: socket.socket) -> None:
         on_frame = functools.partial(self._on_frame, imports)
         self._conns[imports] = self._connect(sock, on_frame, functools.partial(self._gone, imports))
@@ -101,14 +106,6 @@ class Templates:
     def mark_unusable(self, imports: Imports, reason: str) -> None:
         """Note that a template with these imports can't be had."""
         self._unusable[imports] = reason
-
-    def why_ended(self, imports: Imports) -> str:
-        """Return why the template with these imports ended."""
-        return self._unusable.get(imports, f"the template with {', '.join(sorted(imports))} ended")
-
-    def can_fork(self, imports: Imports) -> bool:
-        """Return whether the template with these imports has done them."""
-        return imports in self._ready
 
     def warm(self, imports: Imports) -> None:
         """Start a template with exactly these imports, unless there is one."""
@@ -158,7 +155,7 @@ class StartingWorker(NamedTuple):
 
     Attributes:
         imports: of the template.
-        spare: copies of what was sent with the request, if the template may yet prove unusable.
+        spare: copies of what was sent with the request, for another template if this one ends.
     """
 
     worker: records.WorkerRecord
@@ -331,7 +328,7 @@ class WorkerProcesses:
     def _fork(self, worker: records.WorkerRecord, handles: list[Descriptor]) -> None:
         spec = worker.spec
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
-        spare = [] if self._templates.can_fork(imports) else [handle.copy() for handle in handles]
+        spare = [handle.copy() for handle in handles]
         # Before the message, so that connections that wait for it lie there when the process looks for them.
         self._publish(records.WorkerStarted(worker))
         # By its number: a lease may pass on, and with it the id, before the template has answered.
@@ -352,14 +349,20 @@ class WorkerProcesses:
 
     def _from_template(self, imports: Imports, frame: Frame) -> None:
         match messages.unpacked(frame.body):
-            case messages.Forked(0, _) | messages.ForkFailed(0, _):
-                pass  # a template: if it failed, its connection closes
+            case messages.ForkFailed(0, _):
+                pass  # a template: its connection closes
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason):
                 worker = self._starting.pop(serial).worker
                 self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
-            case messages.Exited(pid, status):
+            case messages.Exited(_, status, serial) if serial in self._starting:
+                if os.WIFSIGNALED(status):  # before it could say that it is there
+                    self._ask_plain(serial)
+                else:
+                    reason = "its process ended before it began"
+                    self._exited(self._starting.pop(serial).worker, ExitRecord(reason=reason))
+            case messages.Exited(pid, status, _):
                 self._ended(pid, status)
             case messages.Ready():
                 self._templates.mark_ready(imports)
@@ -379,19 +382,29 @@ class WorkerProcesses:
             process.kill(pid, signal.SIGINT)
 
     def _template_gone(self, imports: Imports) -> None:
+        """Have the plain template fork what one that has ended was asked for: it can do without imports."""
         if not imports:
-            raise RuntimeError("the template process ended, so no worker can be started any more")
-        why = self._templates.why_ended(imports)
+            sock, self._session.template_pid = self._session.new_template()
+            self._templates.replace_plain(sock)
         for serial, starting in list(self._starting.items()):
             if starting.imports == imports:
-                del self._starting[serial]
-                if starting.spare:  # it was only getting ready: the plain template can do without it
-                    _, plain = self._templates.for_worker(frozenset())
-                    self._starting[serial] = starting._replace(imports=frozenset(), spare=[])
-                    request = messages.ForkWorker(starting.worker.spec)
-                    try_send(plain, NOTICE, 0, messages.packed(request, starting.spare))
-                else:
-                    self._exited(starting.worker, ExitRecord(reason=why))
+                self._ask_plain(serial)
+        self._loop.after(_SWEEP_S, self._find_lost)
+
+    def _find_lost(self) -> None:
+        """Deal with workers whose end a template has seen, and not told before its own."""
+        self.collect(process.ended_children())
+        self._hear_templates()
+        for pid in list(self._by_pid):
+            if not os.path.exists(f"/proc/{pid}"):
+                self._ended(pid, signal.SIGKILL)
+
+    def _ask_plain(self, serial: int) -> None:
+        starting = self._starting[serial]
+        _, plain = self._templates.for_worker(frozenset())
+        spare = [handle.copy() for handle in starting.spare]
+        self._starting[serial] = starting._replace(imports=frozenset(), spare=spare)
+        try_send(plain, NOTICE, 0, messages.packed(messages.ForkWorker(starting.worker.spec), starting.spare))
 
     # signals and messages
 
@@ -430,9 +443,14 @@ class WorkerProcesses:
     def collect(self, ended: Iterable[tuple[int, int]]) -> None:
         """Deal with children that ended: orphans, and the workers of a template that was killed."""
         for pid, status in ended:
-            if pid == self._session.template_pid:
-                raise RuntimeError("the template process ended, so no worker can be started any more")
+            if pid not in self._by_pid:
+                self._hear_templates()
             self._ended(pid, status)
+
+    def _hear_templates(self) -> None:
+        """Read which workers were forked, as a template may have ended meanwhile."""
+        for template in self._templates.connections():
+            template.try_read()
 
     def _ended(self, pid: int, status: int) -> None:
         worker = self._by_pid.pop(pid, None)
@@ -481,11 +499,9 @@ class WorkerProcesses:
 
     def _sweep(self) -> None:
         """Kill what ended workers left behind: it has become this process's own child."""
-        left = [
-            pid
-            for pid in process.children(os.getpid())
-            if pid != self._session.template_pid and pid not in self._by_pid
-        ]
+        children = process.children(os.getpid())
+        self._hear_templates()
+        left = [pid for pid in children if pid != self._session.template_pid and pid not in self._by_pid]
         for pid in left:
             process.kill(pid)
         if left:  # what it had started in turn comes next

@@ -108,6 +108,11 @@ def received(control: socket.socket) -> tuple[int, int] | None:
     return (fds[0], fds[1]) if fds else None
 
 
+def command(*arguments: int) -> list[str]:
+    """Return the command of a process that runs `main` with `arguments`."""
+    return [sys.executable, "-P", "-c", _CODE, _PACKAGE_ROOT, *map(str, arguments)]
+
+
 def _started(environ: Mapping[str, str]) -> Boot:
     _raise_descriptor_limit()
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
@@ -123,7 +128,7 @@ def _started(environ: Mapping[str, str]) -> Boot:
     ours, theirs = socket.socketpair()
     with theirs:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CODE, _PACKAGE_ROOT, str(theirs.fileno())],
+            command(theirs.fileno()),
             stdin=subprocess.DEVNULL,
             env=own,
             pass_fds=[theirs.fileno()],

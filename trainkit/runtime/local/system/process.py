@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import os
+import select
 import shutil
 import signal
 import sys
@@ -23,6 +25,7 @@ from trainkit.settings import ELSEWHERE, SESSION_MARK
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_F_SETSIG = 10
 
 _PF_EXITING = 4
 """Among a process's flags: set before it closes its descriptors."""
@@ -57,6 +60,20 @@ def die_with_parent(parent: int) -> None:
     """Be killed when the process `parent`, which forked this one, ends; at once if it has already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_writer(pipe: int) -> None:
+    """Be killed when the last writer of a pipe ends; at once if it has. Takes its reading end `pipe`."""
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)  # whom the kernel tells is noted by opening
+    os.set_inheritable(own, True)  # also by what this process may execute
+    os.close(pipe)
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    poll = select.poll()
+    poll.register(own, 0)
+    if poll.poll(0):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -481,7 +481,7 @@ class ForkTemplate(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """Notice that a worker was forked; a template's number is 0."""
+    """Notice of a worker that a template has just forked."""
 
     serial: int
     pid: int
@@ -499,6 +499,7 @@ class Exited(NamedTuple):
 
     pid: int
     status: int
+    serial: int
 
 
 class Ready(NamedTuple):

@@ -51,7 +51,6 @@ def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[in
             account of the object store; the caller closes those that are only copied.
     """
     control, first, out, err, account = fds
-    process.set_name(f"tk-{spec.name}")
     signals.serve_program()
     # Orphans of what runs here stay here while it runs, and become the node's when it ends.
     process.become_subreaper()

@@ -6,6 +6,8 @@ thread: a fork copies only the thread that calls it, and a lock that another hel
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -19,23 +21,30 @@ from typing import NoReturn
 
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import messages
-from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
+from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame, encoded
 from trainkit.runtime.local.worker.bootstrap import Inherited, prepare
 from trainkit.runtime.local.worker.main import run_worker
 from trainkit.runtime.serialize import LostHandle
 from trainkit.runtime.session import PRELOADS
 
 _FLUSH_S = 60.0
+_NAME = "trainkit-tmpl"
 
 _IDLE_MS = 500
 """After so long without a request there is time for what takes most of a second."""
 
 
-def run_template(sock: socket.socket, preload: frozenset[str]) -> NoReturn:
-    """Import `preload`, then fork what the node at `sock` asks for until it closes."""
-    process.set_name("trainkit-tmpl")
+def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) -> NoReturn:
+    """Import `preload`, then fork what the node at `sock` asks for until it closes.
+
+    Args:
+        sock: to the node.
+        lifeline: reading end of a pipe whose writer is the node: the workers end with it.
+        preload: packages.
+    """
+    process.set_name(_NAME)
     prepare()
-    template = _Template(sock)
+    template = _Template(sock, lifeline)
     # It would look through all modules again and again, for a third of the time that torch takes to import.
     gc.disable()
     try:
@@ -78,10 +87,20 @@ class _NodeConnection(Connection):
     def on_backlog(self) -> None:
         self.flush_blocking(_FLUSH_S)
 
+    def announce(self, message: object) -> None:
+        """Send a short message from a process that this one has forked."""
+        data = memoryview(encoded(NOTICE, 0, messages.packed(message)))
+        while data:
+            select.select([], [self.sock], [])
+            with contextlib.suppress(BlockingIOError):
+                data = data[self.sock.send(data) :]
+
 
 class _Template:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, lifeline: int) -> None:
         self._conn = _NodeConnection(sock, self)
+        self._lifeline = lifeline
+        self._serials: dict[int, int] = {}
         self._inherited: Inherited | None = None
 
     def tell(self, message: object) -> None:
@@ -108,7 +127,7 @@ class _Template:
                         self._conn.read_available()
                 else:
                     for pid, status in self._children.ended():
-                        self.tell(messages.Exited(pid, status))
+                        self.tell(messages.Exited(pid, status, self._serials.pop(pid)))
 
     def handle(self, frame: Frame) -> None:
         fds = [handle.take() for handle in frame.body.handles if isinstance(handle, Descriptor)]
@@ -120,11 +139,12 @@ class _Template:
                 pass  # a template that is not made, or a log that is not written to
             case messages.ForkWorker(spec):
                 inherited = self._inherited_by(spec)
-                self._fork(spec.serial, fds, lambda: run_worker(spec, inherited, fds))
+                self._fork(spec.serial, f"tk-{spec.name}", lambda: run_worker(spec, inherited, fds))
             case messages.Redirect():
                 process.take_output(fds[0])
             case messages.ForkTemplate(preload):
-                self._fork(0, fds, lambda: run_template(socket.socket(fileno=fds[0]), preload))
+                sock = functools.partial(socket.socket, fileno=fds[0])
+                self._fork(0, _NAME, lambda: run_template(sock(), self._lifeline, preload))
             case message:
                 raise TypeError(f"a template cannot handle {message!r}")
         for fd in fds:
@@ -136,7 +156,7 @@ class _Template:
             self._inherited = Inherited(text)
         return self._inherited
 
-    def _fork(self, serial: int, fds: list[int], child: Callable[[], None]) -> None:
+    def _fork(self, serial: int, name: str, child: Callable[[], None]) -> None:
         if process.thread_count() != 1:
             self.tell(
                 messages.ForkFailed(serial, "its template has more than one thread, which no fork survives")
@@ -151,10 +171,16 @@ class _Template:
             self.tell(messages.ForkFailed(serial, f"fork failed: {error}"))
             return
         if pid:
-            self.tell(messages.Forked(serial, pid))
+            self._serials[pid] = serial
             return
         try:
-            process.die_with_parent(parent)
+            process.set_name(name)
+            if serial:
+                process.die_with_writer(self._lifeline)
+                # By itself, so that the node never finds its template gone first, and asks another.
+                self._conn.announce(messages.Forked(serial, os.getpid()))
+            else:
+                process.die_with_parent(parent)
             self._children.leave()
             self._conn.close()
             child()
