@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.controller.rules import missing_metric
-from trainkit.tune.core.checks import load, pandas_frame
+from trainkit.tune.core.checks import is_finite, load, pandas_frame
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.metrics import first_line, flatten, lookup
 from trainkit.tune.core.objectives import (
@@ -428,10 +428,12 @@ class ResultGrid(Sequence[Result]):
     def _explain_missing(self, metric: str, scope: str) -> NoReturn:
         with self._reader() as reader:
             reports = [report for _, history in reader.histories() for report in history]
-        if any(lookup(report, metric) is not None for report in reports):
+        values = [lookup(report, metric) for report in reports]
+        if any(value is not None for value in values):
+            more = "look at more of them with scope='all', or " if any(map(is_finite, values)) else ""
             raise MetricError(
                 f"no trial has a finite number as {metric!r} among its reports for scope={scope!r}; "
-                "look at more of them with scope='all', or keep NaN with filter_nan_and_inf=False"
+                f"{more}keep NaN with filter_nan_and_inf=False"
             )
         failed = [result for result in self._results if result.status is TrialStatus.ERROR]
         if failed and not reports:
