@@ -472,6 +472,25 @@ def test_a_killed_driver_leaves_nothing(ending: str) -> None:
 
 
 @pytest.mark.external
+def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(tmp_path: Path) -> None:
+    script = (
+        "import multiprocessing.connection, os, signal, trainkit\n"
+        "trainkit.init(num_cpus=1)\n"
+        "@trainkit.remote(max_retries=0)\n"
+        "def listen():\n"
+        "    multiprocessing.connection.Listener(family='AF_UNIX')\n"
+        "    multiprocessing.Manager()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(trainkit.wait([listen.remote()])[1])\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout == "[]\n", done.stderr
+    assert not list(tmp_path.glob("**/*pymp*")) and not list(tmp_path.glob("**/listener*"))
+
+
+@pytest.mark.external
 def test_an_interpreter_that_exits_without_shutdown_leaves_nothing() -> None:
     driver, pids = start_driver("")
     assert driver.wait(timeout=60) == 0

@@ -6,6 +6,7 @@ import faulthandler
 import functools
 import io
 import json
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -170,10 +171,19 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
         sys.path.insert(0, spec.cwd)
     os.chdir(spec.cwd)
     process.offer_stacks()
+    _keep_sockets(os.environ[SESSION_MARK])
     _set_threads()
     _reseed()
     limit(spec.gpus)
     return own
+
+
+def _keep_sockets(session: str) -> None:
+    """Have the sockets of multiprocessing go with the session, as a killed process removes none."""
+    folder = os.path.join(session, "pymp")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    current: Any = multiprocessing.process.current_process()
+    current._config["tempdir"] = folder
 
 
 def _set_threads() -> None:
