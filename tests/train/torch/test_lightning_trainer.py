@@ -117,19 +117,32 @@ def test_a_trainer_that_would_not_train_together_is_refused(
     assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
 
 
-def test_a_subclass_of_a_strategy_names_the_package_that_it_needs() -> None:
+def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:
     code = """if True:
         import lightning.pytorch
         from trainkit.train.lightning import RayDDPStrategy, RayDeepSpeedStrategy, RayFSDPStrategy
         import pytorch_lightning as pl
-        class Mine(RayDDPStrategy): ...
+        class Mine(RayDDPStrategy):
+            def __init__(self, more, **options):
+                super().__init__(**options)
+                self.more = more
+        class Further(Mine):
+            def setup_environment(self):
+                super().setup_environment()
         for strategy in (RayDDPStrategy, RayFSDPStrategy, RayDeepSpeedStrategy):
             theirs = getattr(pl.strategies, strategy.__name__.removeprefix("Ray"))
             assert theirs in strategy.__new__(strategy).__class__.__mro__
-        pl.Trainer(strategy=Mine(), accelerator="cpu", logger=False)
+        for package in (pl, lightning.pytorch):
+            for kind in (Mine, Further):
+                mine = kind(5, find_unused_parameters=True)
+                trainer = package.Trainer(strategy=mine, accelerator="cpu", logger=False)
+                bases = type(mine).__mro__
+                first = next(base for base in bases if base.__module__.startswith(("lightning", "pytorch_l")))
+                assert trainer.strategy is mine and isinstance(mine, kind) and mine.more == 5
+                assert first is package.strategies.DDPStrategy, first
+                assert mine._ddp_kwargs == {"find_unused_parameters": True}, mine._ddp_kwargs
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ConfigError: Mine extends Lightning's lightning.pytorch.strategies.ddp.DDPStrategy" in done.stderr
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])

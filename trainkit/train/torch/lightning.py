@@ -40,7 +40,7 @@ class _OfEitherPackage:
         kind: Any = cls
         for package in filter(None, map(sys.modules.get, _PACKAGES)):
             theirs = _class_in(package, cls.NAME)
-            if not issubclass(kind, theirs):
+            if theirs not in kind.__mro__:  # `issubclass` remembers bases that a class had before
                 kind = _joined(cls, cls, theirs)
         made: Self = super().__new__(kind)
         return made
@@ -53,7 +53,23 @@ def _class_in(package: Any, name: str) -> type:
 
 
 def _joined(like: type, *bases: type) -> type:
-    return type(like.__name__, bases, {"__module__": like.__module__, "__doc__": like.__doc__})
+    kept = {"__module__", "__doc__", *(name for name in ("NAME", "NEEDS_GPUS") if hasattr(like, name))}
+    return type(like.__name__, bases, {name: getattr(like, name) for name in kept} | {"_joins": bases[0]})
+
+
+def _extending(theirs: type, kind: type) -> type:
+    """Return a strategy of this module on the base `theirs`; a user's subclass of it gets other bases."""
+    if kind.__module__ == __name__:
+        return _joined(kind, _OnWorker, theirs)
+    while "_joins" in vars(kind):
+        kind = vars(kind)["_joins"]
+    for each in kind.__mro__:
+        if each.__module__ != __name__:
+            ours = [base.__module__ == __name__ for base in each.__bases__]
+            if any(ours):
+                pairs = zip(each.__bases__, ours, strict=True)
+                each.__bases__ = tuple(_extending(theirs, base) if own else base for base, own in pairs)
+    return kind
 
 
 class _OnWorker(_OfEitherPackage):
@@ -73,26 +89,16 @@ class _OnWorker(_OfEitherPackage):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        """Take the trainer's accelerator, the first that a strategy is told of the trainer's package.
-
-        Raises:
-            ConfigError: it is of the other package, and this is the user's own subclass.
-        """
+        """Take the trainer's accelerator, the first that a strategy is told of the trainer's package."""
         kind = type(self)
         for package in filter(None, map(sys.modules.get, _PACKAGES)):
             theirs = _class_in(package, self.NAME)
             first = next(base for base in kind.__mro__ if base.__module__.startswith(_PACKAGES))
             if not isinstance(accelerator, package.accelerators.Accelerator) or first is theirs:
                 continue
-            if kind.__module__ != __name__:
-                raise ConfigError(
-                    f"{kind.__qualname__} extends Lightning's {first.__module__}.{first.__name__}, and the "
-                    f"trainer is of {package.__name__}: import from trainkit.train.lightning after "
-                    f"{package.__name__}, and before the other package"
-                )
-            self.__class__ = _joined(kind, _OnWorker, theirs)
+            self.__class__ = _extending(theirs, kind)
             arguments, options = self._given
-            self.__init__(*arguments, **options)  # type: ignore[misc]
+            _OnWorker.__init__(self, *arguments, **options)
         self._accelerator = accelerator
 
     def setup_environment(self) -> None:
