@@ -20,7 +20,7 @@ from benchmarks.rows import MORE, Report, Row, parser
 
 LONG = "many_more"
 """Takes minutes: only if it is asked for, or with little work."""
-SECTIONS = ("svm", "tiny", "folds", "many", LONG, "stopping", "growing", "alone", "cold", "memory")
+SECTIONS = ("svm", "tiny", "folds", "many", LONG, "stopping", "growing", "alone", "cold", "first", "memory")
 ROWS = {
     "svm": Row("48 fits of an SVM on the digits", "s"),
     "tiny": Row("300 tiny fits, warm", "s"),
@@ -37,10 +37,14 @@ ROWS = {
     "growing_epochs": Row("SGD on growing samples (HalvingRandomSearchCV, by epochs)", "s"),
     "growing_score": Row("its best score, on growing samples", better=MORE),
     "growing_epochs_score": Row("its best score, by epochs", better=MORE),
-    "svm_alone": Row("the SVM, with a session that fit begins and ends", "s"),
+    "svm_alone": Row("the SVM, with a session that a fit began", "s"),
     "tiny_alone": Row("the tiny fits, with such a session", "s"),
     "cold": Row("300 tiny fits in a new program", "s"),
     "cold_program": Row("the whole of that program, imports included", "s"),
+    "iris_first": Row("2 candidates on the iris, first search of a program", "s"),
+    "iris_second": Row("the same, second search", "s"),
+    "wide_first": Row("4 logistic regressions on 20,000 x 50, first search", "s"),
+    "wide_second": Row("the same, second search", "s"),
     "memory_grows": Row("unshared memory of 4 workers on 500 MB grows by", "MB"),
     "memory_in_all": Row("that with the copies that they share", "MB"),
 }

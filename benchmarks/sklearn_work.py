@@ -104,7 +104,7 @@ def _many_alone(side: str, count: int) -> None:
 
 
 def alone(scale: float) -> Figures:
-    """The same two, each of our fits with a session that it begins and ends itself."""
+    """The same two where the program begins no session: a fit of ours does, and the next use it."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
     turns = _turns(4, scale)
@@ -176,6 +176,45 @@ def cold(scale: float) -> Figures:
     whole = in_turn([program(side) for side in SIDES], **turns)
     fits = [times[turns["warm_up"] :] for times in within.values()]
     return {"cold": fits, "cold_program": whole}
+
+
+_TWICE = """
+import time
+from sklearn.datasets import load_iris, make_classification
+from sklearn.linear_model import LogisticRegression
+from {module} import {name}
+X, y = {data}
+for _ in range(2):
+    begun = time.perf_counter()
+    {name}(LogisticRegression(max_iter=1000), {grid!r}, cv=3, n_jobs=2).fit(X, y)
+    print(time.perf_counter() - begun)
+"""
+
+
+def first(scale: float) -> Figures:
+    """The first and the second search of a program that begins no session, tiny and small."""
+    rows = 20_000 if scale == 1 else 2_000
+    work = {
+        "iris": ("load_iris(return_X_y=True)", {"C": [0.1, 1.0]}),
+        "wide": (f"make_classification({rows}, 50, random_state=0)", {"C": [0.01, 0.1, 1.0, 10.0]}),
+    }
+    figures: Figures = {}
+    for key, (data, grid) in work.items():
+        took: dict[str, list[list[float]]] = {side: [] for side in SIDES}
+
+        def program(side: str, data: str = data, grid: Any = grid, took: Any = took) -> Callable[[], None]:
+            module = "trainkit.sklearn" if side == "trainkit" else "sklearn.model_selection"
+            text = _TWICE.format(module=module, name=SIDES[side].__name__, data=data, grid=grid)
+            command = [sys.executable, "-c", text]
+            return lambda: took[side].append([float(each) for each in output_of(command, _usual()).split()])
+
+        turns = _turns(8, scale)
+        in_turn([program(side) for side in SIDES], **turns)
+        for number, place in enumerate(("first", "second")):
+            figures[f"{key}_{place}"] = [
+                [each[number] for each in times[turns["warm_up"] :]] for times in took.values()
+            ]
+    return figures
 
 
 def _usual() -> dict[str, str]:
@@ -375,6 +414,7 @@ SECTIONS: dict[str, Callable[[float], Figures]] = {
     "many_more": lambda scale: many(scale, "many_more", 5_000),
     "alone": alone,
     "cold": cold,
+    "first": first,
     "memory": memory,
 }
 
