@@ -371,6 +371,7 @@ def no_leaks() -> Iterator[None]:
             trainkit.shutdown()  # the tests after this one begin without it
             pytest.fail("the session that this test started still runs")
         return  # the module's session is checked when it ends
+    trainkit.shutdown()  # a session that waits for a further search
 
     def new_threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread not in threads and not thread.daemon}

@@ -51,6 +51,7 @@ def nothing_left() -> Iterator[None]:
     before = set(session_processes())
     yield
     assert not trainkit.is_initialized()
+    trainkit.shutdown()
     assert eventually(lambda: set(session_processes()) <= before)
 
 

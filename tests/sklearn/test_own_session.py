@@ -1,22 +1,45 @@
-"""A session that `fit` begins: it ends with the fit, whatever becomes of that, and nothing of it is left."""
+"""Where folds run: in the program, or in a session that `fit` begins and that waits for the next search."""
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import threading
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.datasets import load_iris
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import check_scoring, f1_score, make_scorer
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from threadpoolctl import threadpool_info
 
 import trainkit
 from tests.conftest import eventually, session_processes, shared_memory
+from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data
 from trainkit.errors import WorkerDiedError
-from trainkit.sklearn import TuneGridSearchCV
+from trainkit.runtime import session
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates
+from trainkit.sklearn.candidates import FirstFolds, may_be_here, worth_handing_over, worth_starting
+from trainkit.sklearn.context import SklearnContext
+from trainkit.sklearn.trials import EvaluationTask
 
 X, Y = data()
 
@@ -25,10 +48,16 @@ def search(how: str) -> TuneGridSearchCV:
     return TuneGridSearchCV(ScriptedEstimator(), {"how": [how]}, cv=3, n_jobs=2, error_score="raise")
 
 
+def nodes() -> set[int]:
+    return {each.pid for each in psutil.Process().children()}
+
+
 @pytest.mark.parametrize("how", ["fine", "raise", "kill"])
-def test_it_ends_with_the_fit(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_for_the_next_search_and_leaves_nothing(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before, threads = set(session_processes()), psutil.Process().num_threads()
+    before, threads, own = set(session_processes()), psutil.Process().num_threads(), nodes()
     sockets = len(psutil.Process().net_connections("all"))
     if how == "fine":
         search(how).fit(X, Y)
@@ -36,6 +65,12 @@ def test_it_ends_with_the_fit(how: str, tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises((ValueError, WorkerDiedError)):
             search(how).fit(X, Y)
     assert not trainkit.is_initialized()
+    waiting = nodes() - own
+    assert waiting
+    assert not shared_memory()
+    search("fine").fit(X, Y)
+    assert nodes() - own == waiting
+    trainkit.shutdown()
     assert eventually(lambda: set(session_processes()) <= before)
     assert eventually(lambda: psutil.Process().num_threads() <= threads)
     assert eventually(lambda: len(psutil.Process().net_connections("all")) <= sockets)
@@ -43,8 +78,154 @@ def test_it_ends_with_the_fit(how: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert not os.listdir(tmp_path)
 
 
+def test_another_session_takes_its_place() -> None:
+    own = nodes()
+    search("fine").fit(X, Y)
+    waiting = nodes() - own
+    trainkit.init(num_cpus=1)
+    try:
+        assert not (nodes() - own) & waiting
+        assert trainkit.cluster_resources()["CPU"] == 1
+    finally:
+        trainkit.shutdown()
+    search("fine").fit(X, Y)
+    ref = trainkit.put(1)  # starts a session of the program's own
+    assert trainkit.is_initialized()
+    assert trainkit.get(ref) == 1
+    trainkit.shutdown()
+
+
+def test_it_ends_when_no_search_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = nodes()
+    monkeypatch.setattr(session, "PARKED_S", 0.01)
+    search("fine").fit(X, Y)
+    assert eventually(lambda: nodes() == own)
+
+
+AT_THE_END = """
+    import os, signal, sys
+    from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+    from trainkit.sklearn import TuneGridSearchCV
+
+    def fit():
+        TuneGridSearchCV(ScriptedEstimator(), {"number": [1, 2]}, cv=3, n_jobs=2).fit(*data())
+
+    fit()
+    if sys.argv[1] == "fork":
+        child = os.fork()
+        fit()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    elif sys.argv[1] != "exit":
+        os.kill(os.getpid(), int(sys.argv[1]))
+    print("over", flush=True)
+"""
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("how", ["exit", "fork", "15", "9"])
+def test_nothing_of_it_outlives_the_program(how: str, tmp_path: Path) -> None:
+    programs = Programs(tmp_path)
+    try:
+        program = programs.begin(AT_THE_END, how)
+        out, err = program.communicate(timeout=400)
+        assert out == ("" if how.isdigit() else "over\n"), err
+        assert eventually(lambda: not programs.processes())
+    finally:
+        programs.end()
+
+
+# --- small searches, in the program itself --------------------------------------------------------
+
+IRIS = load_iris(return_X_y=True)
+FOREST = {"n_estimators": [2, 3]}
+
+
+def program() -> list[Any]:
+    """What a fit in the program could change."""
+    numpys = np.random.get_state()
+    threads = [pool["num_threads"] for pool in threadpool_info()]
+    return [random.getstate(), str(numpys), list(warnings.filters), threads]
+
+
+def test_a_small_search_runs_in_the_program_and_leaves_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "START_AFTER_S", math.inf)  # on a busy machine too
+    estimator, grid = LogisticRegression(max_iter=1000), {"C": [0.1, 1.0]}
+    theirs = GridSearchCV(estimator, grid, cv=3).fit(*IRIS)
+    own, before = nodes(), program()
+    ours = TuneGridSearchCV(estimator, grid, cv=3).fit(*IRIS)
+    assert program() == before
+    assert nodes() == own
+    assert {result.metrics["pid"] for result in ours.analysis_.trials} == {os.getpid()}
+    np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+
+
+@pytest.mark.parametrize("most_s", [0.0, 0.02, math.inf])
+def test_scores_are_the_same_wherever_folds_run(monkeypatch: pytest.MonkeyPatch, most_s: float) -> None:
+    def scores(**settings: Any) -> list[float]:
+        search = TuneSearchCV(RandomForestClassifier(), FOREST, n_trials=2, random_state=3, cv=3, **settings)
+        return list(search.fit(*IRIS).cv_results_["mean_test_score"])
+
+    in_workers = scores(time_budget_s=3600)
+    for name in ("START_AFTER_S", "HAND_OVER_S", "MOST_S"):
+        monkeypatch.setattr(candidates, name, most_s)
+    assert scores() == in_workers
+
+
+def task_of(estimator: Any, **changes: Any) -> EvaluationTask:
+    X, y = IRIS
+    splits = list(KFold(2).split(X))
+    scorer = check_scoring(estimator)
+    task = EvaluationTask(
+        estimator, X, y, splits, scorer, {}, {}, False, math.nan, 0, SklearnContext.current()
+    )
+    return replace(task, **changes)
+
+
+def test_only_code_of_scikit_learn_runs_in_the_program() -> None:
+    linear, own = LogisticRegression(), ScriptedEstimator()
+    assert may_be_here(task_of(linear), [{"C": 1.0}])
+    assert may_be_here(
+        task_of(make_pipeline(StandardScaler(), linear)), [{"logisticregression": GaussianNB()}]
+    )
+    assert may_be_here(task_of(linear, scorer=make_scorer(f1_score, average="micro")), [{}])
+    for task, parameters in [
+        (task_of(own), {}),
+        (task_of(linear), {"C": own}),
+        (task_of(make_pipeline(own, linear)), {}),
+        (task_of(make_pipeline(FunctionTransformer(lambda X: X), linear)), {}),
+        (task_of(linear, scorer=lambda estimator, X, y: 1.0), {}),
+        (task_of(linear, scorer=make_scorer(lambda y, predicted: 1.0)), {}),
+        (task_of(RandomForestClassifier(n_jobs=2)), {}),
+        (task_of(linear, X=np.zeros((1 << 11, 1 << 11))), {}),
+    ]:
+        assert not may_be_here(task, [parameters]), (task.estimator, parameters)
+
+
+def test_a_fold_that_takes_long_is_left_alone() -> None:
+    long = MLPClassifier(max_iter=10**9, tol=0.0, n_iter_no_change=10**9)
+    before = program()
+    first = FirstFolds(task_of(long), [{}], None)
+    assert first.in_use.acquire(blocking=False)
+    with first.running():
+        assert not first.suffice(2, there=False)
+    assert first.left == 2
+    assert program() == before
+    assert "trainkit-first-folds" not in [each.name for each in threading.enumerate()]
+
+
+@given(st.floats(1e-4, 1e3), st.integers(1, 10**6), st.integers(1, 64))
+def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers: int) -> None:
+    here_s, there_s = fold_s * left, candidates.HAND_OVER_S + fold_s * math.ceil(left / workers)
+    hands_over = worth_handing_over(fold_s, left, workers)
+    assert hands_over == (here_s > there_s or here_s > candidates.MOST_S)
+    assert worth_handing_over(fold_s, left + 1, workers) >= hands_over
+    assert worth_starting(fold_s, 1, left + 1) >= worth_starting(fold_s, 1, left)
+
+
 @pytest.mark.slow
-def test_two_threads_share_it_and_the_last_one_ends_it() -> None:
+def test_two_threads_share_it() -> None:
     found: dict[str, float] = {}
 
     def fit(name: str) -> None:
@@ -57,6 +238,7 @@ def test_two_threads_share_it_and_the_last_one_ends_it() -> None:
         thread.join(400)
     assert found == {"one": 0.5, "other": 0.5}
     assert not trainkit.is_initialized()
+    trainkit.shutdown()
 
 
 @pytest.mark.external
@@ -81,7 +263,9 @@ def in_a_new_process(number):
 
 trainkit.init(num_cpus=1)
 before = in_a_new_process("1")
-TuneGridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2).fit(*load_iris(return_X_y=True))
+TuneGridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2, time_budget_s=3600).fit(
+    *load_iris(return_X_y=True)
+)
 print(before, in_a_new_process("2"))
 """
 

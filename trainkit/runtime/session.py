@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trainkit.errors import (
     ArgumentTypeError,
@@ -40,6 +40,27 @@ _is_closing = False
 _started: tuple[str, SessionSpec] | None = None
 _links: dict[Path, Path] = {}
 _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+PARKED_S = 300.0
+"""Seconds for which a session that a search has begun waits for the next search, as joblib's workers do."""
+
+
+class _Parked(NamedTuple):
+    """A session that waits; no engine is current meanwhile."""
+
+    engine: Engine
+    started: tuple[str, SessionSpec]
+    variables: Mapping[str, str]
+    pid: int
+    timer: threading.Timer
+
+    def taken(self) -> Engine:
+        """Return the engine, which waits no longer."""
+        self.timer.cancel()
+        return self.engine
+
+
+_parked: _Parked | None = None
 
 
 def current() -> Engine | None:
@@ -75,13 +96,16 @@ def begin(name: str, spec: SessionSpec) -> Engine:
     """Start the engine of that name in place of one whose node has died, and make it the current one."""
     global _current, _started
     with starting:
-        shutdown()
         takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
-        _current, _started = start(name, spec), (name, spec)
+        found = _unpark(name, spec)
+        if found is None:
+            shutdown()
+            found = start(name, spec)
+        _current, _started = found, (name, spec)
         if takes_over:
             signals.take_over()
         atexit.register(shutdown)
-        return _current
+        return found
 
 
 def adopt(engine: Engine) -> None:
@@ -91,15 +115,18 @@ def adopt(engine: Engine) -> None:
 
 
 def shutdown() -> None:
-    """End all workers and free all objects; without effect if nothing is running."""
-    global _current, _is_closing
+    """End all workers and free all objects, those that wait for a search too; nothing if there are none."""
+    global _current, _is_closing, _parked
     with starting:
-        if _current is None or _is_closing:
+        closing = _current
+        if _parked is not None:
+            closing, _parked = _parked.taken(), None
+        if closing is None or _is_closing:
             return
-        _is_closing = True
+        _current, _is_closing = closing, True
         atexit.unregister(shutdown)
         try:
-            _current.close()
+            closing.close()
         finally:
             _current, _is_closing = None, False
             signals.give_back()
@@ -107,6 +134,52 @@ def shutdown() -> None:
         for method in methods:
             if method is not None:
                 method()
+
+
+def park() -> None:
+    """Have the current session wait for the next `begin` of the same, and end if none comes, or another.
+
+    Nothing may be left in it. Until then no session runs, as far as the program can tell. A process of
+    `multiprocessing` or joblib ends it, as it may never hear of another search.
+    """
+    from multiprocessing import parent_process
+
+    global _current, _parked
+    with starting:
+        serves = parent_process() is not None or any(each() for each in _at_end)
+        if _current is None or _started is None or not _current.alive or serves:
+            shutdown()
+            return
+        timer = threading.Timer(PARKED_S, _end_parked)
+        timer.daemon = True
+        _parked = _Parked(_current, _started, dict(os.environ), os.getpid(), timer)
+        _current = None
+        signals.give_back()
+        timer.start()
+
+
+def is_parked() -> bool:
+    """Return whether a session waits for a search."""
+    return _parked is not None
+
+
+def _unpark(name: str, spec: SessionSpec) -> Engine | None:
+    """Return the session that waits if it is as asked for, in this very process."""
+    global _parked
+    if _parked is None:
+        return None
+    found = _parked.taken()
+    same = _parked.started == (name, spec) and _parked.variables == dict(os.environ)
+    if not same or _parked.pid != os.getpid() or not found.alive:
+        return None
+    _parked = None
+    return found
+
+
+def _end_parked() -> None:
+    with starting:
+        if _parked is not None and _parked.timer is threading.current_thread():
+            shutdown()
 
 
 def at_end(method: Callable[[], None]) -> None:

@@ -31,7 +31,6 @@ from trainkit.sklearn.experiment import (
     comparable_candidates,
     error_to_raise,
     evaluate,
-    session_for,
     warn_if_few,
 )
 from trainkit.sklearn.internals import (
@@ -43,7 +42,7 @@ from trainkit.sklearn.internals import (
     warn_or_raise_about_fit_failures,
 )
 from trainkit.sklearn.outcomes import Outcome, PartialSearch, rank_lowest_first
-from trainkit.sklearn.settings import cpus_of, metric_of, names_of_settings, settings_of, with_budget_left
+from trainkit.sklearn.settings import metric_of, names_of_settings, settings_of, with_budget_left
 from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
 from trainkit.tune.core.checks import named_as
 from trainkit.tune.core.resources import as_request, with_parameters, with_resources
@@ -314,7 +313,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
         takes = inspect.signature(self._run_search).parameters
         context = {"callback_ctx": tasks.root} if "callback_ctx" in takes else {}
-        with session_for(task.estimator, cpus_of(self, cpu_count())), contextlib.suppress(_Ended):
+        with contextlib.suppress(_Ended):
             self._run_search(evaluate_candidates, **context)
         return all_
 

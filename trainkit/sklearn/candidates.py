@@ -1,19 +1,31 @@
-"""Sources of candidates: a list known beforehand, or a searcher of the tuner."""
+"""Sources of candidates, a list or a searcher of the tuner; and the first folds of a list, in the program."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
+import math
 import numbers
+import random
+import secrets
+import threading
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
+from threadpoolctl import threadpool_limits
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.sklearn import spaces
+from trainkit.sklearn import internals, spaces
+from trainkit.sklearn.outcomes import Outcome, candidate_key
+from trainkit.sklearn.trials import EvaluationTask, writable_copy
+from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.search import SEARCHERS
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.basic_variant import BasicVariantGenerator
@@ -28,28 +40,28 @@ class CandidateList(Searcher):
 
     def __init__(self, candidates: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        self._candidates = candidates
+        self.candidates = candidates
         self._next = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with the same candidates: `best_params_` holds the objects that were given."""
-        other = type(self)(self._candidates)
+        other = type(self)(self.candidates)
         other._next = self._next
         return other
 
     @property
     def total_samples(self) -> int | None:
-        return len(self._candidates)
+        return len(self.candidates)
 
     @property
     def whole(self) -> bool:
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        if self._next == len(self._candidates):
+        if self._next == len(self.candidates):
             return self.FINISHED
         self._next += 1
-        return dict(self._candidates[self._next - 1])
+        return dict(self.candidates[self._next - 1])
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -177,3 +189,180 @@ def seed_of(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+# --- folds in the program itself ------------------------------------------------------------------
+
+MOST_VALUES = 1 << 21
+"""Size of an X beyond which a first fold is not tried in the program."""
+
+MOST_CANDIDATES = 100
+"""Candidates beyond which it is not tried either."""
+
+MOST_S = 1.0
+"""Seconds of work that workers that are there are always given."""
+
+START_AFTER_S = 0.25
+"""Seconds of work in the program, done and to come, for which no session is started."""
+
+HAND_OVER_S = 0.1
+"""Seconds that workers of a session which is there need for their first fold."""
+
+LEAVE_S = 0.1
+"""Seconds to wait for a fold that is left; compiled code may take as long as it likes."""
+
+_HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
+"""Packages whose code neither ends a process nor leaves anything behind in it."""
+
+
+def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
+    """Return True if the program should start workers while it evaluates folds itself.
+
+    Args:
+        spent_s: seconds for the folds that are done and the one under way.
+        folds_done: 1 at least.
+        folds_left: of the search.
+    """
+    return spent_s * (1 + folds_left / folds_done) > START_AFTER_S
+
+
+def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
+    """Return True if workers that are there should do the rest: it is much, or they are faster.
+
+    Args:
+        fold_s: seconds for a fold.
+        folds_left: of the search.
+        workers: that evaluate folds at once.
+    """
+    here_s = fold_s * folds_left
+    return here_s > min(MOST_S, HAND_OVER_S + fold_s * math.ceil(folds_left / workers))
+
+
+def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if folds can't harm the program: all code is scikit-learn's, and the data is small."""
+    shape = getattr(task.X, "shape", None) or (len(task.X),)
+    parts = (task.scorer, task.fit_params, task.score_params, candidates)
+    data = {type(each).__module__.partition(".")[0] for each in (task.X, task.y)}
+    return (
+        math.prod(shape) <= MOST_VALUES
+        and data <= _HARMLESS | {"pandas", "polars"}
+        and task.callbacks is None
+        and task.verbose < 2
+        and all(map(_is_harmless, (task.estimator, *parts)))
+    )
+
+
+def _is_harmless(value: Any) -> bool:
+    module = value.__module__ if callable(value) and hasattr(value, "__name__") else type(value).__module__
+    if str(module).partition(".")[0] not in _HARMLESS:
+        return False
+    if isinstance(value, Mapping):
+        return all(map(_is_harmless, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_harmless, value))
+    if isinstance(value, internals.BaseScorer):
+        return _is_harmless(value._score_func) and _is_harmless(value._kwargs)
+    if isinstance(value, internals.MultimetricScorer):
+        return _is_harmless(value._scorers)
+    if isinstance(value, type) or not hasattr(value, "get_params"):
+        return True
+    own = value.get_params(deep=False)
+    return own.get("n_jobs") in (None, 1) and all(map(_is_harmless, own.values()))
+
+
+class FirstFolds:
+    """Folds that the program evaluates itself, in order, in a thread that can be left alone.
+
+    Only one search of the program does so at a time, as all threads share the global generators.
+
+    Scores are those of the workers: libraries have one thread, and the global generators, which are put back,
+    are seeded as there.
+
+    Args:
+        task: what is evaluated.
+        candidates: all, in order.
+        seed: of the search; None: none was given.
+
+    Attributes:
+        known: outcomes of the candidates' first folds, by key.
+    """
+
+    in_use: ClassVar = threading.Lock()
+
+    def __init__(
+        self, task: EvaluationTask, candidates: Sequence[Mapping[str, Any]], seed: int | None
+    ) -> None:
+        self._task, self._candidates = task, candidates
+        self._seed = secrets.randbits(32) if seed is None else seed
+        self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
+        self._done, self._is_over, self._computed_s = 0, False, 0.0
+        self._started = SYSTEM.monotonic()
+        self._thread = threading.Thread(target=self._run, name="trainkit-first-folds", daemon=True)
+
+    @property
+    def left(self) -> int:
+        """Number of folds that are not done."""
+        return len(self._candidates) * len(self._task.splits) - self._done
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Evaluate folds from here on, at most until the block has ended; `in_use` is held by then."""
+        state, numpys = random.getstate(), np.random.get_state()
+        with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
+            self._thread.start()
+            try:
+                yield
+            finally:
+                self.stop()
+                self._thread.join()
+                random.setstate(state)
+                np.random.set_state(numpys)
+                self.in_use.release()
+
+    def stop(self) -> bool:
+        """Begin no further fold, and leave the one under way; return True if that is done already."""
+        self._is_over = True
+        if self._thread.is_alive() and self.left:
+            thread, error = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+        self._thread.join(LEAVE_S)
+        return not self._thread.is_alive()
+
+    def suffice(self, workers: int, *, there: bool) -> bool:
+        """Wait until all folds are done, or workers are better at it; return True if all are.
+
+        Args:
+            workers: that evaluate folds at once.
+            there: they are, or nearly.
+        """
+        while self._thread.is_alive() and self.left:
+            self._thread.join(0.01)
+            spent_s, done = self._spent_s(), max(1, self._done)  # the fold under way takes so long at least
+            if there and worth_handing_over(spent_s / done, self.left, workers):
+                break
+            if not there and worth_starting(spent_s, done, self.left):
+                break
+        return self.left == 0
+
+    def _spent_s(self) -> float:
+        """Return the seconds computed, which a busy machine doesn't change; some at least, if it waits."""
+        with contextlib.suppress(OSError):  # the thread has just ended
+            self._computed_s = SYSTEM.of_thread(self._thread.ident or 0)
+        return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
+
+    def _run(self) -> None:
+        if len(self.known) < len(self._candidates) or "" in self.known:
+            return  # candidates that can't be told apart
+        task = replace(self._task, estimator=writable_copy(self._task.estimator))
+        # What is raised, a worker meets again, and `fit` says where.
+        with contextlib.suppress(Exception, SystemExit), threadpool_limits(1, user_api="openmp"):
+            for candidate, outcomes in enumerate(self.known.values()):
+                parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
+                seed = trial_seed(self._seed, candidate)
+                for split in range(len(task.splits)):
+                    if self._is_over:
+                        return
+                    random.seed(trial_seed(seed, split))
+                    np.random.seed(trial_seed(seed, split))
+                    outcomes.append(task.outcome(parameters, split, candidate))
+                    self._done += 1

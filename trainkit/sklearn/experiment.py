@@ -16,7 +16,13 @@ from typing import Any, ClassVar, NamedTuple
 from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError, TrialError, message_of
 from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
-from trainkit.sklearn.candidates import CandidateSource
+from trainkit.sklearn.candidates import (
+    MOST_CANDIDATES,
+    CandidateList,
+    CandidateSource,
+    FirstFolds,
+    may_be_here,
+)
 from trainkit.sklearn.outcomes import (
     MORE_TO_COME,
     Outcome,
@@ -229,9 +235,16 @@ def evaluate(
         run, earlier = stack.enter_context(_with_own_name(run))
         if resumes:
             task = _with_known_outcomes(task, before, earlier)
-        stack.enter_context(session_for(task.estimator, cpus))
-        folder = stack.enter_context(_temporary_folder(run))
-        bound, tune, run = stack.enter_context(_with_shared_copies(task, trainable, tune, run))
+        first = _first_folds(trainable, task, tune, run)
+        if first is not None:
+            task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
+        if first is not None and not first.left:
+            folder: Path | None = Path(tempfile.gettempdir(), "search")  # in which nothing is made
+            bound = replace(with_parameters(trainable, task=task), here=True)
+        else:
+            stack.enter_context(session_for(task.estimator, cpus))
+            folder = stack.enter_context(_temporary_folder(run))
+            bound, tune, run = stack.enter_context(_with_shared_copies(task, trainable, tune, run))
         bound = checked_trainable(bound, run)
         whole = make_space(space, tune)
         if folder is None:
@@ -301,7 +314,7 @@ class _SharedSession:
 
 @contextlib.contextmanager
 def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
-    """Use the current session, or one that ends with the last search in it.
+    """Use the current session, or one that waits for a later search once the last one in it is over.
 
     Args:
         estimator: whose packages workers are forked with.
@@ -316,14 +329,67 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
             if not _SharedSession.users:
                 api.init(num_cpus=cpus or os.cpu_count())
             _SharedSession.users += 1
+    end = api.shutdown  # after an interrupt, which may have come in the midst of anything
     try:
         yield
+        end = session.park
+    except Exception:
+        end = session.park
+        raise
     finally:
         if shared:
             with _SharedSession.lock:
                 _SharedSession.users -= 1
                 if not _SharedSession.users:
-                    api.shutdown()
+                    end()
+
+
+def _first_folds(
+    trainable: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
+) -> FirstFolds | None:
+    """Return folds for the program itself to begin with; None if the search is not for it."""
+    searcher, current = tune.search_alg, session.running()
+    listed = searcher.candidates if isinstance(searcher, CandidateList) else ()
+    asked = {name: amount for name, amount in trainable.request({}).required_resources.items() if amount}
+    if (
+        trainable.trainable is FoldTrial
+        and 0 < len(listed) <= MOST_CANDIDATES
+        and not (run.name or run.storage_path or run.callbacks or run.log_to_file or task.known)
+        and not (run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end)
+        and asked == {"CPU": 1.0}
+        and tune.reuse_actors
+        and tune.trial_timeout_s is None
+        and _to_the_end(task, tune, run)
+        and (current is None or (current.name == "local" and not current.is_worker))
+        and may_be_here(task, listed)
+        and FirstFolds.in_use.acquire(blocking=False)
+    ):
+        return FirstFolds(task, listed, tune.seed)
+    return None
+
+
+def _is_there() -> None:
+    """Return from a worker, which is there then."""
+
+
+@contextlib.contextmanager
+def _with_first_folds(
+    task: EvaluationTask, first: FirstFolds, cpus: int | None, limit: int | None
+) -> Iterator[EvaluationTask]:
+    """Evaluate folds here as long as that is faster; give the task with their outcomes."""
+    workers = min(cpus or os.cpu_count() or 1, limit or math.inf)
+    with contextlib.ExitStack() as stack:
+        around = stack.enter_context(contextlib.ExitStack())
+        around.enter_context(first.running())
+        there = session.running() is not None or session.is_parked()
+        if not first.suffice(int(workers), there=there) and first.left:
+            stack.enter_context(session_for(task.estimator, cpus))
+            if not there:
+                api.get(api.remote(_is_there).remote())
+                first.suffice(int(workers), there=True)
+        if first.stop():
+            around.close()  # else once the workers are through, as the fold is by then
+        yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 
 BLOCK_ROUNDS = 4

@@ -147,6 +147,7 @@ class Bound:
         ahead: steps are tasks, as the trainable is a `SerializedTrainable`, and so many trials are under way
             for each that fits; None: each trial is a process of its own.
         parts: tasks for each step, which run at once.
+        here: steps are done in this process, one after another, without a session.
     """
 
     trainable: Any
@@ -156,6 +157,7 @@ class Bound:
     start_from: str | None = None
     ahead: int | None = None
     parts: int = 1
+    here: bool = False
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:

@@ -183,7 +183,7 @@ class ActorExecutor(Executor):
         reuse: bool = False,
         timed: bool = False,
     ) -> None:
-        super().__init__(now)
+        super().__init__(now, session.SessionWatch())
         self._timed = timed
         # Pickled once, and not for each process anew.
         self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)

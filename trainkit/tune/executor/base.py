@@ -230,16 +230,17 @@ class Executor(ev.ActionHandler, ABC):
 
     Args:
         now: the time that goes into events.
+        session: that trials run in; None: this process alone.
 
     Attributes:
         errors: exceptions that attempts raised, by trial and attempt.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], session: SessionWatch | None) -> None:
         self.errors: dict[tuple[str, int], BaseException] = {}
         self._now = now
         self._at_once: list[ev.Event] = []
-        self._session = SessionWatch()
+        self._session = session
         self._lost = False
         """The node is gone, and the controller has not asked for another session yet."""
         self._problem = ""
@@ -262,7 +263,8 @@ class Executor(ev.ActionHandler, ABC):
 
     def renew(self, action: ev.Renew) -> None:
         self._lost = False  # if the next one is lost before it is there, that is news
-        self._session.renew()
+        if self._session is not None:
+            self._session.renew()
         self._begin_again()
         logger.warning("%s", _lost_words(self._problem, self._ran))
 
@@ -305,7 +307,8 @@ class Executor(ev.ActionHandler, ABC):
 
     def _is_lost(self) -> bool:
         """Ask whether the session is gone, as something in it has failed; tell the controller if so."""
-        if not self._lost and (loss := self._session.loss()) is not None:
+        loss = None if self._lost or self._session is None else self._session.loss()
+        if loss is not None:
             self._lose(loss)
         return self._lost
 

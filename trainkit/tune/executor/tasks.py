@@ -1,4 +1,4 @@
-"""Executor that runs each step of a trial as a task.
+"""Executors that run each step of a trial as a task, or in this very process.
 
 Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from trainkit.errors import TrainkitError
 from trainkit.runtime import api
+from trainkit.runtime.session import SessionWatch
 from trainkit.runtime.specs import ObjectRef
 from trainkit.settings import EXPERIMENT_MARK
 from trainkit.tune.controller import events as ev
@@ -32,7 +33,7 @@ from trainkit.tune.executor.base import (
     put_named,
     remembered,
 )
-from trainkit.tune.trial.actor import SharedArguments, run_step
+from trainkit.tune.trial.actor import SharedArguments, run_step, step_of
 from trainkit.tune.trial.messages import NO_PROCESS, Reply, TrialSpec, WorkerProcess, reply
 
 
@@ -65,7 +66,7 @@ class TaskExecutor(Executor):
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
-        super().__init__(now)
+        super().__init__(now, SessionWatch())
         self._shared = SharedArguments(
             put_named(f"the trainable {bound.name}", bound.trainable),
             {
@@ -208,3 +209,70 @@ class TaskExecutor(Executor):
         trial_id, attempt = running.trial.trial_id, running.attempt
         self.errors[trial_id, attempt] = remembered(error)
         return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
+
+
+class ProgramExecutor(Executor):
+    """Runs the steps of `SerializedTrainable`s in this process, at once; they have to be short.
+
+    Args:
+        bound: the trainable with its parameters.
+        specs: makes what each trial is told.
+        now: the time that goes into events.
+    """
+
+    def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
+        super().__init__(now, None)
+        self._bound = bound
+        self._specs = specs
+        self._running: dict[str, _RunningTask] = {}
+
+    def start(self, action: ev.Start) -> None:
+        trial = action.trial
+        self._running[trial.trial_id] = _RunningTask(trial, action.attempt, self._specs.of(action))
+        place = WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
+        self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), place))
+
+    def advance(self, action: ev.Advance) -> None:
+        at = self._running[action.trial_id]
+        try:
+            answer, at.state = step_of(self._bound.trainable, self._bound.parameters, at.spec, at.state)
+        except Exception as error:
+            self.errors[action.trial_id, at.attempt] = remembered(error)
+            self._at_once.append(ev.Failed(action.trial_id, at.attempt, self._now(), failure_of(error)))
+            return
+        event = event_of(action.trial_id, at.attempt, self._now(), answer)
+        if isinstance(event, ev.Reported):
+            at.spec = replace(at.spec, iteration=event.iteration, time_total_s=event.metrics["time_total_s"])
+        self._at_once.append(event)
+
+    def stop(self, action: ev.Stop) -> None:
+        at = self._running[action.trial_id]
+        self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
+
+    def release(self, action: ev.Release) -> None:
+        self._running.pop(action.trial_id, None)
+
+    def kill(self, action: ev.Kill) -> None:
+        self._running.pop(action.trial_id, None)
+
+    def wait(self, timeout_s: float | None) -> None:
+        return  # the news is there
+
+    def collect(self) -> list[ev.Event]:
+        return self._taken()
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._at_once
+
+    def dismiss(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._running.clear()
+
+    def _forget_processes(self) -> list[Trial]:
+        return []
+
+    def _begin_again(self) -> None:
+        return

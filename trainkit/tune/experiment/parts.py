@@ -18,7 +18,7 @@ from trainkit.tune.core.checks import setting
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.base import Executor, SpecFactory
-from trainkit.tune.executor.tasks import TaskExecutor
+from trainkit.tune.executor.tasks import ProgramExecutor, TaskExecutor
 from trainkit.tune.experiment.setup import longest_way
 from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
 from trainkit.tune.space.search_space import Space
@@ -98,6 +98,8 @@ def make_executor(
     bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
 ) -> Executor:
     """Return what runs the trials: each a process of its own, or each step of one a task."""
+    if bound.here:
+        return ProgramExecutor(bound, specs, now=now)
     if bound.ahead is not None:
         return TaskExecutor(bound, specs, now=now)
     timed = plan.trial_timeout_s is not None
@@ -123,5 +125,5 @@ def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedg
     """
     request, what = bound.request(config), f"a trial of {bound.name}"
     ledger.require_feasible(request, what=what)
-    if not ledger.is_simulated:
+    if not (ledger.is_simulated or bound.here):
         scheduling.make_room(request.group, ledger.existing, what)

@@ -229,7 +229,9 @@ class ExperimentRun:
             self._take_parts()  # anew, as those of an earlier call have seen its trials
         running.parts.warn_if_never_perturbed(self._tune, self._run, self._proposals.total_samples)
         at_once = self._tune.max_concurrent_trials or None
-        ledger = ResourceLedger(running.engine().cluster_resources(), at_once, ahead=self._bound.ahead or 1)
+        # Steps that are done here use no session, and take turns.
+        existing = {"CPU": 1.0} if self._bound.here else running.engine().cluster_resources()
+        ledger = ResourceLedger(existing, at_once, ahead=self._bound.ahead or 1)
         running.parts.require_sendable(self._space)
         start_from, durable = self._bound.start_from, not self._in_memory
         specs = running.SpecFactory(self.folder, self._run, self._seed_of_trial, start_from, durable=durable)

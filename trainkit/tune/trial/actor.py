@@ -446,19 +446,26 @@ _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
 
 
 def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:
-    """Run the next step of a trial here.
+    """Run the next step of a trial here; `shared` is what `step_of` takes, as references."""
+    return step_of(*shared.values(), spec, state)
+
+
+def step_of(
+    trainable: type[SerializedTrainable], parameters: Mapping[str, Any], spec: TrialSpec, state: Any
+) -> tuple[Reply, Any]:
+    """Run the next step of a trial.
 
     Args:
-        shared: with the other steps.
+        trainable: shared with the other steps.
+        parameters: shared with them, too.
         spec: the trial; its iteration and times are those up to this step.
         state: after the step before; None: this is the first.
 
     Returns:
         What it reports, and its state.
     """
-    trainable, values = shared.values()
     with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
-        trial = trainable._of_trial(spec, values)
+        trial = trainable._of_trial(spec, parameters)
         if state is not None:
             trial.state = state
         metrics = trial.train()
