@@ -197,7 +197,10 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
         if len(self.connections) > MAX_CONNECTIONS // 2:  # clients that send nothing must not lock others out
-            oldest = min(self.connections - {self}, key=lambda each: each.head_due)
+            others = [
+                each for each in self.connections if isinstance(each, BoundedConnection) and each is not self
+            ]
+            oldest = min(others, key=lambda each: each.head_due)
             if oldest.head_due < math.inf:
                 oldest.cut_off()
 
