@@ -4,7 +4,8 @@ For each extra, an environment of its own gets the wheel with that extra, and no
 uses what the extra brings. Prints a line each, and ends with the number of those that failed.
 
 With `--newest`, one environment gets all extras that tests need, without the pins of constraints.txt, as a
-fresh install of today has them. The tests of the tier `unit` and the README's programs are run in it.
+fresh install of today has them. The tests of the tier `unit`, or those of the folders that are named in place of
+extras, and the README's programs are run in it.
 """
 
 from __future__ import annotations
@@ -139,8 +140,12 @@ def tried(python: str, wheel: Path, extra: str, lowest: bool) -> str:
         return ""
 
 
-def tried_newest(python: str, wheel: Path) -> int:
-    """Run the unit tests and the README's programs with the newest versions; return pytest's exit code."""
+def tried_newest(python: str, wheel: Path, folders: list[str]) -> int:
+    """Run the unit tests in `folders` and the README's programs with the newest versions.
+
+    Returns:
+        The exit code of pytest.
+    """
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
@@ -156,7 +161,8 @@ def tried_newest(python: str, wheel: Path) -> int:
         tests = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=quick"]
         readme = "tests/test_docs.py::test_each_block_of_the_readme_runs_alone"
         ended = [
-            subprocess.run([*tests, *more], cwd=ROOT).returncode for more in (["--tier", "unit"], [readme])
+            subprocess.run([*tests, *more], cwd=ROOT).returncode
+            for more in (["--tier", "unit", *folders], [readme])
         ]
         return max(ended)
 
@@ -164,7 +170,7 @@ def tried_newest(python: str, wheel: Path) -> int:
 def main() -> int:
     """Build the wheel and try it."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("extras", nargs="*", default=list(PROGRAMS), help="default: all that have a program")
+    parser.add_argument("extras", nargs="*", help="default: all that have a program")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments")
     parser.add_argument("--oldest", action="store_true", help="the lowest versions that are asked for")
     parser.add_argument("--newest", action="store_true", help="the newest versions, with the unit tests")
@@ -176,8 +182,8 @@ def main() -> int:
         )
         (wheel,) = Path(folder).glob("*.whl")
         if given.newest:
-            return tried_newest(given.python, wheel)
-        for extra in given.extras:
+            return tried_newest(given.python, wheel, given.extras)
+        for extra in given.extras or PROGRAMS:
             why = tried(given.python, wheel, "" if extra == "none" else extra, given.oldest)
             failed += bool(why)
             print(f"{extra or 'none':20}{why or 'works'}", flush=True)

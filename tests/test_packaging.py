@@ -115,7 +115,8 @@ def test_the_newest_versions_of_all_packages_do():
     reached = subprocess.run(asked, capture_output=True, text=True, check=False)
     if reached.returncode:
         pytest.skip(f"the package index can't be reached: {reached.stderr.strip()[-200:]}")
-    done = subprocess.run(
-        [sys.executable, ".ci/matrix.py", "--newest"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    # All folders take a quarter of an hour. Most of what a newer package can break is in these.
+    folders = ["tests/runtime", "tests/train", "tests/tune/trial", "tests/tune/integrations"]
+    command = [sys.executable, ".ci/matrix.py", "--newest", *folders]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{done.stdout[-8000:]}{done.stderr[-2000:]}"
