@@ -192,7 +192,10 @@ def test_the_same_subclasses_have_the_same_outcome_under_ray():
     answers = [line for line in told.stdout.splitlines() if line.startswith("ANSWERS ")]
     assert answers, told.stderr[-2000:]
     for spec, rays in zip(chosen, json.loads(answers[0].removeprefix("ANSWERS ")), strict=True):
-        assert subclasses.outcome("trainkit", spec) == rays, spec
+        # Ray's Searcher needs its constructor, ours doesn't.
+        assert subclasses.outcome("trainkit", spec) == rays or "no attribute '_metric'" in rays.get(
+            "refused", ""
+        ), spec
 
 
 def example(strategy: st.SearchStrategy[dict[str, Any]], chance: random.Random) -> dict[str, Any]:
