@@ -305,10 +305,17 @@ def test_many_connections_that_say_nothing_are_cut_off(root: Path, monkeypatch: 
         assert ask.get("/status")
 
 
-def test_connections_that_say_nothing_keep_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begun", [False, True], ids=["silent", "without-their-body"])
+def test_slow_connections_keep_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
     monkeypatch.setattr(security, "REQUEST_S", 600.0)
     with served(root) as ask, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(each) for each in opened(ask, 300)]
+        held = []
+        for _ in range(300):
+            (each,) = opened(ask, 1)
+            held.append(stack.enter_context(each))
+            if begun:
+                with contextlib.suppress(OSError):
+                    each.sendall(head(ask, "GET / HTTP/1.1", "Content-Length: 5"))
         assert said(ask, head(ask, GET)).startswith(b"HTTP/1.1 200 ")
         with contextlib.suppress(ConnectionResetError):
             assert held[0].recv(1) == b"", "the oldest were cut off"

@@ -169,11 +169,6 @@ class _Deadline:
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def at(self) -> float:
-        """Time of the event loop when it ends the connection; infinity: it is called off."""
-        return math.inf if self._timer is None else self._timer.when()
-
     def set(self, seconds: float, connection: H11Protocol) -> None:
         """End the connection after `seconds`; a deadline that is set already stays."""
         if self._timer is None:
@@ -192,27 +187,21 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head, self._reader = _Deadline(), _Deadline()
+        self.waits_since = math.inf
+        """Time of the event loop since when a whole request is awaited; infinity: one is answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
+        self.waits_since = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS // 2:  # clients that send nothing must not lock others out
             others = [
                 each for each in self.connections if isinstance(each, BoundedConnection) and each is not self
             ]
-            oldest = min(others, key=lambda each: each.head_due)
-            if oldest.head_due < math.inf:
-                oldest.cut_off()
-
-    @property
-    def head_due(self) -> float:
-        """Time of the event loop by which the head of a request must be whole; infinity: it is."""
-        return self._head.at
-
-    def cut_off(self) -> None:
-        """End the connection without an answer."""
-        self._head.call_off()
-        self.transport.abort()
+            oldest = min(others, key=lambda each: each.waits_since)
+            if oldest.waits_since < math.inf:
+                oldest.waits_since = math.inf  # it is gone in the next turn of the loop
+                oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head.call_off()
@@ -222,6 +211,10 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            self.waits_since = math.inf
+        else:
+            self.waits_since = min(self.waits_since, self.loop.time())
         if self.cycle is not before:  # the head is whole
             self._head.call_off()
         elif self.cycle is None or self.cycle.response_complete:

@@ -118,7 +118,7 @@ def _started(environ: Mapping[str, str]) -> Boot:
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
     # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
-    own[TERMINAL] = os.ttyname(0) if os.isatty(0) else ""
+    own[TERMINAL] = _terminal()
     # Heaps of huge pages, which training takes a tenth less time in; what a user has set goes before.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
@@ -136,6 +136,14 @@ def _started(environ: Mapping[str, str]) -> Boot:
             cwd="/",
         )
     return Boot(child, ours, mark, environ, os.getpid())
+
+
+def _terminal() -> str:
+    """Return the device of the program's terminal; "" where there is none, or none by name in a container."""
+    try:
+        return os.ttyname(0)
+    except OSError:
+        return ""
 
 
 def _raise_descriptor_limit() -> None:
