@@ -41,9 +41,9 @@ def ids(ask: Asker) -> list[str]:
 def test_the_list_and_one_experiment(ask: Asker) -> None:
     (seen,) = ask.get("/experiments")
     assert (seen["metric"], seen["mode"]) == ("eval/loss", "min")
-    assert (
-        seen["counts"] == {"finished": 1, "stopped": 2, "failed": 3} and seen["trials"] == seen["total"] == 6
-    )
+    counts = seen["counts"]  # the scheduler stops one or two, by the order in which they report
+    assert counts["failed"] == 3 and counts["finished"] + counts["stopped"] == 3
+    assert seen["trials"] == seen["total"] == 6
     assert not seen["running"] and seen["owner"] is None and seen["state"].startswith("ended: ")
     assert seen["best"]["value"] == 0.25 and seen["best"]["config"]["x"] == 1.0
     one = ask.get(ONE)

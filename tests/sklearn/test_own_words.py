@@ -93,7 +93,7 @@ def test_a_function_that_ends_candidates_is_called_as_the_argument_is(
     whole = search({"alpha": [1e-3]}, early_stopping=True, max_iters=4, n_trials=1, verbose=1)
     whole.estimator = SGDClassifier()
     whole.set_params(stopper=[{"training_iteration": 3}, stopper] if several else stopper).fit(X, Y)
-    assert "TERMINATED after 2 reports" in (said := capsys.readouterr().out)
+    assert "stopped after 2 reports" in (said := capsys.readouterr().out)
     assert "stopped by stopper\n" in said
     assert stopper.seen == 2, "it is the user's own object that was asked"
 

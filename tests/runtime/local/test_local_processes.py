@@ -315,12 +315,13 @@ def test_small_requests_do_not_starve_a_gang() -> None:
     holder = trainkit.placement_group([{"CPU": 2}])
     assert holder.wait(60)
     gang = trainkit.placement_group([{"CPU": 4}])
-    late = trainkit.remote(num_cpus=1)(Probe).remote()
-    assert trainkit.wait([late.pid.remote()], timeout=0.3)[0] == [], "what comes later waits behind it"
+    refs = [trainkit.remote(num_cpus=1)(time.sleep).remote(0.1) for _ in range(200)]
+    assert trainkit.wait(refs, timeout=60)[0], "they pass while a group, which may never end, holds CPUs"
     trainkit.remove_placement_group(holder)
     assert gang.wait(60)
+    assert trainkit.wait(refs, num_returns=len(refs), timeout=0)[1], "the gang came before the last of them"
     trainkit.remove_placement_group(gang)
-    assert trainkit.get(late.pid.remote(), timeout=60)
+    trainkit.get(refs, timeout=120)
 
 
 def test_an_actor_of_a_removed_group_says_so() -> None:
