@@ -513,9 +513,11 @@ class ExperimentReader:
                 if not data:
                     continue
             elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
-                data = self._whole(decode, data, f"what was done by {kind!r}")
-                if not data:
+                # A total is a number, or None where there is no end of trials.
+                held = self._whole(lambda text: {"value": decode(text)}, data, f"an entry {kind!r}")
+                if not held:
                     continue
+                data = held["value"]
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
