@@ -68,18 +68,23 @@ class Listed(Searcher):
     """Suggests what stands in a list, whatever `num_samples` is."""
 
     given = (0.5, 0.25)
-    total_samples = len(given)
 
     def __init__(self) -> None:
         super().__init__()
         self.left = list(self.given)
+
+    @property
+    def total_samples(self):
+        return len(self.given)
 
     def suggest(self, trial_id):
         return {"x": self.left.pop(0), "y": 0.5} if self.left else self.FINISHED
 
 
 class Endless(Listed):
-    total_samples = None
+    @property
+    def total_samples(self):
+        return None
 
 
 @pytest.mark.parametrize("searcher", [BasicVariantGenerator, Listed])
