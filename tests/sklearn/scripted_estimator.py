@@ -16,8 +16,9 @@ class ScriptedEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Predicts the first class.
 
     Args:
-        how: what `fit` does: "fine", "raise", "kill" its process, "sleep" for ever in C; or "wait" as long as
-            there is the file `gate`, or "refit": the same on all 30 samples alone.
+        how: what `fit` does: "fine", "raise", with a `gate` only as long as that file is there, "kill" its
+            process, "sleep" for ever in C; or "wait" as long as there is the file `gate`, or "refit": the
+            same on all 30 samples alone.
         log: a file that gets a line for each fit that is done; None: none is kept.
         gate: see `how`; "gate.waiting" is there while a fit waits.
         number: told apart by it.
@@ -33,7 +34,7 @@ class ScriptedEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         self.classes_ = np.unique(y)
-        if self.how == "raise":
+        if self.how == "raise" and (self.gate is None or os.path.exists(self.gate)):
             raise ValueError(f"number {self.number} will not do")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

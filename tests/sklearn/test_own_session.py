@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_iris
 from sklearn.ensemble import RandomForestClassifier
+from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import check_scoring, f1_score, make_scorer
 from sklearn.model_selection import GridSearchCV, KFold
@@ -173,6 +174,37 @@ def test_scores_are_the_same_wherever_folds_run(monkeypatch: pytest.MonkeyPatch,
     assert scores() == in_workers
 
 
+SMALL = """
+    import math, os
+    from sklearn.datasets import load_iris
+    from sklearn.tree import DecisionTreeClassifier
+    from trainkit.sklearn import TuneGridSearchCV, candidates
+
+    candidates.START_AFTER_S = math.inf  # on a busy machine too
+    for _ in range(20):
+        search = TuneGridSearchCV(DecisionTreeClassifier(), {"max_depth": [1, 2]}, cv=3)
+        search.fit(*load_iris(return_X_y=True))
+        assert {result.metrics["pid"] for result in search.analysis_.trials} == {os.getpid()}
+"""
+
+
+@pytest.mark.external
+def test_programs_run_small_searches_at_the_same_time_and_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    (scratch / "search").touch()  # a program's own, in which no folder can be made
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    programs = Programs(tmp_path)
+    try:
+        for program in [programs.begin(SMALL), programs.begin(SMALL)]:
+            _, err = program.communicate(timeout=300)
+            assert program.returncode == 0, err
+        assert os.listdir(scratch) == ["search"]
+    finally:
+        programs.end()
+
+
 def task_of(estimator: Any, **changes: Any) -> EvaluationTask:
     X, y = IRIS
     splits = list(KFold(2).split(X))
@@ -199,6 +231,8 @@ def test_only_code_of_scikit_learn_runs_in_the_program() -> None:
         (task_of(linear, scorer=make_scorer(lambda y, predicted: 1.0)), {}),
         (task_of(RandomForestClassifier(n_jobs=2)), {}),
         (task_of(linear, X=np.zeros((1 << 11, 1 << 11))), {}),
+        (task_of(make_pipeline(CountVectorizer(tokenizer=str.split), linear)), {}),
+        (task_of(linear, X=iter(())), {}),
     ]:
         assert not may_be_here(task, [parameters]), (task.estimator, parameters)
 

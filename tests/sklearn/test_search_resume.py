@@ -256,6 +256,25 @@ class TestInThisProcess:
         assert {line.split()[1] for line in self.new_fits(search, X, Y)} == {"7"}
 
 
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("others", [["raise"], ["raise", "fine"]])
+def test_a_search_with_a_name_evaluates_anew_what_failed(others: list[str], tmp_path: Path) -> None:
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    gate.touch()
+    odd = ScriptedEstimator(log=str(log), gate=str(gate))
+    kept = {"name": "odd", "local_dir": str(tmp_path / "kept")}
+    search = TuneGridSearchCV(
+        odd, {"how": others}, cv=3, n_jobs=1, refit=lambda _: others.index("raise"), **kept
+    )
+    with pytest.raises(ValueError, match=r"will not do|fits failed"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search.fit(X, Y)
+    gate.unlink()
+    search.fit(X, Y)
+    assert not np.isnan(search.cv_results_["mean_test_score"]).any()
+    assert len(done(log)) == 3 * len(others) + 1, "what succeeded is known"
+
+
 # --- the pure part --------------------------------------------------------------------------------
 
 
@@ -307,6 +326,8 @@ def test_only_the_folds_before_the_first_gap_are_known() -> None:
 
     report = {"candidate_key": "a", **fold(0), **fold(2)}
     assert [len(folds) for folds in known_of([report], 3).values()] == [1]
+    failed = {"candidate_key": "a", **fold(0), **fold(1), "split1_fit_error": "ValueError"}
+    assert [len(folds) for folds in known_of([failed], 2).values()] == [1]
     assert known_of([{"candidate_key": "", **fold(0)}, fold(1)], 3) == {}
 
 

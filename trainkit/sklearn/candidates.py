@@ -239,21 +239,28 @@ def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
 
 
 def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if folds can't harm the program: all code is scikit-learn's, and the data is small."""
-    shape = getattr(task.X, "shape", None) or (len(task.X),)
-    parts = (task.scorer, task.fit_params, task.score_params, candidates)
-    data = {type(each).__module__.partition(".")[0] for each in (task.X, task.y)}
-    return (
-        math.prod(shape) <= MOST_VALUES
-        and data <= _HARMLESS | {"pandas", "polars"}
-        and task.callbacks is None
-        and task.verbose < 2
-        and all(map(_is_harmless, (task.estimator, *parts)))
-    )
+    """Return True if folds can't harm the program: all code is scikit-learn's, and the data is small.
+
+    It returns False where that can't be told.
+    """
+    try:
+        shape = getattr(task.X, "shape", None) or (len(task.X),)
+        parts = (task.scorer, task.fit_params, task.score_params, candidates)
+        data = {type(each).__module__.partition(".")[0] for each in (task.X, task.y)}
+        return (
+            math.prod(shape) <= MOST_VALUES
+            and data <= _HARMLESS | {"pandas", "polars"}
+            and task.callbacks is None
+            and task.verbose < 2
+            and all(map(_is_harmless, (task.estimator, *parts)))
+        )
+    except Exception:  # of an object of the user's, which a worker meets again
+        return False
 
 
 def _is_harmless(value: Any) -> bool:
-    module = value.__module__ if callable(value) and hasattr(value, "__name__") else type(value).__module__
+    named = callable(value) and hasattr(value, "__name__")
+    module = getattr(value, "__module__", None) if named else type(value).__module__  # methods of C have none
     if str(module).partition(".")[0] not in _HARMLESS:
         return False
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import tempfile
 import threading
 import warnings
@@ -239,7 +240,8 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            folder: Path | None = Path(tempfile.gettempdir(), "search")  # in which nothing is made
+            # Nothing makes it, nor finds it: another program's would hold commands.
+            folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
         else:
             stack.enter_context(session_for(task.estimator, cpus))

@@ -184,12 +184,18 @@ class PartialSearch:
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes in the last reports of candidates, up to the first fold that is missing."""
+    """Return the outcomes in the last reports of candidates, up to the first fold that is missing or failed.
+
+    A fit that failed may succeed the next time.
+    """
     known: dict[str, list[Outcome]] = {}
     for report in reports:
         key = report.get(CANDIDATE_KEY)
-        done = itertools.takewhile(lambda outcome: outcome is not None, outcomes_of(report, folds))
-        outcomes = [outcome for outcome in done if outcome is not None]
+        outcomes: list[Outcome] = []
+        for outcome in outcomes_of(report, folds):
+            if outcome is None or outcome["fit_error"] is not None:
+                break
+            outcomes.append(outcome)
         if key and len(outcomes) > len(known.get(key, ())):
             known[key] = outcomes
     return known

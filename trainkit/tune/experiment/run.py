@@ -59,6 +59,7 @@ class ExperimentRun:
         changes: how `space` differs from the one of before, in words.
         address: where the folder is copied to.
         in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
+            Where steps run in this process, nothing makes it.
         clock: to read.
         not_before: the date up to which the experiment has run: dates go on from there, even where the
             clock was set back since, or is another machine's.
@@ -297,7 +298,7 @@ class ExperimentRun:
 
     def _open_store(self) -> running.ExperimentStore | running.MemoryStore:
         if self._in_memory:
-            return running.MemoryStore(self._facts, self.folder)
+            return running.MemoryStore(self._facts, None if self._bound.here else self.folder)
         if self._resume is None:
             return running.ExperimentStore.create(self.folder, self._facts)
         return running.ExperimentStore.open(self.folder)
