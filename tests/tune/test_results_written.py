@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import TuneError
 
@@ -49,13 +50,37 @@ def test_what_is_added_to_a_result_stays_in_it(fit, kept):
         assert (again.metrics["spent"], again.metrics["twice"]) == (3, 4)
 
 
-def test_a_value_that_cannot_be_kept_fails_the_trial(fit):
-    def odd(trial_id, result):
-        result["lock"] = object()
-        return False
+def endless_list():
+    cyclic = []
+    cyclic.append(cyclic)
+    return cyclic
 
-    (result,) = fit(counting, run={"stop": odd})
-    assert "lock" in str(result.error)
+
+@pytest.mark.parametrize("value", [object(), endless_list(), 1 << 2000], ids=["object", "cycle", "large"])
+@pytest.mark.parametrize("by", ["stop", "callbacks"])
+def test_an_added_value_that_cannot_be_kept_is_left_out_and_told_once(fit, caplog, by, value):
+    class Odd(tune.Stopper, tune.Callback):
+        def __call__(self, trial_id, result):
+            result |= {"odd": value, "even": 2}
+            return False
+
+        def on_trial_result(self, trial, result, **info):
+            self(trial.trial_id, result)
+
+    (result,) = fit(counting, run={by: [Odd()]})
+    assert (result.status, result.metrics["x"], result.metrics["even"]) == ("TERMINATED", 8, 2)
+    assert all("odd" not in each and each["even"] == 2 for each in result.history)
+    assert [record.getMessage()[:5] for record in caplog.records].count("'odd'") == 1
+
+
+def test_what_is_added_is_kept_whatever_is_taken_out(fit):
+    class Swaps(tune.Callback):
+        def on_trial_result(self, result, **info):
+            del result["hostname"]
+            result["spent"] = 1
+
+    (result,) = fit(counting, run={"callbacks": [Swaps()]})
+    assert {each["spent"] for each in result.history} == {1}
 
 
 def test_should_checkpoint_stays_in_the_result(fit):
@@ -83,6 +108,17 @@ def test_a_search_without_end_ends_where_all_fail_at_once(fit):
         TuneError, match=r"12 of 1\d trials have failed, and none has reported: (.|\n)*KeyError"
     ):
         fit(fails, {"x": tune.uniform(0, 1)}, num_samples=-1)
+
+
+def test_a_search_without_end_goes_on_beside_a_trial_that_is_slow_to_report():
+    play = Play(num_samples=-1, cpus=2)
+    play.started(0)
+    for index in range(1, 30):
+        play.started(index)
+        play.failed(index)
+    assert not play.controller.ending
+    play.failed(0)
+    assert play.controller.ending == "too many failed trials"
 
 
 def test_a_trial_of_an_analysis_is_shown_by_its_name(tmp_path):

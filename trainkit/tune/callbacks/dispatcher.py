@@ -156,6 +156,7 @@ class CallbackDispatcher:
         self._history = history
         self._amend = amend
         self._step = 0
+        self._left_out: set[Any] = set()
         self._states = CallbackStates(callbacks, keep, self._complaints)
 
     @property
@@ -191,9 +192,9 @@ class CallbackDispatcher:
     def _on_record(self, record: ev.Record) -> None:
         match record:
             case ev.ResultAdded(trial=trial, result=result):
-                known = len(result)
+                known = frozenset(result)
                 self._of_trial("on_trial_result", trial, result=result)
-                if keep_added(record.metrics, result, known):
+                if keep_added(record.metrics, result, known, self._left_out):
                     self._amend(record)
             case ev.AttemptStarted(trial=trial, attempt=attempt, iteration=iteration):
                 if attempt > 0:

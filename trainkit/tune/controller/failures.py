@@ -159,7 +159,7 @@ def timeout_words(limit_s: float) -> str:
 
 
 HOPELESS = 12
-"""Failed trials by which a search without end ends where no trial has ever reported."""
+"""First trials that a search without end ends by, where all have failed and no trial has ever reported."""
 
 
 def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:

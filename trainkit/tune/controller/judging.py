@@ -112,9 +112,9 @@ def judge_report(
         state.proposals.on_trial_decision(trial_id, result, decision)
     try:
         _check_metric(state, trial_id, result)
-        known = len(result)
+        known = frozenset(result)
         reached = state.stop.on_report(trial_id, result)
-        keep_added(metrics, result, known)
+        keep_added(metrics, result, known, state.left_out)
     except MetricError as error:
         return Failure("MetricError", str(error), retry=False)
     except Exception as error:  # of the user's stop function, or stopper

@@ -227,7 +227,9 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
     endless = state.proposals.num_samples == -1 and math.isinf(state.budget_ends)
-    if limit is None and endless and not state.has_reports:
+    # The first ones, and as many as run at once: another may only be slow to report.
+    first = state.trials[: HOPELESS + len(state.active)]
+    if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):
         limit = HOPELESS
     if limit is not None and state.failed >= limit:
         end_experiment(state, FAILED_TRIALS, time)

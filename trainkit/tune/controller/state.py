@@ -198,6 +198,7 @@ class ControllerState:
         none_come: the scheduler knows that it need not wait for further trials.
         more_by: when further trials are to be started.
         losses: sessions lost in a row.
+        left_out: keys that stoppers have added to reports, with values that can't be stored.
         begun_anew: by trial without a checkpoint, the iteration at which a pause last let it begin anew.
     """
 
@@ -230,4 +231,5 @@ class ControllerState:
     none_come: bool = False
     more_by: float = math.inf
     losses: Losses = field(default_factory=Losses)
+    left_out: set[Any] = field(default_factory=set)
     begun_anew: dict[str, int] = field(default_factory=dict)

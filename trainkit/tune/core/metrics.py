@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping
 from datetime import date, time, timedelta
 from pathlib import PurePath
 from typing import Any
 
-from trainkit.errors import MetricError
+from trainkit.errors import MetricError, message_of
 from trainkit.tune.core.checks import is_finite, is_mapping, is_number
+
+logger = logging.getLogger("trainkit.tune")
 
 
 def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,17 +59,36 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     }
 
 
-def keep_added(metrics: dict[str, Any], result: dict[str, Any], known: int) -> bool:
-    """Give the metrics of a report what was added to its result behind its first `known` keys, if anything.
+def keep_added(
+    metrics: dict[str, Any], result: dict[str, Any], known: frozenset[Any], left_out: set[Any]
+) -> bool:
+    """Give the metrics of a report what was added to its result; True if anything was.
 
     A value that was changed stays as it was reported: a restore judges by it again.
+
+    Args:
+        metrics: of the report.
+        result: the report, of which an added value that can't be stored is taken out again.
+        known: its keys of before.
+        left_out: keys of such values, of which each is told once.
     """
-    if len(result) <= known:
-        return False
-    added = plain_metrics({key: result[key] for key in [*result][known:]})
+    added: dict[str, Any] = {}
+    for key in [key for key in result if key not in known]:
+        try:
+            added |= plain_metrics({key: result[key]})
+        except Exception as error:  # of the value's own methods too
+            if key not in left_out:
+                left_out.add(key)
+                logger.warning(
+                    "%r, which a callback or stopper added to a result, is left out, as it can't be stored; "
+                    "this is said once: %s",
+                    key,
+                    message_of(error),
+                )
+        del result[key]
     result |= added
     metrics |= added
-    return True
+    return bool(added)
 
 
 def _plain_metric(value: Any, key: str) -> Any:

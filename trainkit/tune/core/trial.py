@@ -38,6 +38,15 @@ STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", 
 """Words for where trials are, in the order of a trial's life; `state_of` says which."""
 
 
+_NUMBER = r"-?(?:[\d.]+(?:e[+-]\d+)?|inf)"
+_FINISHED_BY = re.compile(
+    r"$|finished\b|reported done\b|(?:stopped by [^:]+: )?reached max_t="
+    rf"|(?!stopped by ).*={_NUMBER} reached {_NUMBER}(?:;|$)",
+    re.DOTALL,
+)
+"""Reasons of trials that are complete. What follows "stopped by" are words of a person or of a stopper."""
+
+
 def state_of(status: str, reason: str) -> str:
     """Return where a trial is in words; unlike its status, they tell a trial that was stopped early.
 
@@ -49,7 +58,7 @@ def state_of(status: str, reason: str) -> str:
         case TrialStatus.ERROR:
             return "failed"
         case TrialStatus.TERMINATED:
-            return "finished" if reason in ("", "finished") or "reached " in reason else "stopped"
+            return "finished" if _FINISHED_BY.match(reason) else "stopped"
         case TrialStatus.PENDING if reason.startswith("interrupted"):
             return "interrupted"
     return status.lower()
