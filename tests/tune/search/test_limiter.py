@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Searcher
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater, Searcher
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -123,3 +126,13 @@ def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
     play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
     with pytest.raises(ConfigError, match="suggests nothing"):
         raise play.controller.error
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+@pytest.mark.parametrize("wrapper", [ConcurrencyLimiter, Repeater])
+def test_a_wrapper_that_was_used_can_be_copied(copied, wrapper):
+    used = wrapper(Telling(), 2)
+    Play(searcher=used, num_samples=4)
+    twin = copied(used)
+    assert (used.total_samples, used.whole) == (twin.total_samples, twin.whole)
+    twin.on_trial_complete("test_00000", {"loss": 1.0})

@@ -374,6 +374,14 @@ def test_a_constraint_on_what_is_not_reported_ends_the_experiment(fit):
         fit(lambda config: {"loss": 1}, {"x": tune.uniform(0, 1)}, metric="loss", search_alg=search)
 
 
+def test_a_storage_gets_no_numbers_that_no_constraint_looks_at(fit):
+    storage = optuna.storages.InMemoryStorage()
+    one = OptunaSearch(storage=storage)
+    fit(lambda config: {"loss": 1, "a": 2}, {"x": tune.uniform(0, 1)}, metric="loss", search_alg=one)
+    (trial,) = optuna.load_study(study_name="optuna", storage=storage).trials
+    assert list(trial.user_attrs) == [MARK]
+
+
 # row 2.9
 @pytest.mark.external
 def test_a_suggestion_is_the_same_in_another_process():

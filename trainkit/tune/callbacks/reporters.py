@@ -55,6 +55,9 @@ Columns = Mapping[str, str] | Sequence[str]
 class TableReporter(ProgressReporter):
     """Base class of the reporters with tables.
 
+    As in Ray, what the constructor gets counts: an attribute that is assigned later changes nothing, as a
+    subclass may keep anything under these names.
+
     Args:
         metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
             the usual ones, and the first few numbers that trials report.

@@ -425,6 +425,9 @@ class _Called:
         else:
             self._searcher.on_trial_complete(trial_id, result, error)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_own": {}}  # properties can't be copied
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked for by who copies it
             raise AttributeError(name)

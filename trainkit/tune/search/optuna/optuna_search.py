@@ -184,7 +184,11 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         # Some look at what trials came to alone, and would come to the same again: they are left as they
         # were, and draw with another seed. Others count their suggestions, so they get an answer.
         answer = None if samplers.follows_from_trials(self._suggester) else result
-        self._study.reject(trial_id, *self._outcome(trial_id, answer), reported_numbers(answer or {}))
+        self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
+
+    def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
+        """Return the numbers of a report for a `constraints_func`; to write each takes a storage long."""
+        return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
@@ -224,7 +228,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if trial_id in self._left_out:
             return
         state, values = self._outcome(trial_id, None if error else result or {})
-        self._study.tell(trial_id, state, values, reported_numbers(result or {}))
+        self._study.tell(trial_id, state, values, self._looked_at(result))
 
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None

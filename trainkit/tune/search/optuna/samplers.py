@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -219,8 +219,13 @@ def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
     return {inner._get_generation_key(): 0} if isinstance(inner, (NSGAIIISampler, NSGAIISampler)) else {}
 
 
+def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[float]] | None:
+    """Return the sampler's `constraints_func`; None: it has none."""
+    return getattr(_inner(sampler), "_constraints_func", None)
+
+
 def constraint_marks(sampler: BaseSampler, trial: FrozenTrial) -> dict[str, Any]:
     """Return the attributes by which a sampler knows how far a trial that has ended keeps its constraints."""
-    function = getattr(_inner(sampler), "_constraints_func", None)
+    function = constraints_of(sampler)
     ended = trial.state.name in ("COMPLETE", "PRUNED")
     return {"constraints": tuple(function(trial))} if function and ended else {}

@@ -104,7 +104,7 @@ class _KnownTrial:
         state: as Optuna has it; None: it runs.
         values: of the metrics at its end.
         marks: of the sampler's, on a trial that it has not suggested.
-        attributes: the numbers of its last report.
+        attributes: the numbers of its last report, where the sampler looks at them.
     """
 
     trial_id: str
