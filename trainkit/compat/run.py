@@ -34,7 +34,7 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class _RunTuner(Tuner):
-    """A Tuner that takes a metric without a mode, as Ray's `run` does; who asks for the best names both."""
+    """A Tuner that takes a metric without a mode, as Ray's `run` does; its best result needs both."""
 
     _needs_both = False
 

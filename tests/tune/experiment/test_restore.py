@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ConfigError, InfeasibleError, StoreError
 from trainkit.tune.controller.events import SETTABLE, SettingsChanged
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import FIFOScheduler
@@ -250,6 +250,27 @@ def test_a_restore_with_another_trainable_is_told_of(fit, tmp_path, caplog):
     assert fit(first, {}, metric="loss").num_unfinished == 0
     tune.Tuner.restore(tmp_path / "e", second).fit()
     assert "started with the trainable first and goes on with second" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"x":"\u00e9"}'])
+def test_a_trial_with_a_damaged_configuration_does_not_run(fit, tmp_path, damaged):
+    def trainable(config):
+        if not (tmp_path / "mended").exists():
+            raise ValueError("not mended")
+        return config["x"]
+
+    fit(trainable, {"x": tune.grid_search([1.0, 2.0])})
+    with contextlib.closing(sqlite3.connect(tmp_path / "e" / "experiment.sqlite")) as connection, connection:
+        connection.execute("UPDATE trials SET config = ? WHERE trial_index = 1", (damaged,))
+    (tmp_path / "mended").touch()
+    for how in ({"restart_errored": True}, {"resume_errored": True}):
+        with pytest.raises(
+            StoreError, match=r"experiment.sqlite is damaged: a configuration of trial .*_00001"
+        ):
+            tune.Tuner.restore(tmp_path / "e", trainable, **how).fit()
+    grid = tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    configs = [result.config for result in grid if not result.error]
+    assert configs == [{"x": 2.0}], "what can't be read counts as not tried"
 
 
 def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):

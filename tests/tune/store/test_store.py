@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
+from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.store.ownership import Ownership
@@ -337,6 +338,45 @@ def test_a_damaged_fact_is_named(tmp_path):
         pytest.raises(StoreError, match="damaged: 'seed' of its"),
     ):
         reader.facts()
+
+
+def spoil(folder, sql, *values):
+    with contextlib.closing(sqlite3.connect(folder / FILENAME)) as connection, connection:
+        connection.execute(sql, values)
+
+
+@pytest.mark.parametrize("table, column", [("trials", "status"), ("decisions", "verdict")])
+def test_a_damaged_status_or_verdict_is_named_with_its_trial(tmp_path, table, column):
+    store, trial = ExperimentStore.create(tmp_path / "e", {}), new_trial()
+    store.commit([*begun(trial), result(trial, 1), ev.DecisionMade(trial, 0, 1, Decision(Verdict.STOP))])
+    store.close()
+    spoil(tmp_path / "e", f"UPDATE {table} SET {column} = {column} || '~'")
+    with (
+        ExperimentReader(tmp_path / "e") as reader,
+        pytest.raises(StoreError, match=rf"{FILENAME} is damaged: .*~' of trial t_00000 is no "),
+    ):
+        reader.trials(), reader.verdicts()
+
+
+def test_a_checkpoint_keeps_its_score_when_its_report_is_damaged(tmp_path):
+    store, trial = ExperimentStore.create(tmp_path / "e", {}), new_trial()
+    best, last = (
+        SavedCheckpoint(0, "checkpoint_000000", 1, 0.9),
+        SavedCheckpoint(1, "checkpoint_000001", 2, 0.1),
+    )
+    store.commit(
+        [
+            *begun(trial),
+            *(result(trial, 1, score=0.9), ev.CheckpointAdded(trial, 0, best)),
+            *(result(trial, 2, score=0.1), ev.CheckpointAdded(trial, 0, last)),
+        ]
+    )
+    store.close()
+    spoil(tmp_path / "e", "UPDATE results SET metrics = '{' || metrics WHERE iteration = 1")
+    policy = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score", checkpoint_score_order="max")
+    with ExperimentReader(tmp_path / "e") as reader:
+        (read,) = reader.trials(policy)
+    assert [each.score for each in read.checkpoints] == [0.9, 0.1]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):

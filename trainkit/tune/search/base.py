@@ -429,7 +429,7 @@ class _Called:
         return {**vars(self), "_own": {}}  # properties can't be copied
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked for by who copies it
+        if name.startswith("__"):  # a copy asks for these
             raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 from trainkit.errors import StoreError
 from trainkit.lazy import without_collection
@@ -132,9 +132,18 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
 
 
 _TEXT = partial(str, encoding="utf-8", errors="replace")
-"""Reader of a text, be a byte of it damaged."""
+"""Reader of a text that may hold damaged bytes."""
 _NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
 """Errors by which a text turns out to be damaged."""
+
+
+def _decode_ascii(text: str) -> Any:
+    # A configuration is stored as ASCII, so any other character stands for a damaged byte.
+    return decode_config(text.encode("ascii").decode())
+
+
+_CONFIG = "a configuration of trial {}"
+_Member = TypeVar("_Member", TrialStatus, Verdict)
 
 
 class ExperimentReader:
@@ -201,7 +210,7 @@ class ExperimentReader:
             if not dropped:
                 result = self._report(trial_id, metrics or "{}")
                 spent = result or self._report(trial_id, latest or "{}")
-                if policy is not None:
+                if policy is not None and (result or not metrics):  # else the report is damaged
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
@@ -237,7 +246,7 @@ class ExperimentReader:
                     name=name,
                     dirname=dirname,
                     tag=tag,
-                    status=TrialStatus(status),
+                    status=self._member(TrialStatus, status, trial_id),
                     reason=reason,
                     attempt=attempt,
                     failures=failures,
@@ -313,7 +322,8 @@ class ExperimentReader:
         """Return by trial the last decision, if no report came after it."""
         return {
             trial_id: Decision(
-                Verdict(verdict), self._whole(decode, reason, f"a decision on trial {trial_id}")
+                self._member(Verdict, verdict, trial_id),
+                self._whole(decode, reason, f"a decision on trial {trial_id}"),
             )
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
@@ -529,7 +539,27 @@ class ExperimentReader:
         return self._whole(decode, metrics, f"a report of trial {trial_id}")
 
     def _config(self, trial_id: str, text: str) -> dict[str, Any]:
-        return self._whole(decode_config, text, f"a configuration of trial {trial_id}")
+        return self._whole(_decode_ascii, text, _CONFIG.format(trial_id))
+
+    def require_configuration(self, trial_id: str) -> None:
+        """Refuse a trial of which `trials` could not read a configuration.
+
+        Raises:
+            StoreError: it can't run.
+        """
+        if (what := _CONFIG.format(trial_id)) in self._damaged:
+            raise StoreError(
+                f"{self.folder / FILENAME} is damaged: {what} can't be read, so this trial can't go on. "
+                "Restore without it, as by resume_config=tune.ResumeConfig(...) with SKIP for its kind"
+            )
+
+    def _member(self, kind: type[_Member], text: str, trial_id: str) -> _Member:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise StoreError(
+                f"{self.folder / FILENAME} is damaged: {text!r} of trial {trial_id} is no {kind.__name__}"
+            ) from error
 
     def _whole(self, read: Callable[[str], Any], text: str, what: str) -> dict[str, Any]:
         """Return what a text holds; if it is damaged, say once what is left out, and return {}."""

@@ -316,6 +316,7 @@ def restore_trials(
 
     Raises:
         ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
+        StoreError: the configuration of a trial that is to go on is damaged.
     """
     consulted = CheckedScheduler(scheduler)
     restored = Restored(reader.trials(checkpoints))
@@ -329,6 +330,8 @@ def restore_trials(
     for trial in trials:
         _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
+    for trial_id in going_on:
+        reader.require_configuration(trial_id)
     with contextlib.closing(reader.log(trials)) as log:
         replayed = replay(
             log,
