@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import sqlite3
@@ -271,6 +272,35 @@ def test_a_trial_with_a_damaged_configuration_does_not_run(fit, tmp_path, damage
     grid = tune.Tuner.restore(tmp_path / "e", trainable).fit()
     configs = [result.config for result in grid if not result.error]
     assert configs == [{"x": 2.0}], "what can't be read counts as not tried"
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, tmp_path, caplog):
+    def trainable(config):
+        tune.report({key: type(config[key]).__name__ for key in ("base", "own")})
+        if not (tmp_path / "mended").exists():
+            raise ValueError("not mended")
+
+    def kinds(grid):
+        return [grid[0].metrics[key] for key in ("base", "own")]
+
+    given = {
+        "base": collections.OrderedDict(lr=1.0),
+        "own": tune.choice([Attributes(a=1)]),
+        "x": tune.uniform(0, 1),
+    }
+    grid = fit(trainable, given)
+    assert kinds(grid) == ["OrderedDict", "Attributes"]
+    assert {"config/base/lr", "config/own/a"} <= set(grid.get_dataframe().columns)
+    grid = tune.Tuner.restore(tmp_path / "e", trainable, restart_errored=True).fit()
+    assert kinds(grid) == ["dict", "dict"], "without the space the file has only their content"
+    (tmp_path / "mended").touch()
+    grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=given, restart_errored=True).fit()
+    assert (kinds(grid), grid[0].error) == (["OrderedDict", "Attributes"], None)
+    assert "another search space" not in caplog.text
 
 
 def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):

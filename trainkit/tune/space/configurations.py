@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -21,7 +22,7 @@ from trainkit.tune.space.domains import (
     distinct,
     place_of,
 )
-from trainkit.tune.space.tree import Branch, Path, everything, in_config, options_of, spell
+from trainkit.tune.space.tree import Branch, Path, everything, in_config, is_own_container, options_of, spell
 
 
 def fingerprint(config: Mapping[str, Any]) -> bytes:
@@ -110,7 +111,9 @@ def copied(node: Any) -> Any:
     """Containers copied, what they hold not: one trial may change its configuration, not the next one's."""
     if type(node) is dict:
         return {key: copied(value) for key, value in node.items()}
-    return [copied(value) for value in node] if type(node) is list else node
+    if type(node) is list:
+        return [copied(value) for value in node]
+    return copy.copy(node) if is_own_container(node) else node
 
 
 Choose = Callable[[Path, Any], Any]
@@ -175,8 +178,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
             inner = (*path, Branch(place)) if place is not None else path
             option = options_of(node)[place] if place is not None else value
             return _grow(option, inner, choose, pending)
-        return value
-    return node
+        return copied(value)
+    return copied(node)
 
 
 Options = Callable[[Path, Any], "Sequence[Any] | None"]

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from trainkit.errors import SpaceError, message_of
 from trainkit.tune.space.computed import compute
 from trainkit.tune.space.conditions import Condition, Names, Rule, rules, when_conditions
-from trainkit.tune.space.configurations import UNDRAWN, count, grow
+from trainkit.tune.space.configurations import UNDRAWN, constants, count, grow
 from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
 from trainkit.tune.space.parameters import Grid, Parameter, listing, parameters, require_settled_axes
-from trainkit.tune.space.serialization import is_mark_of
+from trainkit.tune.space.serialization import complete, is_mark_of
 from trainkit.tune.space.tree import (
     Branch,
     Path,
     Site,
     canonical,
+    everything,
     holds_leaf,
+    is_own_container,
     meant_as_domain,
     options_of,
     sites,
@@ -373,6 +375,22 @@ class Space:
             f"{MAX_DRAWS} draws in a row were forbidden by {'; '.join(map(str, self.rules))}: "
             "what do the rules leave?"
         )
+
+    @cached_property
+    def _has_containers(self) -> bool:
+        return any(is_own_container(each) for _, value in self.values() for each in everything(value))
+
+    def with_containers(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return a stored configuration with the containers of the user's own kind that the space has."""
+        if not self._has_containers:
+            return stored
+        try:
+            found = choices_of(self.tree, stored, self.conditions)
+            like = grow(self.tree, self.conditions, lambda path, leaf: found[path])
+        except SpaceError:  # it is of another space
+            like = constants(self.tree)
+        completed: dict[str, Any] = complete(stored, like)
+        return completed
 
     # --- from a configuration to choices ----------------------------------------------------------
 

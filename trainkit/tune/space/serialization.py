@@ -19,6 +19,7 @@ from trainkit.tune.core.checks import NOT_KEPT
 from trainkit.tune.core.metrics import FLOAT_OF, PLAIN_TYPES, TEXT_OF, as_scalar, parsed, shortened_repr
 from trainkit.tune.space import SPELLINGS
 from trainkit.tune.space.domains import Spelled
+from trainkit.tune.space.tree import is_own_container
 
 
 def import_class(name: str) -> Any:
@@ -138,7 +139,7 @@ def is_opaque(value: Any) -> bool:
 
 def is_mark_of(stored: Any, value: Any) -> bool:
     """True if `stored` is the mark that a stored configuration has in place of `value`."""
-    return is_opaque(stored) and encode_config(stored) == encode_config(value)
+    return holds_opaque(stored) and encode_config(stored) == encode_config(value)
 
 
 def holds_opaque(value: Any) -> bool:
@@ -203,8 +204,8 @@ def complete(stored: Any, replayed: Any) -> Any:
     """
     if stored is replayed or type(stored) in PLAIN_TYPES:  # as most are: nothing is to be taken
         return stored
-    if is_opaque(stored):
-        return replayed if _to_data(replayed) == stored else stored
+    if is_opaque(stored) or is_own_container(replayed):
+        return replayed if encode_config(replayed) == encode_config(stored) else stored
     if isinstance(stored, dict) and isinstance(replayed, dict):
         return {key: complete(value, replayed.get(key)) for key, value in stored.items()}
     if (
@@ -217,7 +218,9 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if type(value) not in PLAIN_TYPES:
+    if is_own_container(value):  # the mark of an object would hide what it holds
+        value = dict(value.items()) if isinstance(value, Mapping) else list(value)
+    elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)
     if type(value) in PLAIN_TYPES:
         if type(value) is float and not math.isfinite(value):

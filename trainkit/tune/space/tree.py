@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from trainkit.errors import SpaceError
@@ -75,7 +76,7 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
         value: a constant of a space.
         alone: nothing in the space varies.
     """
-    if getattr(value, "__name__", "") == "<lambda>":
+    if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
         return (
             "a lambda, which goes to the trials as it is; to call it for each trial, write "
             "tune.sample_from(lambda spec: ...)"
@@ -234,6 +235,11 @@ def everything(node: Any) -> Iterator[Any]:
         children = (node.content,)
     for child in children:
         yield from everything(child)
+
+
+def is_own_container(value: Any) -> bool:
+    """True for a mapping or a list of the user's own kind, which trials get as it was given."""
+    return type(value) not in (dict, list) and isinstance(value, (Mapping, list))
 
 
 def holds_leaf(node: Any) -> bool:

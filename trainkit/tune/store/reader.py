@@ -541,13 +541,13 @@ class ExperimentReader:
     def _config(self, trial_id: str, text: str) -> dict[str, Any]:
         return self._whole(_decode_ascii, text, _CONFIG.format(trial_id))
 
-    def require_configuration(self, trial_id: str) -> None:
-        """Refuse a trial of which `trials` could not read a configuration.
+    def require_configurations(self, trial_ids: Iterable[str]) -> None:
+        """Refuse trials of which `trials` could not read a configuration.
 
         Raises:
-            StoreError: it can't run.
+            StoreError: one of them can't run.
         """
-        if (what := _CONFIG.format(trial_id)) in self._damaged:
+        for what in sorted(self._damaged & set(map(_CONFIG.format, trial_ids))):
             raise StoreError(
                 f"{self.folder / FILENAME} is damaged: {what} can't be read, so this trial can't go on. "
                 "Restore without it, as by resume_config=tune.ResumeConfig(...) with SKIP for its kind"

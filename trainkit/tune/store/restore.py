@@ -76,7 +76,7 @@ def differences(old: Any, new: Any) -> list[str]:
 
 
 def _leaves(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node and not is_opaque(node):
+    if isinstance(node, Mapping) and node and not is_opaque(node):
         for key, value in node.items():
             yield from _leaves(value, (*path, key))
     elif isinstance(node, list) and node:
@@ -106,9 +106,8 @@ def with_objects(space: Space) -> Callable[[Any], Any]:
             mark = json.loads(encode_config(each))
             if is_opaque(mark):
                 name = mark[OPAQUE]
-                if name in objects and objects[name] is not each:
+                if objects.setdefault(name, each) is not each:
                     ambiguous.add(name)
-                objects[name] = each
     known = {name: each for name, each in objects.items() if name not in ambiguous}
 
     def replaced(node: Any) -> Any:
@@ -120,7 +119,7 @@ def with_objects(space: Space) -> Callable[[Any], Any]:
             return type(node)(replaced(child) for child in node)
         return node
 
-    return replaced if known else lambda config: config
+    return lambda config: space.with_containers(replaced(config) if known else config)
 
 
 @dataclass(frozen=True)
@@ -330,8 +329,7 @@ def restore_trials(
     for trial in trials:
         _settle(restored, trial, rule, verdicts.get(trial.trial_id), scheduler, time)
     going_on = {trial.trial_id for trial in trials if not trial.status.is_finished}
-    for trial_id in going_on:
-        reader.require_configuration(trial_id)
+    reader.require_configurations(going_on)
     with contextlib.closing(reader.log(trials)) as log:
         replayed = replay(
             log,
