@@ -144,6 +144,12 @@ LOOP = """
         print("finally", flush=True)
 """
 
+REPORTS = LOOP.replace(
+    "torch.distributed.all_reduce(torch.ones(1))",
+    '(folder / f"runs{rank}").touch(), rank or train.report({"x": 1})',
+)
+"""Rank 0 waits in `report` for rank 1."""
+
 TRIALS = """
     import os, time, trainkit
     from pathlib import Path
@@ -244,8 +250,10 @@ def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(
 
 
 @pytest.mark.parametrize("everyone", [False, True])
-@pytest.mark.parametrize("script", [LOOP, f"    WHAT = 'function'{TRIALS}", f"    WHAT = 'class'{TRIALS}"])
-def test_what_reports_never_cleans_up_before_it_is_killed(
+@pytest.mark.parametrize(
+    "script", [LOOP, REPORTS, f"    WHAT = 'function'{TRIALS}", f"    WHAT = 'class'{TRIALS}"]
+)
+def test_what_does_not_come_to_a_report_cleans_up_before_it_is_killed(
     programs: Programs, script: str, everyone: bool
 ) -> None:
     program = programs.begin(script)

@@ -149,11 +149,19 @@ class LoopWorker(GroupMember):
     def stop(self) -> None:
         """End the function where it waits, and leave the others."""
         try:
-            if hasattr(self, "_runner"):
-                # Raised by the user's clean-up, when all else is settled: told, and no more.
-                sys.stderr.write(self._runner.stop(save=False)[4])
+            self._end_function()
         finally:
             self.leave()
+
+    def exit(self) -> None:
+        """End the function where it waits, if it still does, and this process as a program ends."""
+        self._end_function()
+        super().exit()
+
+    def _end_function(self) -> None:
+        if hasattr(self, "_runner"):
+            # Raised by the user's clean-up, when all else is settled: told, and no more.
+            sys.stderr.write(self._runner.stop(save=False)[4])
 
     def leave(self) -> None:
         # The function may have left them itself, as a script for torchrun does at its end.

@@ -226,13 +226,15 @@ class WorkerGroup(Generic[M]):
         return [outcome.results[rank] for rank in sorted(args)]
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:
-        """Interrupt calls, and wait until what they run has cleaned up and its processes have ended.
+        """Interrupt calls, and wait until all workers' code has cleaned up and their processes have ended.
 
-        One that waits for another in a collective is told by the end of that one's process.
+        Code of a worker that has answered ends where it waits. Code that waits for another worker in a
+        collective is told by the end of that worker's process.
         """
         for ref in calls:
             runtime.cancel(ref)
-        ends: list[Any] = []
+        answered = self._handles.keys() - calls.values()
+        ends = [self._handles[rank].exit.remote() for rank in answered]
         while calls:
             done, _ = runtime.wait(list(calls), num_returns=1)
             ends += [self._handles[calls.pop(ref)].exit.remote() for ref in done]
