@@ -210,8 +210,18 @@ def test_a_task_that_swallows_the_interrupt_keeps_its_result(tmp_path: Path) -> 
     assert trainkit.get(ref, timeout=60) == "cleaned up"
 
 
-def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(tmp_path: Path) -> None:
-    actor = trainkit.remote(Stepper).remote()
+class Forwarder(Stepper):
+    """Forwards names that it has not, as proxies do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+@pytest.mark.parametrize("cls", [Stepper, Forwarder])
+def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(
+    tmp_path: Path, cls: type[Stepper]
+) -> None:
+    actor = trainkit.remote(cls).remote()
     running = actor.wait_for.remote(tmp_path / "begun", tmp_path / "go")
     assert eventually((tmp_path / "begun").exists)
     queued, pair = (
@@ -224,7 +234,7 @@ def test_queued_calls_of_an_actor_never_begin_and_running_ones_go_on(tmp_path: P
     trainkit.available_resources()  # asked of the node, which has told the worker by then
     (tmp_path / "go").touch()
     for ref in (queued, *pair):
-        with pytest.raises(TaskCancelledError, match=r"Stepper.mark \(pid \d+\) was cancelled"):
+        with pytest.raises(TaskCancelledError, match=rf"{cls.__name__}.mark \(pid \d+\) was cancelled"):
             trainkit.get(ref, timeout=60)
     assert trainkit.get(running) is None
     trainkit.get(last, timeout=60)

@@ -52,7 +52,8 @@ class Interruption:
     Args:
         calls: what runs there.
         control: the connection that cancellations come over.
-        can_raise: the calls are tasks; methods of an actor that have begun go on.
+        can_raise: the calls are tasks. Methods of an actor that have begun go on, but for actors whose class
+            has a `__cancelled__`: it raises what ends them.
 
     Attributes:
         missed: a signal came while no call was running, so the connection may have to be read.
@@ -94,11 +95,12 @@ class Interruption:
         self._control.try_read()
         # A call's own code has not begun while that waits for its arguments.
         may_raise = self._can_raise or (frame is None and calls.resolving)
-        own = getattr(calls.instance, "__cancelled__", None)  # an actor of ours raises what it ends by
+        # An actor of ours raises what it ends by. An instance of the user's may forward any name.
+        own = getattr(type(calls.instance), "__cancelled__", None)
         if (may_raise or own) and running in calls.cancelled:
             calls.interrupted = running
             if own:
-                own()
+                own(calls.instance)
             raise Cancelled
 
 
