@@ -93,7 +93,10 @@ def put_again(value: Any) -> Any:
 
 
 def begin(name: str, spec: SessionSpec) -> Engine:
-    """Start the engine of that name in place of one whose node has died, and make it the current one."""
+    """Make an engine of that name the current one: the same one if it waits for a search, or else a new one.
+
+    A new one takes the place of one whose node has died.
+    """
     global _current, _started
     with starting:
         takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
