@@ -59,11 +59,18 @@ node = 0
 _JOB_S = 1.0
 """How long the node may have SIGTERM later than another process of its job."""
 _LOOK_S = 0.01
+KEPT_S = 10.0
+"""How long a worker may have it later than the node, as while C code runs in it."""
 
 
 def keep_pending() -> None:
     """Keep SIGTERM pending in this process, a node or a template: it ends with its program."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+
+
+def take_pending() -> None:
+    """Take the SIGTERM that is pending, so that a later one to a worker is known to be meant alone."""
+    _signal.sigtimedwait((_signal.SIGTERM,), 0)
 
 
 def keep_no_longer() -> None:
@@ -73,7 +80,7 @@ def keep_no_longer() -> None:
 
 def is_of_job(number: int) -> bool:
     """Return whether a signal that has just come is SIGTERM to every process of the job: the node has it."""
-    if number != signal.SIGTERM:
+    if number != signal.SIGTERM or not node:
         return False
     latest = SYSTEM.monotonic() + _JOB_S
     while not (is_pending := _node_has_it()) and SYSTEM.monotonic() < latest:

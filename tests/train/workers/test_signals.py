@@ -192,6 +192,23 @@ TRIALS = """
 """
 
 
+GOES_ON = """
+    import os, signal, trainkit
+    from trainkit.runtime.session import engine
+
+    @trainkit.remote
+    class Actor:
+        def pid(self):
+            return os.getpid()
+
+    trainkit.init(num_cpus=1)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    actor = Actor.remote()
+    print(engine().state("nodes")[0]["pid"], trainkit.get(actor.pid.remote()), flush=True)
+    input()
+"""
+
+
 def send_to_all(programs: Programs, program: subprocess.Popen[str], drawn: random.Random) -> None:
     """Send SIGTERM to every process of the job, in a drawn order, as Slurm and systemd do."""
     pids = sorted({program.pid, *programs.processes()})
@@ -247,6 +264,27 @@ def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(
         ["checkpoint.json"],
     )
     assert programs.nothing_is_left(120)
+
+
+def test_a_sigterm_to_all_that_the_program_survives_saves_no_worker_from_a_later_one(
+    programs: Programs,
+) -> None:
+    program = programs.begin(GOES_ON)
+    assert program.stdout is not None
+    node, worker = map(int, program.stdout.readline().split())
+    send_to_all(programs, program, random.Random(0))
+    assert eventually(lambda: is_pending(node), 60)
+    assert eventually(lambda: not is_pending(node), 300)
+    assert process.exists(worker)
+    process.kill(worker, signal.SIGTERM)
+    assert eventually(lambda: not process.exists(worker), 300)
+    program.communicate("\n", timeout=300)
+    assert program.returncode == 0
+    assert programs.nothing_is_left(120)
+
+
+def is_pending(pid: int) -> bool:
+    return bool(process.status_number(pid, b"ShdPnd"))
 
 
 @pytest.mark.parametrize("everyone", [False, True])

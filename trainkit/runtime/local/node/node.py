@@ -152,6 +152,9 @@ class Node:
         children = process.ChildWatch()
         loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        self._is_told_to_end = False
+        self._pending_fd = process.pending_fd(signal.SIGTERM)
+        loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
         """Have a template with these imports as soon as it can be."""
@@ -252,9 +255,19 @@ class Node:
         self._output.stop_counting()
         self._loop.stop()
 
+    def _told_to_end(self) -> None:
+        """SIGTERM has come, and is kept for a while: by it workers know that theirs was not meant alone."""
+        self._is_told_to_end = True
+        self._loop.unwatch(self._pending_fd)
+        self._loop.after(signals.KEPT_S, self._take_pending)
+
+    def _take_pending(self) -> None:
+        signals.take_pending()
+        self._loop.watch(self._pending_fd, self._told_to_end)
+
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
         """End all but what is detached; `then` is called when that is alone. Without any, stop."""
-        if not self._outlives_its_program():
+        if self._is_told_to_end or not self._outlives_its_program():
             self._stop()
         if self._loop.stopping or self._session.driver_gone:
             return

@@ -235,6 +235,15 @@ def ended_children() -> Iterator[tuple[int, int]]:
         yield pid, status
 
 
+def pending_fd(number: int) -> int:
+    """Return a descriptor that can be read while a signal is pending, which it stays."""
+    mask = (1 << number - 1).to_bytes(128, "little")  # a `sigset_t`
+    if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(fd)
+
+
 class ChildWatch:
     """Descriptor that can be read when children of this process may have ended."""
 
