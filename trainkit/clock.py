@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -28,10 +30,6 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def of_thread(self, ident: int) -> float:
-        """Seconds that a living thread of this process has computed, whatever else the machine does."""
-        return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
 
 class VirtualClock:
@@ -61,6 +59,15 @@ class VirtualClock:
 
 
 SYSTEM = SystemClock()
+
+
+def thread_clock() -> Callable[[], float]:
+    """Return a clock of the seconds that the calling thread has computed, for other threads to read.
+
+    It raises an OSError once the thread has ended.
+    """
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)
 
 
 def busy_s() -> float:

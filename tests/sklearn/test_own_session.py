@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import check_scoring, f1_score, make_scorer
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from threadpoolctl import threadpool_info
@@ -35,6 +36,7 @@ import trainkit
 from tests.conftest import eventually, session_processes, shared_memory
 from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+from trainkit.clock import thread_clock
 from trainkit.errors import WorkerDiedError
 from trainkit.runtime import session
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates
@@ -237,16 +239,57 @@ def test_only_code_of_scikit_learn_runs_in_the_program() -> None:
         assert not may_be_here(task, [parameters]), (task.estimator, parameters)
 
 
-def test_a_fold_that_takes_long_is_left_alone() -> None:
-    long = MLPClassifier(max_iter=10**9, tol=0.0, n_iter_no_change=10**9)
+def long_folds(gate: Path) -> FirstFolds:
+    gate.touch()
+    return FirstFolds(task_of(ScriptedEstimator("wait", gate=str(gate))), [{}], None)
+
+
+def test_the_program_is_as_before_once_the_fold_that_is_left_has_ended(tmp_path: Path) -> None:
     before = program()
-    first = FirstFolds(task_of(long), [{}], None)
-    assert first.in_use.acquire(blocking=False)
+    first = long_folds(tmp_path / "gate")
     with first.running():
         assert not first.suffice(2, there=False)
-    assert first.left == 2
+        assert not first.stop()
+        (tmp_path / "gate").unlink()
+    assert first.left == 1
     assert program() == before
+    assert not first.in_use.locked()
     assert "trainkit-first-folds" not in [each.name for each in threading.enumerate()]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), None])
+def test_nothing_waits_for_a_fold_after_an_interrupt(interrupt: BaseException | None, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = long_folds(gate)
+    before = program()
+    with contextlib.suppress(KeyboardInterrupt), first.running():
+        assert not first.suffice(2, there=False)
+        if interrupt is not None:
+            raise interrupt
+        first.leave()
+    assert program() == before
+    assert gate.exists()
+    other = long_folds(gate)
+    with other.running():
+        assert not other.suffice(2, there=False)
+    assert other.left == 2, "the fold that was left is still under way"
+    gate.unlink()
+    assert eventually(lambda: not first.in_use.locked())
+
+
+def test_the_clock_of_a_thread_that_is_gone_says_so() -> None:
+    clocks: list[Callable[[], float]] = []
+    thread = threading.Thread(target=lambda: clocks.append(thread_clock()))
+    thread.start()
+    thread.join()
+
+    def is_gone() -> bool:  # the system's thread ends a moment after Python's
+        try:
+            return clocks[0]() < 0
+        except OSError:
+            return True
+
+    assert eventually(is_gone)
 
 
 @given(st.floats(1e-4, 1e3), st.integers(1, 10**6), st.integers(1, 64))

@@ -335,6 +335,7 @@ def test_names_are_counted(tmp_path: Path) -> None:
     for expected in ("search", "search_2", "search_3"):
         with claim_folder(tmp_path / "new", "search") as name:
             assert name == expected
+            assert (tmp_path / "new" / name).stat().st_mode & 0o777 == 0o700
             (tmp_path / "new" / name / "experiment.sqlite").touch()
 
 

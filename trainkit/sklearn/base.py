@@ -73,7 +73,7 @@ class _Evaluated:
         candidates: of all rounds.
         outcomes: of each fold of each candidate.
         more_results: values that `_run_search` adds to `cv_results_`, one for each candidate.
-        rounds: what each came to.
+        rounds: the result of each round.
     """
 
     candidates: list[CandidateResult] = field(default_factory=list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import math
 import numbers
@@ -11,7 +10,7 @@ import random
 import secrets
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -20,7 +19,7 @@ from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
 
-from trainkit.clock import SYSTEM
+from trainkit.clock import SYSTEM, thread_clock
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.sklearn import internals, spaces
 from trainkit.sklearn.outcomes import Outcome, candidate_key
@@ -200,7 +199,7 @@ MOST_CANDIDATES = 100
 """Candidates beyond which it is not tried either."""
 
 MOST_S = 1.0
-"""Seconds of work that workers that are there are always given."""
+"""Seconds of work beyond which workers that are there always do the rest."""
 
 START_AFTER_S = 0.25
 """Seconds of work in the program, done and to come, for which no session is started."""
@@ -209,7 +208,7 @@ HAND_OVER_S = 0.1
 """Seconds that workers of a session which is there need for their first fold."""
 
 LEAVE_S = 0.1
-"""Seconds to wait for a fold that is left; compiled code may take as long as it likes."""
+"""Seconds to wait for a fold that is left, which may take as long as it likes."""
 
 _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
 """Packages whose code neither ends a process nor leaves anything behind in it."""
@@ -280,10 +279,15 @@ def _is_harmless(value: Any) -> bool:
 class FirstFolds:
     """Folds that the program evaluates itself, in order, in a thread that can be left alone.
 
-    Only one search of the program does so at a time, as all threads share the global generators.
+    Only one search of the program does so at a time, as all threads share the global generators. While
+    another does, none is evaluated.
 
     Scores are those of the workers: libraries have one thread, and the global generators, which are put back,
     are seeded as there.
+
+    A fold that is left goes on to its end, beside the workers: an error raised from outside could leave a
+    lock of a library taken. Workers begin that fold later, so the end of the search seldom waits for it.
+    Nothing waits for it after Ctrl-C; until it has ended it may still draw from the global generators.
 
     Args:
         task: what is evaluated.
@@ -303,7 +307,10 @@ class FirstFolds:
         self._seed = secrets.randbits(32) if seed is None else seed
         self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
         self._done, self._is_over, self._computed_s = 0, False, 0.0
+        self._waits = True
+        self._clock: Callable[[], float] = lambda: 0.0
         self._started = SYSTEM.monotonic()
+        self._ended, self._put_back = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainkit-first-folds", daemon=True)
 
     @property
@@ -313,27 +320,46 @@ class FirstFolds:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluate folds from here on, at most until the block has ended; `in_use` is held by then."""
-        state, numpys = random.getstate(), np.random.get_state()
-        with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
-            self._thread.start()
+        """Evaluate folds from here on; no other begins once the block has ended."""
+        if not self.in_use.acquire(blocking=False):
+            self._ended.set()
+            yield
+            return
+        try:
+            state, numpys = random.getstate(), np.random.get_state()
             try:
-                yield
+                with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
+                    self._thread.start()
+                    try:
+                        yield
+                    except Exception:
+                        self._wait()
+                        raise
+                    self._wait()
             finally:
-                self.stop()
-                self._thread.join()
+                self._is_over = True
                 random.setstate(state)
                 np.random.set_state(numpys)
-                self.in_use.release()
+        finally:
+            self._put_back.set()
+            if self._thread.ident is None:
+                self.in_use.release()  # otherwise the thread does so, after its last fold
+            elif self._ended.is_set():
+                self._thread.join()
+
+    def _wait(self) -> None:
+        self._is_over = True
+        if self._waits:
+            self._ended.wait()
 
     def stop(self) -> bool:
         """Begin no further fold, and leave the one under way; return True if that is done already."""
         self._is_over = True
-        if self._thread.is_alive() and self.left:
-            thread, error = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
-        self._thread.join(LEAVE_S)
-        return not self._thread.is_alive()
+        return self._ended.wait(LEAVE_S)
+
+    def leave(self) -> None:
+        """Have the end of the block not wait for the fold under way."""
+        self._waits = False
 
     def suffice(self, workers: int, *, there: bool) -> bool:
         """Wait until all folds are done, or workers are better at it; return True if all are.
@@ -342,8 +368,7 @@ class FirstFolds:
             workers: that evaluate folds at once.
             there: they are, or nearly.
         """
-        while self._thread.is_alive() and self.left:
-            self._thread.join(0.01)
+        while self.left and not self._ended.wait(0.01):
             spent_s, done = self._spent_s(), max(1, self._done)  # the fold under way takes so long at least
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
@@ -354,15 +379,24 @@ class FirstFolds:
     def _spent_s(self) -> float:
         """Return the seconds computed, which a busy machine doesn't change; some at least, if it waits."""
         with contextlib.suppress(OSError):  # the thread has just ended
-            self._computed_s = SYSTEM.of_thread(self._thread.ident or 0)
+            self._computed_s = self._clock()
         return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
 
     def _run(self) -> None:
+        try:
+            self._clock = thread_clock()
+            self._evaluate()
+        finally:
+            self._ended.set()
+            self._put_back.wait()
+            self.in_use.release()
+
+    def _evaluate(self) -> None:
         if len(self.known) < len(self._candidates) or "" in self.known:
             return  # candidates that can't be told apart
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
         # What is raised, a worker meets again, and `fit` says where.
-        with contextlib.suppress(Exception, SystemExit), threadpool_limits(1, user_api="openmp"):
+        with contextlib.suppress(Exception), threadpool_limits(1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
                 seed = trial_seed(self._seed, candidate)

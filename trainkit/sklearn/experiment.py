@@ -187,7 +187,7 @@ class SearchResult:
         return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
     def finish(self) -> None:
-        """Have the next search of this name begin anew, as nothing is left to do."""
+        """Note that nothing is left to do, so that the next search of this name begins anew."""
         if self.task.digest:
             with contextlib.closing(ExperimentStore.open(Path(self.grid.experiment_path))) as store:
                 store.set_fact(MORE_TO_COME, False)
@@ -260,6 +260,8 @@ def evaluate(
             grid = experiment.fit()
         except InfeasibleError as error:
             raise InfeasibleError(f"{error} {HOW_TO_REQUEST}") from error
+        if first is not None and experiment.ended_by in (INTERRUPTED, BY_SIGTERM):
+            first.leave()
     candidates = [
         CandidateResult(
             result.config,
@@ -364,7 +366,6 @@ def _first_folds(
         and _to_the_end(task, tune, run)
         and (current is None or (current.name == "local" and not current.is_worker))
         and may_be_here(task, listed)
-        and FirstFolds.in_use.acquire(blocking=False)
     ):
         return FirstFolds(task, listed, tune.seed)
     return None
@@ -384,13 +385,13 @@ def _with_first_folds(
         around = stack.enter_context(contextlib.ExitStack())
         around.enter_context(first.running())
         there = session.running() is not None or session.is_parked()
-        if not first.suffice(int(workers), there=there) and first.left:
+        if not first.suffice(int(workers), there=there):
             stack.enter_context(session_for(task.estimator, cpus))
             if not there:
                 api.get(api.remote(_is_there).remote())
                 first.suffice(int(workers), there=True)
         if first.stop():
-            around.close()  # else once the workers are through, as the fold is by then
+            around.close()  # otherwise at the end: the fold under way has mostly ended by then
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 

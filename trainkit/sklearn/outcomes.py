@@ -19,6 +19,7 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_CLASS
 
 from trainkit.errors import SerializationError, StoreError
 from trainkit.runtime.serialize import pack
+from trainkit.tune.store.ownership import make_private
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
@@ -176,7 +177,7 @@ class PartialSearch:
 
     Attributes:
         task: digest of what they were evaluated on.
-        known: what they came to.
+        known: outcomes of their first folds, by the key of the candidate.
     """
 
     task: str
@@ -221,7 +222,6 @@ def claim_folder(parent: Path, name: str) -> Iterator[str]:
 
 def _new_folder(parent: Path, name: str) -> Path:
     try:
-        parent.mkdir(parents=True, exist_ok=True)
         return next(parent / each for each in _names(name) if _is_made(parent / each))
     except OSError as error:
         raise StoreError(f"the experiment's folder {parent / name} cannot be made: {error}") from error
@@ -230,7 +230,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 def _is_made(folder: Path) -> bool:
     """Make the folder; return False if it is there already."""
     try:
-        folder.mkdir()
+        make_private(folder, exist_ok=False)
     except FileExistsError:
         return False
     return True

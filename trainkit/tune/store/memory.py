@@ -15,7 +15,7 @@ from typing import Any, Self
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.trial import Attempt, Trial, TrialStatus
-from trainkit.tune.store.ownership import Ownership
+from trainkit.tune.store.ownership import Ownership, make_private
 from trainkit.tune.store.reader import PastResults, Span, outcome_of
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
@@ -35,7 +35,7 @@ class MemoryStore:
 
     def __init__(self, facts: Mapping[str, Any], folder: Path | None = None) -> None:
         if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         self._ownership = None if folder is None else Ownership(folder)
         self.facts = dict(facts)
         self.records: list[ev.Record] = []

@@ -181,6 +181,11 @@ def _is_deep(command: Any) -> bool:
     return bool(level)
 
 
+def make_private(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make the folder of an experiment: whoever can open its database can hold its lock, and so end it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
+
+
 class Inbox:
     """Commands for the owner of an experiment.
 

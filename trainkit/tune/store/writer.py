@@ -18,7 +18,7 @@ from trainkit.tune.core.checkpoint import advice
 from trainkit.tune.core.checks import already_there, how_to_resume, setting
 from trainkit.tune.core.metrics import encode, storable_text
 from trainkit.tune.space.serialization import encode_config
-from trainkit.tune.store.ownership import Ownership
+from trainkit.tune.store.ownership import Ownership, make_private
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, create_database, open_database
 
@@ -70,8 +70,7 @@ class ExperimentStore:
         """
         _refuse_existing(folder)  # before a lock file is laid into it
         try:
-            # Whoever can open the database can hold its lock, and so end the experiment.
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         except OSError as error:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
