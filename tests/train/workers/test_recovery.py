@@ -114,6 +114,19 @@ def test_a_killed_loader_process_changes_no_number(
     assert line.endswith("the workers are formed again, and train() starts over")
 
 
+def test_a_single_local_worker_keeps_its_model_where_a_loader_process_is_killed(tmp_path: Path) -> None:
+    with mortal("train 11", 0, tmp_path, config={"loaders": 1}, num_workers=1, use_local=True) as gang:
+        gang.train()
+        before = gang.get_model(to_cpu=True).state_dict()
+        operator = gang.get_local_operator()
+        operator.config["at"] = f"train {operator.global_step}"
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            gang.train()
+        assert gang.get_local_operator() is operator
+        assert identical(gang.get_model(to_cpu=True).state_dict(), before)
+        assert gang.train()["epoch"] == 2
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
     """Worker 0 writes; the other one is killed by it while it does."""

@@ -295,7 +295,9 @@ class ElasticWorkerGroup:
                 if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
                 raise
-            if not recovery.may_retry(len(failures), max_retries, has_snapshot=self._snapshot is not None):
+            # Of a single worker in this process the snapshot is the one before the first call.
+            has_snapshot = self._snapshot is not None and not self._keeps_nothing()
+            if not recovery.may_retry(len(failures), max_retries, has_snapshot=has_snapshot):
                 break
             self._form_again(failures[-1], what)
         if self._snapshot is None:

@@ -115,7 +115,7 @@ class GatheredResults:
 
     def deaths(self) -> list[int]:
         """Return the workers whose process, or a process that loads their data, died."""
-        return [rank for rank, error in self.failures.items() if _is_death(error)]
+        return [rank for rank, error in self.failures.items() if self._is_death(error)]
 
     def lost(self) -> list[int]:
         """Return the workers that are gone or don't answer, if the call failed for that reason.
@@ -225,7 +225,7 @@ class GatheredResults:
         return [
             item
             for item in sorted(self.failures.items())
-            if not _is_death(item[1]) and not self._is_symptom(item[1])
+            if not self._is_death(item[1]) and not self._is_symptom(item[1])
         ]
 
     def _end_all(self) -> None:
@@ -256,7 +256,9 @@ class GatheredResults:
         # A single worker has no others to lose.
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
-
-def _is_death(error: BaseException) -> bool:
-    died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
-    return died or failure_cause.lost_loader(error)
+    def _is_death(self, error: BaseException) -> bool:
+        # A single worker in this process lives on with its model, which no snapshot holds.
+        if self._beside and self.world_size == 1:
+            return False
+        died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
+        return died or failure_cause.lost_loader(error)
