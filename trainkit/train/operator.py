@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args
 
 import torch
 from torch import nn
@@ -192,11 +192,17 @@ class TrainingOperator:
                 last one, without weight, and the gradient is the mean over the others.
 
         Raises:
-            ConfigError: a loader can't be iterated over, or can't be shared among workers.
+            ConfigError: a loader can't be iterated over, or can't be shared among workers, or
+                `uneven_inputs` is another word.
         """
+        if uneven_inputs not in get_args(Uneven):
+            raise ConfigError(
+                f'register_data(uneven_inputs={uneven_inputs!r}): give "drop", "raise" or "join"'
+            )
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
             self._train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
+            self._stepper.joins = uneven_inputs == "join" and self.world_size > 1
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
             self._validation_feed = self._strategy.split_data(loader, training=False)

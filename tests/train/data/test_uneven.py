@@ -50,9 +50,15 @@ class Streaming(TrainingOperator):
         self.register_data(train_loader=loader, validation_loader=loader, **config["more"])
 
 
-def streaming(listed: bool, every: int = 1, use_local: bool = False, **more: Any) -> TorchTrainer:
+def streaming(
+    listed: bool,
+    every: int = 1,
+    use_local: bool = False,
+    operator: type[TrainingOperator] = Streaming,
+    **more: Any,
+) -> TorchTrainer:
     return TorchTrainer(
-        training_operator_cls=Streaming,
+        training_operator_cls=operator,
         num_workers=2,
         use_gpu=False,
         use_local=use_local,
@@ -91,6 +97,29 @@ def test_all_samples_are_trained_on_where_workers_join(listed: bool, every: int)
         assert trainer.train(num_steps=8)["num_samples"] == sum(SAMPLES) + 4 * SIZE
     for name, value in by_hand(2, every).state_dict().items():
         assert torch.allclose(found[name], value, rtol=1e-12)
+
+
+class OwnStep(Streaming):
+    """Operator whose own step asks for no weight."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> dict[str, Any]:
+        features, target = batch
+        self.criterion(self.model(features), target).backward()
+        self.optimizer.step()
+        return {"num_samples": len(target)}
+
+
+def test_a_step_that_would_train_repeated_batches_is_refused() -> None:
+    with (
+        streaming(False, operator=OwnStep, uneven_inputs="join") as trainer,
+        pytest.raises(ConfigError, match=r"did not call self\.backward\(loss\), .*uneven_inputs='join'"),
+    ):
+        trainer.train()
+
+
+def test_another_word_for_unequal_streams_is_refused() -> None:
+    with pytest.raises(ConfigError, match="register_data.uneven_inputs='joined'.: give \"drop\""):
+        streaming(False, use_local=True, uneven_inputs="joined")
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -113,6 +113,7 @@ class Stepper:
 
     Attributes:
         average: of the weights, if `ema_decay` asks for it and models are there.
+        joins: some batches may be repeated without weight, so that a step must ask for the weight.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Stepper:
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
         self._hooked: list[torch.optim.Optimizer] = []
+        self.joins = False
 
     def placed(self) -> None:
         """Begin to average weights, if that is asked for; called once models are registered."""
@@ -187,10 +189,10 @@ class Stepper:
                 f"precision={settings.precision!r}, but the step never entered self.autocast(): compute the "
                 f"output and the loss in `with self.autocast():`, or leave precision out"
             )
-        if settings.needs_backward and not self._weighed:
+        if (settings.needs_backward or self.joins) and not self._weighed:
             raise ConfigError(
-                "the step did not call self.backward(loss), which precision='fp16', grad_accumulation_steps "
-                "and detect_nan need: call it in place of loss.backward()"
+                "the step did not call self.backward(loss), which precision='fp16', grad_accumulation_steps, "
+                "detect_nan and uneven_inputs='join' need: call it in place of loss.backward()"
             )
         if settings.needs_optimizer_step and not self._ended:
             raise ConfigError(_no_step(settings))
