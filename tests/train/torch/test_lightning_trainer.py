@@ -141,6 +141,7 @@ def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:
                 assert trainer.strategy is mine and isinstance(mine, kind) and mine.more == 5
                 assert first is package.strategies.DDPStrategy, first
                 assert mine._ddp_kwargs == {"find_unused_parameters": True}, mine._ddp_kwargs
+        assert Mine.__bases__ == (RayDDPStrategy,) and Further.__bases__ == (Mine,)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import Any, Self
+from abc import ABCMeta
+from typing import Any, Self, cast
 
 import torch
 
@@ -54,22 +55,23 @@ def _class_in(package: Any, name: str) -> type:
 
 def _joined(like: type, *bases: type) -> type:
     kept = {"__module__", "__doc__", *(name for name in ("NAME", "NEEDS_GPUS") if hasattr(like, name))}
-    return type(like.__name__, bases, {name: getattr(like, name) for name in kept} | {"_joins": bases[0]})
+    return type(like.__name__, bases, {name: getattr(like, name) for name in kept})
 
 
-def _extending(theirs: type, kind: type) -> type:
-    """Return a strategy of this module on the base `theirs`; a user's subclass of it gets other bases."""
-    if kind.__module__ == __name__:
-        return _joined(kind, _OnWorker, theirs)
-    while "_joins" in vars(kind):
-        kind = vars(kind)["_joins"]
-    for each in kind.__mro__:
-        if each.__module__ != __name__:
-            ours = [base.__module__ == __name__ for base in each.__bases__]
-            if any(ours):
-                pairs = zip(each.__bases__, ours, strict=True)
-                each.__bases__ = tuple(_extending(theirs, base) if own else base for base, own in pairs)
-    return kind
+def _lightnings(kind: type) -> type:
+    """Return the first of Lightning's classes that a strategy extends."""
+    return next(base for base in kind.__mro__ if base.__module__.startswith(_PACKAGES))
+
+
+class _Extending(ABCMeta):
+    """Class of a strategy that extends another package's class than its base, which stays as it is."""
+
+    theirs: type
+
+    def mro(cls) -> list[type]:
+        found, theirs = super().mro(), cls.__dict__["theirs"].__mro__
+        before = {*theirs, *_lightnings(found[1]).__mro__}
+        return [*(each for each in found if each not in before), *theirs]
 
 
 class _OnWorker(_OfEitherPackage):
@@ -93,10 +95,11 @@ class _OnWorker(_OfEitherPackage):
         kind = type(self)
         for package in filter(None, map(sys.modules.get, _PACKAGES)):
             theirs = _class_in(package, self.NAME)
-            first = next(base for base in kind.__mro__ if base.__module__.startswith(_PACKAGES))
-            if not isinstance(accelerator, package.accelerators.Accelerator) or first is theirs:
+            if not isinstance(accelerator, package.accelerators.Accelerator) or _lightnings(kind) is theirs:
                 continue
-            self.__class__ = _extending(theirs, kind)
+            base: Any = kind.__bases__[0] if isinstance(kind, _Extending) else kind
+            more = {"theirs": theirs, "__module__": kind.__module__}
+            self.__class__ = cast(Any, _Extending(kind.__name__, (base,), more))
             arguments, options = self._given
             _OnWorker.__init__(self, *arguments, **options)
         self._accelerator = accelerator
