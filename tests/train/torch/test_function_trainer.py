@@ -281,3 +281,14 @@ def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path)
         assert result.metrics["sums"] == [3, 3, 5]
     finally:
         trainkit.shutdown()
+
+
+def test_each_form_of_the_trainer_tells_what_the_other_has() -> None:
+    function = TorchTrainer(lambda: None)
+    with pytest.raises(ConfigError, match=r"runs a training function: call fit\(\)"):
+        function.scale_batch_size()
+    assert not hasattr(function, "has_validation")
+    with pytest.raises(ZeroDivisionError), function:
+        raise ZeroDivisionError
+    with pytest.raises(ConfigError, match=r"no argument scaling_confg\. Did you mean 'scaling_config'"):
+        TorchTrainer(lambda: None, scaling_confg=None)  # type: ignore[call-overload]

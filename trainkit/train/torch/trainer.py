@@ -51,6 +51,10 @@ class _FinishedError(Exception):
     """A run of the name has finished with another configuration, so that there will be one beside it."""
 
 
+class _OtherFormError(ConfigError, AttributeError):
+    """What was asked for belongs to the other form of `TorchTrainer`, so `hasattr` says no."""
+
+
 @dataclass(frozen=True, repr=False)
 class RunResult(Result):
     """Outcome of a training function's run: its reports hold what the function has reported, and no more.
@@ -95,9 +99,11 @@ class DataParallelTrainer:
         datasets: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
-        if others := sorted(arguments.keys() - {each.name for each in fields(LoopOptions)}):
+        known = {each.name for each in fields(LoopOptions)}
+        if others := sorted(arguments.keys() - known):
             raise ConfigError(
-                f"TorchTrainer of a training function has no argument {', '.join(others)}. The number of "
+                f"TorchTrainer of a training function has no argument {', '.join(others)}."
+                f"{did_you_mean(others[0], known)} The number of "
                 "workers and their resources are in scaling_config=ScalingConfig(...); an operator is "
                 "trained by TorchTrainer(training_operator_cls=...)"
             )
@@ -359,17 +365,22 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         return form.__trainable__(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_workers":
-            raise ConfigError(
+        if name in ("_workers", "_options", "has_validation"):
+            raise _OtherFormError(
                 "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and the "
                 "like are for an operator, TorchTrainer(training_operator_cls=...)"
             )
-        if name == "_loop":
-            raise ConfigError(
+        if name in ("_loop", "run_config"):
+            raise _OtherFormError(
                 "this TorchTrainer trains an operator: call train() for each epoch. fit() is for a training "
                 "function, TorchTrainer(train_fn, ...)"
             )
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def shutdown(self, force: bool = False) -> None:
+        """End an operator's workers; a function's have ended with `fit`."""
+        if not self._runs_function:
+            super().shutdown(force)
 
     def _facts(self) -> list[tuple[str, str]]:
         if not self._runs_function:
