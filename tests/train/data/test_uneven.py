@@ -118,7 +118,7 @@ def test_a_step_that_would_train_repeated_batches_is_refused() -> None:
 
 
 def test_another_word_for_unequal_streams_is_refused() -> None:
-    with pytest.raises(ConfigError, match="register_data.uneven_inputs='joined'.: give \"drop\""):
+    with pytest.raises(ConfigError, match=r"register_data.uneven_inputs='joined'.: give \"drop\""):
         streaming(False, use_local=True, uneven_inputs="joined")
 
 
@@ -138,4 +138,5 @@ def test_unequal_streams_are_refused_where_that_is_asked_for(listed: bool) -> No
         streaming(listed, uneven_inputs="raise") as trainer,
         pytest.raises(ConfigError, match="after 3 batches"),
     ):
+        assert trainer.train(num_steps=3)["num_samples"] == 2 * min(SAMPLES)
         trainer.train()

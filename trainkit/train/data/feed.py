@@ -138,7 +138,10 @@ class Feed:
     Attributes:
         taken: batches taken since the epoch began.
         current: weight of the batch that was taken last.
+        advice: what to do about streams of unequal length.
     """
+
+    advice = "give each equally many, or pass register_data(uneven_inputs='join') to train on all batches"
 
     def __init__(
         self,
@@ -283,8 +286,10 @@ class Feed:
         if self._training:
             lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
             if min(lengths) >= 0 and (min(lengths) == max(lengths) or self.uneven != "join"):
-                self._end(min(lengths), [length > min(lengths) for length in lengths])
-                return partial(next, itertools.islice(self._iterator(), min(lengths)), _END)
+                shortest = min(lengths)
+                ends = self._asked is None or self._asked - self.taken > shortest
+                self._end(shortest, [ends and length > shortest for length in lengths])
+                return partial(next, itertools.islice(self._iterator(), shortest), _END)
         return self._together()
 
     def _iterator(self) -> Iterator[Any]:
@@ -337,11 +342,10 @@ class Feed:
             f"the train_loader of worker {_ranks(more, False)} ends after {steps} batches, and worker "
             f"{_ranks(more, True)} has more"
         )
-        advice = "give each equally many, or pass register_data(uneven_inputs='join') to train on all batches"
         if self.uneven == "raise":
-            raise ConfigError(f"{text}: {advice}")
+            raise ConfigError(f"{text}: {self.advice}")
         if self._group.rank == 0 and not self._told:
-            log.warning("%s, which are not trained on: %s", text, advice)
+            log.warning("%s, which are not trained on: %s", text, self.advice)
         self._told = True
 
 

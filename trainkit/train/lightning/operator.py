@@ -441,7 +441,9 @@ class LightningMethods:
     def _split(self, loader: Any) -> Feed:
         # Of validation data too each worker gets as many batches as the others, as Lightning's DDP and
         # sync_dist meet in every one.
-        return self._strategy.split_data(loader, training=True)
+        feed = self._strategy.split_data(loader, training=True)
+        feed.advice = "give each worker's loader equally many"
+        return feed
 
     def _shared(self, feed: Feed) -> None:
         if isinstance(self._train_feed, LightningFeed):
