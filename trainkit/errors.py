@@ -41,7 +41,9 @@ TrainkitError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pickle import PicklingError
+from typing import TYPE_CHECKING
 
 __all__ = [
     "ActorDiedError",
@@ -144,10 +146,22 @@ class TaskError(TrainkitError):
     Attributes:
         cause: the original exception, rebuilt here; None when it could not travel.
         remote_traceback: the traceback of the process that raised, as text; `str` shows it below the message.
+        traceback_str: the same, by Ray's name. Like the next two, absent where the exception's class
+            has an attribute of that name, which stays.
+        function_name: what raised, such as 'Model.fit'.
+        pid: the process that raised.
     """
 
     cause: BaseException | None = None
     remote_traceback: str = ""
+    if TYPE_CHECKING:
+        traceback_str: str
+        function_name: str
+        pid: int | None
+
+    def as_instanceof_cause(self) -> TaskError:
+        """Return this error, which is of its cause's class already."""
+        return self
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -173,7 +187,20 @@ class WorkerDiedError(TrainkitError):
 
 
 class ActorDiedError(WorkerDiedError):
-    """An actor's process ended; calls that were waiting on it, and new ones, fail with this."""
+    """An actor's process ended; calls that were waiting on it, and new ones, fail with this.
+
+    Attributes:
+        actor_id: hexadecimal digits of the actor's id; None where it is not known.
+        preempted: False, as a session has one machine.
+    """
+
+    actor_id: str | None = None
+    preempted: bool = False
+
+    @cached_property  # which a user's own attribute of that name may replace
+    def error_msg(self) -> str:
+        """The message, by the name that Ray has for it."""
+        return str(self)
 
 
 class ActorUnavailableError(ActorDiedError):

@@ -30,6 +30,10 @@ def note_pid(folder):
     (folder / str(os.getpid())).touch()
 
 
+def count_cpus():
+    return trainkit.get_runtime_context().get_assigned_resources()["CPU"]
+
+
 def test_joblib_runs_on_the_backend() -> None:
     register_trainkit()
     array = numpy.arange(200_000.0)
@@ -50,6 +54,16 @@ def test_threads_of_a_worker_may_be_given_beside_an_env_of_none() -> None:
     with joblib.parallel_config(backend="trainkit", n_jobs=2, inner_max_num_threads=3, env=None):
         found = joblib.Parallel()(joblib.delayed(os.getenv)("OMP_NUM_THREADS") for _ in range(2))
     assert found == ["3", "3"]
+
+
+def test_options_may_be_given_as_to_rays_backend() -> None:
+    register_trainkit()
+    wanted = {"num_cpus": 1, "env": {"GIVEN": "1", "OMP_NUM_THREADS": "3"}}
+    with joblib.parallel_config(backend="trainkit", n_jobs=2, ray_remote_args=wanted, num_cpus=2):
+        found = joblib.Parallel()(joblib.delayed(os.getenv)(name) for name in wanted["env"])
+        cpus = joblib.Parallel()(joblib.delayed(count_cpus)() for _ in range(2))
+    assert found == ["1", "3"]
+    assert cpus == [2, 2], "an option given by name goes before"
 
 
 def test_an_initializer_of_one_joblib_call_is_not_that_of_the_next(tmp_path: Path) -> None:

@@ -456,6 +456,12 @@ def test_a_pool_has_the_verbs_of_multiprocessing() -> None:
         assert pool.map(double, []) == []
 
 
+@pytest.mark.parametrize("verb", ["imap", "imap_unordered"])
+def test_what_is_no_iterable_is_refused_at_once(verb: str) -> None:
+    with Pool(2) as pool, pytest.raises(TypeError, match="the items are 3: give an iterable"):
+        getattr(pool, verb)(double, 3)
+
+
 def test_results_that_are_there_later(tmp_path: Path) -> None:
     told: list[object] = []
     both = threading.Event()

@@ -48,6 +48,24 @@ class Filed(FileNotFoundError):
         super().__init__(2, "No such file", name)
 
 
+class OwnNames(Exception):
+    """Has attributes that errors of other processes have, too."""
+
+    function_name = "mine"
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.pid = self.error_msg = pid
+
+
+class FailsToStart:
+    def __init__(self) -> None:
+        raise OwnNames(7)
+
+    def call(self) -> None:
+        pass
+
+
 class Unreadable:
     def __init__(self, needed: int) -> None:
         self.needed = needed
@@ -98,6 +116,10 @@ class EngineSuite(engine.EngineSuite):
         assert 'raise LookupError("nothing here")' in caught.value.remote_traceback
         assert "Counter.fail" in caught.value.remote_traceback
         assert type(caught.value.cause) is LookupError
+        error: Any = caught.value
+        assert error.traceback_str == error.remote_traceback
+        assert error.function_name == "Counter.fail" and isinstance(error.pid, int | None)
+        assert error.as_instanceof_cause() is error
 
     @pytest.mark.parametrize(
         ("function", "expected", "text"),
@@ -177,6 +199,35 @@ class EngineSuite(engine.EngineSuite):
         assert below.count("in raise_\n") == printed.count("in raise_\n") == 1
         copied = pickle.loads(pickle.dumps(caught.value))
         assert (str(copied), message_of(copied)) == (str(caught.value), message)
+
+    def test_an_error_keeps_attributes_that_errors_of_calls_have_too(self) -> None:
+        for ref in (
+            trainkit.remote(raise_).remote(OwnNames(7)),
+            trainkit.remote(FailsToStart).remote().call.remote(),
+        ):
+            with pytest.raises(OwnNames) as caught:
+                trainkit.get(ref)
+            assert (caught.value.pid, caught.value.error_msg) == (7, 7)
+        with pytest.raises(OwnNames) as caught:
+            trainkit.get(trainkit.remote(raise_).remote(OwnNames(7)))
+        assert caught.value.function_name == "mine"
+
+    @pytest.mark.parametrize(
+        "values", [(1, 2), [1], (each for each in (1, 2))], ids=["more", "less", "yielded"]
+    )
+    def test_a_wrong_number_of_results_is_the_functions_error(self, values: Any) -> None:
+        given = list(values)
+        function = (lambda: (each for each in given)) if len(given) == 2 else (lambda: given)
+        refs = trainkit.remote(num_returns=3)(function).remote()
+        with pytest.raises(ValueError, match="num_returns=3") as caught:
+            trainkit.get(refs[-1])
+        assert isinstance(caught.value, TaskError)
+
+    def test_what_is_no_name_and_no_actor_is_refused_as_in_ray(self) -> None:
+        with pytest.raises(ValueError, match=r"get_actor\(None\)"):
+            trainkit.get_actor(None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"exit_actor\(\)"):
+            trainkit.exit_actor()
 
     def test_an_error_passes_through_a_nested_call(self) -> None:
         def outer() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -36,6 +36,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         nesting_level: as joblib gives it.
         inner_max_num_threads: of BLAS, OpenMP and the like in a worker; None: as many as a worker has CPUs,
             unless the program's environment says otherwise.
+        ray_remote_args: the same options, as Ray's backend takes them.
         **options: of `Executor`, such as `num_cpus=2` or `num_gpus=1` for each batch.
     """
 
@@ -45,11 +46,14 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     uses_threads = False
 
     def __init__(
-        self, nesting_level: int | None = None, inner_max_num_threads: int | None = None, **options: Any
+        self,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+        ray_remote_args: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
-        self._given = options
-        self._options = options
+        self._given = self._options = {**(ray_remote_args or {}), **options}
         self._workers: Executor | None = None
         self._sharing = Sharing()
 

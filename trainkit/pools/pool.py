@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.pools.executor import Executor, PoolFuture, Sharing
 
 T = TypeVar("T")
@@ -281,6 +281,8 @@ class Pool:
         """Return `results`, to which calls are added here, or in a thread while a generator yields items."""
         self._require_open()
         _require_size(chunksize)
+        if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
+            raise ArgumentTypeError(f"the items are {iterable!r}: give an iterable")
         if isinstance(iterable, Sized):
             items: Iterable[Any] = [*map(Sharing().of, iterable)]
             self._feed(func, items, chunksize, results)

@@ -362,6 +362,10 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
     Raises:
         ConfigError: there is none of that name.
     """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"get_actor({name!r}): give the name that the actor was given by .options(name=...)"
+        )
     return ActorHandle(*session.engine().find_actor(name, namespace))
 
 

@@ -29,6 +29,10 @@ _WRAPPERS = (
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
+_PLACE = re.compile(r"(.*?)(?: \(pid (\d+)\))?:\n")
+"""Beginning of the traceback of another process."""
+
+
 def formatted(error: BaseException, *, chain: bool = True) -> str:
     """Return the traceback of an exception as text.
 
@@ -58,7 +62,7 @@ def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list
         if not frame.filename.startswith(_OWN) and not frame.filename.endswith(_WRAPPERS)
     ]
     last = foreign[-1] if foreign else -1
-    raised_here = [] if isinstance(error, TrainkitError) else list(frames[last + 1 :])
+    raised_here = [] if isinstance(error, TrainkitError | ResultCountError) else list(frames[last + 1 :])
     return [frames[place] for place in foreign] + raised_here
 
 
@@ -148,6 +152,10 @@ class RemoteTraceback(Exception):
         return f"\n\n{self.text}"
 
 
+class ResultCountError(ValueError):
+    """The error of a function that gave another number of values than its call asks for."""
+
+
 class ConstructorError(TaskError, ActorDiedError):
     """The error of an actor's constructor, as every call of that actor raises it."""
 
@@ -231,6 +239,16 @@ def make_task_error(
         failure = base(summary)
     failure.cause = cause
     failure.remote_traceback = text
+    place = _PLACE.match(text)
+    seen = {
+        "traceback_str": text,
+        "function_name": place[1] if place else "",
+        "pid": int(place[2]) if place and place[2] else None,
+    }
+    for name, value in seen.items():
+        # The user's class may have one of its own, which is not asked: it may be a property that raises.
+        if not hasattr(type(failure), name) and name not in vars(failure):
+            setattr(failure, name, value)
     # Python shows the text of an error, but of a SyntaxError: there the traceback is shown as the cause.
     failure.__cause__ = RemoteTraceback(text) if isinstance(failure, SyntaxError) else None
     return failure

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
+from trainkit.runtime.failures import ResultCountError
 from trainkit.runtime.specs import ObjectRef
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     A generator is run as far as the values are taken, so the first are there also if a later one raises.
 
     Raises:
-        ConfigError: it is no sequence of as many, or, when that is found out, no iterator of as many.
+        ResultCountError: it is no sequence of as many, or, when that is found out, no iterator of as many.
     """
     if num_returns == 1:
         return (result,)
@@ -122,7 +123,9 @@ def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
         return _first(result, num_returns, where)
     if not isinstance(result, (tuple, list)) or len(result) != num_returns:
         count = len(result) if isinstance(result, (tuple, list)) else "no sequence"
-        raise ConfigError(f"{where} was called with num_returns={num_returns} but returned {count} values")
+        raise ResultCountError(
+            f"{where} was called with num_returns={num_returns} but returned {count} values"
+        )
     return result
 
 
@@ -132,7 +135,7 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
             try:
                 item = next(items)
             except StopIteration:
-                raise ConfigError(
+                raise ResultCountError(
                     f"{where} was called with num_returns={num_returns} but yielded {count} values"
                 ) from None
             yield item

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
-from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError, WorkerDiedError
+from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import specs
 from trainkit.runtime.context import address_info
@@ -308,7 +308,9 @@ class InlineEngine:
     def exit_actor(self) -> NoReturn:
         frame = calls.current_frame()
         if frame is None or frame.actor is None or frame.life is None:
-            raise ConfigError("exit_actor() ends the actor whose method calls it, and this runs in no actor")
+            raise ArgumentTypeError(
+                "exit_actor() ends the actor whose method calls it, and this runs in no actor"
+            )
         frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
         raise calls.InlineActorExit(frame.life)
 

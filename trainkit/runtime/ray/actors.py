@@ -12,7 +12,7 @@ import ray
 from ray.experimental import internal_kv
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError
+from trainkit.errors import ArgumentTypeError, ConfigError
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.ray.errors import RetriedFailure, refusal
 from trainkit.runtime.ray.placement import ray_options
@@ -179,7 +179,7 @@ def kill(actor: RayActor, no_restart: bool) -> None:
 def leave() -> NoReturn:
     """Implement `Engine.exit_actor`."""
     if ray.get_runtime_context().get_actor_id() is None:
-        raise ConfigError("exit_actor() ends the actor that calls it, and this is no actor")
+        raise ArgumentTypeError("exit_actor() ends the actor that calls it, and this is no actor")
     raise ActorExit
 
 

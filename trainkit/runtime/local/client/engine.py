@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainkit.errors import ConfigError, GetTimeoutError, ObjectLostError, TrainkitError
+from trainkit.errors import ArgumentTypeError, GetTimeoutError, ObjectLostError, TrainkitError
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import session, signals
 from trainkit.runtime.context import address_info
@@ -246,7 +246,7 @@ class LocalEngine:
 
     def exit_actor(self) -> NoReturn:
         if self.context.actor_id is None:
-            raise ConfigError("exit_actor() was called outside an actor; a task ends by returning")
+            raise ArgumentTypeError("exit_actor() was called outside an actor; a task ends by returning")
         raise ActorExit
 
     def where_am_i(self) -> WhereAmI:

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TrainkitError, WorkerDiedError
 from trainkit.runtime import restart_policy
@@ -155,12 +155,15 @@ class NodeClient(CallConnection):
             exit_ = sessions.query_exit(peer.home, peer.worker_id) if is_abroad else self.exit_of(peer)
         except (NodeDiedError, ObjectLostError) as error:  # it has ended, or that actor lives
             return error
-        return death(ActorDiedError, exit_, peer.name)
+        died = death(ActorDiedError, exit_, peer.name)
+        died.actor_id = f"{peer.worker_id or 0:016x}"
+        return died
 
 
-def death(
-    kind: type[WorkerDiedError], exit_: restart_policy.ExitRecord, name: str, consequence: str = ""
-) -> WorkerDiedError:
+Died = TypeVar("Died", bound=WorkerDiedError)
+
+
+def death(kind: type[Died], exit_: restart_policy.ExitRecord, name: str, consequence: str = "") -> Died:
     """The error for what `name` owed when it ended; see `supervise.describe`."""
     error = kind(restart_policy.describe(exit_, name, consequence))
     error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
