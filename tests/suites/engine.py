@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import threading
 import traceback
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +68,35 @@ class FailsToStart:
         pass
 
 
+class Ringed(Exception):
+    """Refers to another, which refers to it."""
+
+    def __init__(self, code: int, other: Ringed | None = None) -> None:
+        super().__init__(f"code {code}")
+        self.code, self.seen = code, {"other": other or Ringed(code + 1, self)}
+
+
+class Registered(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+copyreg.pickle(Registered, lambda error: (Registered, (error.code + 1,)))  # type: ignore[arg-type, return-value]
+
+
 class Unreadable:
-    def __init__(self, needed: int) -> None:
-        self.needed = needed
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
 
     def __reduce__(self) -> Any:
-        return type(self), ()
+        return _note_and_fail, (self.notes,)
+
+
+def _note_and_fail(notes: Path) -> None:
+    with notes.open("a") as file:
+        file.write("x")
+    raise ValueError("not to be read")
 
 
 class Keeper:
@@ -152,17 +177,33 @@ class EngineSuite(engine.EngineSuite):
             assert getattr(found, name, None) == getattr(error, name, None), name
         assert str(found) == str(error)
 
+    def test_exceptions_may_refer_to_one_another(self) -> None:
+        found = trainkit.get(trainkit.put(Ringed(1)))
+        other = found.seen["other"]
+        assert (str(found), str(other), other.code) == ("code 1", "code 2", 2)
+        assert other.seen["other"] is found
+        with pytest.raises(Ringed, match="code 1") as caught:
+            trainkit.get(trainkit.remote(raise_).remote(Ringed(1)))
+        assert caught.value.seen["other"].code == 2
+
+    def test_exceptions_travel_as_copyreg_says(self) -> None:
+        assert trainkit.get(trainkit.put(Registered(1))).code == 2
+
     @pytest.mark.parametrize("way", ["put", "returned", "given"])
-    def test_a_value_that_cant_be_read_says_of_which_type_it_is(self, way: str) -> None:
+    def test_a_value_that_cant_be_read_says_why(self, way: str, tmp_path: Path) -> None:
+        value = Unreadable(tmp_path / "notes")
         with pytest.raises(
-            SerializationError, match=r"could not be read.*Unreadable.*Give its class a __reduce"
-        ):
+            SerializationError, match=r"could not be read.*not to be read.*Give its class a __reduce"
+        ) as caught:
             if way == "put":
-                trainkit.get(trainkit.put([Unreadable(1)]))
+                trainkit.get(trainkit.put([value]))
             elif way == "given":
-                trainkit.get(trainkit.remote(id).remote(Unreadable(1)))
+                trainkit.get(trainkit.remote(id).remote(value))
             else:
-                trainkit.get(trainkit.remote(lambda: {"a": Unreadable(1)}).remote())
+                trainkit.get(trainkit.remote(lambda: {"a": value}).remote())
+        assert "Path" not in message_of(caught.value), "names a class that is not at fault"
+        if way == "put":
+            assert value.notes.read_text() == "x", "what makes the value ran more than once"
 
     @pytest.mark.parametrize(
         "error",

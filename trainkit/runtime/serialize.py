@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import mmap
 import pickle
@@ -239,22 +240,6 @@ def explain(value: Any, what: str, error: BaseException) -> str:
     )
 
 
-def _last_type(packed: Packed) -> str:
-    """Return the name of the type that a pickle names last before it can't be read further."""
-    named = ["an object"]
-
-    class Noting(pickle.Unpickler):
-        def find_class(self, module: str, name: str, /) -> Any:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                named.append(f"{module}.{name}")
-            return found
-
-    with contextlib.suppress(Exception):
-        Noting(io.BytesIO(packed.payload), buffers=packed.buffers).load()
-    return named[-1]
-
-
 class _Decoding(threading.local):
     """The handles of the value that this thread is rebuilding."""
 
@@ -284,7 +269,7 @@ def unpack(packed: Packed) -> Any:
         raise
     except Exception as error:
         raise SerializationError(
-            f"a value that arrived here could not be read: {_last_type(packed)} could not be made "
+            "a value that arrived here could not be read: an object in it could not be made "
             f"({type(error).__name__}: {error}). Give its class a __reduce__() with the arguments that make "
             "it, or send what it holds."
         ) from error
@@ -324,22 +309,31 @@ def rebuilt(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> BaseException | None:
     """Return an exception made without its class's own constructor, or None where that is not possible."""
-    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
-    combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
     try:
-        error = (BaseException if combined else kind).__new__(kind, *args)
-        error.args = args[:2] if isinstance(error, OSError) else args
-        built_in = next(
-            base for base in kind.__mro__ if base.__module__ == "builtins" and "__init__" in vars(base)
-        )
-        with contextlib.suppress(TypeError):  # a C constructor fills fields that no __dict__ shows
-            vars(built_in)["__init__"](error, *args)
-        for name, value in attributes.items():
-            setattr(error, name, value)
+        error = _made(kind, args)
+        _set_attributes(error, attributes)
         str(error)
     except Exception:
         return None
     return error
+
+
+def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
+    combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
+    error = (BaseException if combined else kind).__new__(kind, *args)
+    error.args = args[:2] if isinstance(error, OSError) else args
+    built_in = next(
+        base for base in kind.__mro__ if base.__module__ == "builtins" and "__init__" in vars(base)
+    )
+    with contextlib.suppress(TypeError):  # a C constructor fills fields that no __dict__ shows
+        vars(built_in)["__init__"](error, *args)
+    return error
+
+
+def _set_attributes(error: BaseException, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(error, name, value)
 
 
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
@@ -378,20 +372,21 @@ def _reduce_exception(error: BaseException) -> Any:
     own = any(
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
-    if maker.__module__ == "builtins" or own:
+    if maker.__module__ == "builtins" or own or kind in copyreg.dispatch_table:
         return NotImplemented
-    return _load_exception, (kind, arguments_of(error), attributes_of(error))
+    # The attributes come once the exception is there, as they may refer to it.
+    return _load_exception, (kind, arguments_of(error)), attributes_of(error), None, None, _set_attributes
 
 
 _OWN_WAYS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__new__")
 """Methods by which a class says itself how it is pickled, or made."""
 
 
-def _load_exception(
-    kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> BaseException:
-    error = rebuilt(kind, args, attributes)
-    return kind(*args) if error is None else error  # which says what is wrong
+def _load_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    try:
+        return _made(kind, args)
+    except Exception:
+        return kind(*args)  # which says what is wrong
 
 
 def _reduce_code(code: types.CodeType) -> Any:
