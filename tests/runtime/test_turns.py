@@ -220,6 +220,23 @@ def test_an_actor_s_hold_holds_up_nobody() -> None:
     assert large not in session.held
 
 
+def test_the_end_of_a_late_actor_is_awaited_for_minutes_at_most() -> None:
+    ledger = Ledger.of_machine(TOTALS)
+    (held,) = ledger.take_all([{"CPU": 1}]) or ()
+    large = Demand(1, [{"CPU": 4}], since=0.0)
+
+    def is_awaited(now: float, is_task: bool) -> bool:
+        return is_in_reach(large, [(ledger, [Hold(allocation=held, since=36_000, is_task=is_task)])], now)
+
+    assert [is_awaited(36_000 + age, is_task=False) for age in (1, 500, 700, 10_000)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert is_awaited(46_000, is_task=True)
+
+
 def test_cpus_and_gpus_that_are_never_free_at_once_are_gathered() -> None:
     session = Session()
     gpus = session.ask([{"GPU": 1}] * 3)

@@ -15,6 +15,9 @@ GPU = "GPU"
 _TASK_S = 60.0
 """A task is expected to end so soon; a request that waits for it holds up later ones meanwhile."""
 
+_OTHERS_S = 600.0
+"""The end of an actor or a placement group is expected while it is younger than this, and not longer."""
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -220,9 +223,9 @@ Place = tuple[Ledger, Sequence[Hold]]
 def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
     """Return True if `waiting` would fit once those holders have ended whose end can be expected.
 
-    A task is expected to end within a minute. Any holder is, as long as it is younger than half of the wait:
-    so whatever ends at all lets a large request have its turn some day, and whatever never ends is waited
-    for a limited time.
+    A task is expected to end within a minute. Any holder is, as long as it is younger than half of the wait,
+    an actor or a group also than ten minutes: so what ends lets a large request have its turn some day, and
+    what never ends is waited for a limited time.
 
     Args:
         waiting: the request.
@@ -234,7 +237,7 @@ def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
         ending = [
             hold.allocation
             for hold in holds
-            if now - hold.since < max(_TASK_S * hold.is_task, waited / 2)
+            if now - hold.since < (max(_TASK_S, waited / 2) if hold.is_task else min(_OTHERS_S, waited / 2))
             and not (hold.waits and waiting.nested)  # it may wait for a later request
         ]
         for allocation in ending:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.runtime.local.node.parts import NodeParts
 from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.runtime.local.wire.messages import Reclaim, Waits
@@ -87,6 +89,38 @@ def test_a_worker_of_a_group_lends_its_cpus_to_what_it_starts_outside() -> None:
     node.exits(11)
     node.scheduler.return_lease(21, retire=False)
     assert node.machine.amounts() == {"CPU": 1.0}
+
+
+@pytest.mark.parametrize("inside_first", [False, True])
+def test_the_cpus_that_a_worker_of_a_group_lends_are_lent_once(inside_first: bool) -> None:
+    node = NodeParts(CPU=1)
+    node.ask_group(31, [{"CPU": 1}])
+    node.ask_actor(11, group=31)
+    serial = node.worker(11).serial
+    node.scheduler.blocked(serial, True)
+    node.ask_lease(20)
+    assert node.living() == [11], "the machine's own requests have nothing of it"
+
+    def ask(worker_id: int) -> None:
+        if worker_id == 21:
+            node.ask_actor(21, client=serial, group=31)
+        else:
+            node.ask_lease(22, client=serial)
+
+    first = 21 if inside_first else 22
+    ask(first)
+    assert node.living() == [11, first]
+    ask(43 - first)
+    assert node.living() == [11, first]
+    node.exits(first)
+    assert node.living() == [11, 43 - first]
+    node.scheduler.blocked(serial, False)
+    node.exits(43 - first)
+    node.exits(11)
+    node.groups.release(31, lambda _: None)
+    node.scheduler.serve()
+    assert node.living() == [20]
+    assert node.machine.amounts() == {"CPU": 0.0}
 
 
 def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:

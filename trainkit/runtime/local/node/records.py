@@ -135,6 +135,7 @@ class WorkerRecord:
         held_s: when that was granted.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
         lent: what it holds but lends, while it waits for others.
+        lent_out: as much of its lent CPUs the machine has, instead of its group.
         wanted_back: its lessee knows that others wait for what it holds.
         passed_on: a process of its own has what it lent, though nothing was free.
         ending: why trainkit is ending it; "" if it isn't.
@@ -161,6 +162,7 @@ class WorkerRecord:
     held_s: float = 0.0
     pid: int | None = None
     lent: Allocation | None = None
+    lent_out: int = 0
     passed_on: bool = False
     wanted_back: bool = False
     ending: str = ""

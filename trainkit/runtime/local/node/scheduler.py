@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainkit.clock import SYSTEM
@@ -12,7 +12,7 @@ from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.node.reclaim import LeaseReclaimer
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import RequestLease, StartActor
-from trainkit.runtime.placement import Allocation, Ledger, serve, units
+from trainkit.runtime.placement import Allocation, serve, units
 
 _SURPLUS_S = 2.0
 """Idle workers beyond one for each CPU end if they were not needed for so long."""
@@ -143,6 +143,7 @@ class ResourceScheduler:
         line = self._queue.line()
         if not line:
             return
+        self._share_lent(line)
         granted = serve(line, self._ledger, self._grant, self._groups.holds_up)
         done = {request.key for request in granted}
         granted += [request for request in line if request.key not in done and self._pass_on(request)]
@@ -279,14 +280,6 @@ class ResourceScheduler:
         else:
             self._take_back(worker)
 
-    def _lends_to(self, worker: records.WorkerRecord) -> list[Ledger]:
-        """Return where a worker lends its CPUs: its own place, and that of what it starts."""
-        own = self._groups.ledger_of(worker.ledger_group)
-        ledgers = [] if own is None else [own]
-        if worker.ledger_group is not None and not (worker.spec.group and worker.spec.group.capture):
-            ledgers.append(self._ledger)
-        return ledgers
-
     def _lend(self, worker: records.WorkerRecord) -> None:
         if worker.allocation is None or worker.lent is not None:
             return
@@ -294,16 +287,43 @@ class ResourceScheduler:
         worker.lent = Allocation({"CPU": worker.allocation.amounts.get("CPU", 0)}, {})
         rest = {name: amount for name, amount in worker.allocation.amounts.items() if name != "CPU"}
         worker.allocation = Allocation(rest, worker.allocation.gpus)
-        for ledger in self._lends_to(worker):
-            ledger.give_back(worker.lent)
+        if (own := self._groups.ledger_of(worker.ledger_group)) is not None:
+            own.give_back(worker.lent)
         self._queue.changed = True
+
+    def _share_lent(self, line: Sequence[records.Request]) -> None:
+        """Have the machine lend what workers of groups do while what they start waits, else the group."""
+        asking: set[int] = set()
+        for request in line:
+            client = request.client if request.group is None else records.DRIVER
+            while (worker := self._table.by_serial(client)) is not None and client not in asking:
+                asking.add(client)
+                client = worker.owner
+        for worker in self._table.all():
+            own = None if worker.ledger_group is None else self._groups.ledger_of(worker.ledger_group)
+            if own is None or worker.lent is None:
+                continue
+            left = worker.lent.amounts["CPU"] - worker.lent_out
+            if worker.serial in asking:
+                self._lend_out(worker, max(0, min(left, own.free.get("CPU", 0))))
+            else:
+                self._lend_out(worker, -max(0, min(worker.lent_out, self._ledger.free.get("CPU", 0))))
+
+    def _lend_out(self, worker: records.WorkerRecord, amount: int) -> None:
+        """Move CPUs that a worker lends from its group to the machine, or back."""
+        moved = Allocation({"CPU": amount})
+        worker.lent_out += amount
+        self._ledger.give_back(moved)
+        if (own := self._groups.ledger_of(worker.ledger_group)) is not None:
+            own.retake(moved)
 
     def _take_back(self, worker: records.WorkerRecord) -> None:
         if worker.allocation is None or worker.lent is None:
             return
         # At once, though somebody may have it: for that moment more runs than there are CPUs for.
-        for ledger in self._lends_to(worker):
-            ledger.retake(worker.lent)
+        self._lend_out(worker, -worker.lent_out)
+        if (own := self._groups.ledger_of(worker.ledger_group)) is not None:
+            own.retake(worker.lent)
         amounts = {**worker.allocation.amounts, **worker.lent.amounts}
         worker.allocation, worker.lent = Allocation(amounts, worker.allocation.gpus), None
         if self._ledger.is_overdrawn("CPU"):
