@@ -11,7 +11,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import NamedTuple
 
 from trainkit.errors import ObjectLostError
@@ -30,6 +30,8 @@ from trainkit.runtime.session import HEAVY, SLOW
 from trainkit.runtime.specs import PlacementGroupId
 
 _SWEEP_S = 0.05
+_AGAIN_S = 1.0
+_MOST_MUTE_ENDS = 3
 
 Imports = frozenset[str]
 
@@ -85,6 +87,11 @@ class Templates:
     def __post_init__(self, plain: socket.socket) -> None:
         self._add(frozenset(), plain)
 
+    @property
+    def has_plain(self) -> bool:
+        """False if the template that imports nothing has ended."""
+        return frozenset() in self._conns
+
     def replace_plain(self, sock: socket.socket) -> None:
         """Take the template at `sock` for the one that imports nothing, which has ended."""
         self._add(frozenset(), sock)
@@ -109,7 +116,7 @@ class Templates:
 
     def warm(self, imports: Imports) -> None:
         """Start a template with exactly these imports, unless there is one."""
-        if imports in self._conns or imports in self._unusable:
+        if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
         # From the template that has most of it already, so that the rest takes the least time.
         base = max((have for have in self._conns if have <= imports), key=len)
@@ -185,6 +192,11 @@ class WorkerProcesses:
     _by_pid: dict[int, records.WorkerRecord] = field(default_factory=dict)
     _starting: dict[int, StartingWorker] = field(default_factory=dict)
     _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
+    _refused: set[int] = field(default_factory=set)
+    """Numbers of workers that the machine has no room for at present."""
+    _told_refusal: bool = False
+    _mute_ends: int = 0
+    """How many plain templates in a row have ended without a word."""
 
     def __post_init__(self) -> None:
         self._templates = Templates(
@@ -327,6 +339,7 @@ class WorkerProcesses:
 
     def _fork(self, worker: records.WorkerRecord, handles: list[Descriptor]) -> None:
         spec = worker.spec
+        self._have_plain()
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [handle.copy() for handle in handles]
         # Before the message, so that connections that wait for it lie there when the process looks for them.
@@ -348,20 +361,22 @@ class WorkerProcesses:
             self._loop.unwatch(pipe.fd)
 
     def _from_template(self, imports: Imports, frame: Frame) -> None:
+        if not imports:
+            self._mute_ends = 0
         match messages.unpacked(frame.body):
             case messages.ForkFailed(0, _):
                 pass  # a template: its connection closes
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
+            case messages.ForkFailed(serial, reason, True) if self._by_pid:
+                self._ask_later(serial, reason)
             case messages.ForkFailed(serial, reason):
-                worker = self._starting.pop(serial).worker
-                self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
+                self._not_started(serial, reason)
             case messages.Exited(_, status, serial) if serial in self._starting:
                 if os.WIFSIGNALED(status):  # before it could say that it is there
-                    self._ask_plain(serial)
+                    self._ask_again(serial)
                 else:
-                    reason = "its process ended before it began"
-                    self._exited(self._starting.pop(serial).worker, ExitRecord(reason=reason))
+                    self._not_started(serial, "its process ended before it began")
             case messages.Exited(pid, status, _):
                 self._ended(pid, status)
             case messages.Ready():
@@ -381,15 +396,31 @@ class WorkerProcesses:
         elif worker.interrupted:
             process.kill(pid, signal.SIGINT)
 
+    def _not_started(self, serial: int, reason: str) -> None:
+        worker = self._starting.pop(serial).worker
+        self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
+
     def _template_gone(self, imports: Imports) -> None:
         """Have the plain template fork what one that has ended was asked for: it can do without imports."""
-        if not imports:
+        self._mute_ends += not imports
+        for serial, starting in list(self._starting.items()):
+            if starting.imports != imports:
+                continue
+            if self._mute_ends <= _MOST_MUTE_ENDS:
+                self._ask_again(serial)
+            else:
+                self._not_started(serial, "the templates that fork workers end before they have begun")
+        self._loop.after(_SWEEP_S, self._find_lost)
+
+    def _have_plain(self) -> None:
+        """Start the plain template anew if it has ended; it may end again.
+
+        Raises:
+            OSError: the machine is out of memory, processes or descriptors.
+        """
+        if not self._templates.has_plain:
             sock, self._session.template_pid = self._session.new_template()
             self._templates.replace_plain(sock)
-        for serial, starting in list(self._starting.items()):
-            if starting.imports == imports:
-                self._ask_plain(serial)
-        self._loop.after(_SWEEP_S, self._find_lost)
 
     def _find_lost(self) -> None:
         """Deal with workers whose end a template has seen, and not told before its own."""
@@ -397,14 +428,38 @@ class WorkerProcesses:
         self._hear_templates()
         for pid in list(self._by_pid):
             if not os.path.exists(f"/proc/{pid}"):
-                self._ended(pid, signal.SIGKILL)
+                self._ended(pid, None)
 
-    def _ask_plain(self, serial: int) -> None:
+    def _ask_later(self, serial: int, reason: str) -> None:
+        """Ask for a worker again when another has ended, or in a moment: the machine has no room for it."""
+        if not self._told_refusal:
+            self._told_refusal = True
+            text = f"the machine refuses more processes ({reason}): what needs some waits until others end"
+            self._clients.notify(records.DRIVER, messages.Waits(text))
+        self._refused.add(serial)
+        self._loop.after(_AGAIN_S, self._ask_refused)
+
+    def _ask_refused(self) -> None:
+        refused, self._refused = self._refused & self._starting.keys(), set()
+        for serial in refused:
+            self._ask_again(serial, self._starting[serial].imports)
+
+    def _ask_again(self, serial: int, imports: Imports = frozenset()) -> None:
+        """Ask a template for a worker that another one, or the same, was asked for."""
         starting = self._starting[serial]
-        _, plain = self._templates.for_worker(frozenset())
-        spare = [handle.copy() for handle in starting.spare]
-        self._starting[serial] = starting._replace(imports=frozenset(), spare=spare)
-        try_send(plain, NOTICE, 0, messages.packed(messages.ForkWorker(starting.worker.spec), starting.spare))
+        if starting.worker.ending:
+            self._not_started(serial, "")
+            return
+        try:
+            self._have_plain()
+            imports, template = self._templates.for_worker(imports)
+            spare = [handle.copy() for handle in starting.spare]
+        except OSError as error:
+            self._not_started(serial, str(error))
+            return
+        self._starting[serial] = starting._replace(imports=imports, spare=spare)
+        fork = messages.packed(messages.ForkWorker(starting.worker.spec), starting.spare)
+        try_send(template, NOTICE, 0, fork)
 
     # signals and messages
 
@@ -452,7 +507,7 @@ class WorkerProcesses:
         for template in self._templates.connections():
             template.try_read()
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _ended(self, pid: int, status: int | None) -> None:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return
@@ -460,10 +515,14 @@ class WorkerProcesses:
         worker.stdout.drain()
         worker.stderr.drain()
         self._output.finish(worker)
-        self._exited(worker, self.exit_record(worker, os.waitstatus_to_exitcode(status)))
+        exit_ = self.exit_record(worker, None if status is None else os.waitstatus_to_exitcode(status))
+        if status is None and not worker.ending:
+            exit_ = replace(exit_, reason="how it ended only its template has seen, which was lost then")
+        self._exited(worker, exit_)
+        self._ask_refused()
         self._loop.after(_SWEEP_S, self._sweep)
 
-    def exit_record(self, worker: records.WorkerRecord, code: int) -> ExitRecord:
+    def exit_record(self, worker: records.WorkerRecord, code: int | None) -> ExitRecord:
         """Return how a worker ended whose process has, or will have, that exit code."""
         return ExitRecord(
             pid=worker.pid,
@@ -480,7 +539,7 @@ class WorkerProcesses:
         heir = self._table.heir(worker)
         self._templates.use_learned(worker.kind)
         self._close(worker)  # which leaves descriptors for the process that comes next
-        self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and exit_.code == 0))
+        self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
     def _close(self, worker: records.WorkerRecord) -> None:
         """Close all that leads to a worker's process."""

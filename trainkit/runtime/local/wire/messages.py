@@ -488,10 +488,11 @@ class Forked(NamedTuple):
 
 
 class ForkFailed(NamedTuple):
-    """Notice that a worker could not be forked."""
+    """Notice that a worker could not be forked; `refused` if the machine has no room for it at present."""
 
     serial: int
     reason: str
+    refused: bool = False
 
 
 class Exited(NamedTuple):

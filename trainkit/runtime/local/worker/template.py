@@ -168,7 +168,7 @@ class _Template:
         try:
             pid = os.fork()
         except OSError as error:
-            self.tell(messages.ForkFailed(serial, f"fork failed: {error}"))
+            self.tell(messages.ForkFailed(serial, f"fork failed: {error}", refused=True))
             return
         if pid:
             self._serials[pid] = serial
