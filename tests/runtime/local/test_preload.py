@@ -104,6 +104,32 @@ def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.external
+def test_a_worker_that_the_machine_has_no_room_for_waits_for_the_end_of_others(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    (tmp_path / "narrow.py").write_text(
+        "import os\n"
+        "def fork(fork=os.fork):\n"
+        f"    if os.path.exists({str(full)!r}):\n        raise BlockingIOError(11, 'no room')\n"
+        "    return fork()\n"
+        "os.fork = fork\n"
+    )
+    script = (
+        "import pathlib, trainkit; from tests.runtime.local.victims import Victim; "
+        "trainkit.init(num_cpus=1, preload=['narrow']); make = trainkit.remote(num_cpus=0)(Victim).remote\n"
+        f"full = pathlib.Path({str(full)!r})\n"
+        "first = make(); trainkit.get(first.pid.remote()); full.touch()\n"
+        "pid = make().pid.remote(); print(trainkit.wait([pid], timeout=0.5)[0])\n"
+        "full.unlink(); print(trainkit.get(pid) > 0); full.touch()\n"
+        "trainkit.kill(first); del first\n"
+        "try:\n    trainkit.get(make().pid.remote(), timeout=60)\n"
+        "except trainkit.errors.ActorDiedError as error:\n    print('no room' in str(error))\n"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout == "[]\nTrue\nTrue\n", done.stderr
+    assert done.stderr.count("the machine refuses more processes") == 1
+
+
+@pytest.mark.external
 def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -> None:
     """The program has not imported it, and can't know."""
     script = (
