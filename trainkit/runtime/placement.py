@@ -91,6 +91,10 @@ class Ledger:
         """Hold exactly `allocation` again after lending it; what is free may fall below zero."""
         self._add(allocation, -1)
 
+    def unused(self, name: str) -> int:
+        """Return how much of a resource is free, in ten-thousandths."""
+        return max(0, self.free.get(name, 0))
+
     def is_overdrawn(self, name: str) -> bool:
         """Return whether more of a resource is held than exists, after `retake`."""
         return self.free.get(name, 0) < 0

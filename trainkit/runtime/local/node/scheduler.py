@@ -305,9 +305,9 @@ class ResourceScheduler:
                 continue
             left = worker.lent.amounts["CPU"] - worker.lent_out
             if worker.serial in asking:
-                self._lend_out(worker, max(0, min(left, own.free.get("CPU", 0))))
+                self._lend_out(worker, min(left, own.unused("CPU")))
             else:
-                self._lend_out(worker, -max(0, min(worker.lent_out, self._ledger.free.get("CPU", 0))))
+                self._lend_out(worker, -min(worker.lent_out, self._ledger.unused("CPU")))
 
     def _lend_out(self, worker: records.WorkerRecord, amount: int) -> None:
         """Move CPUs that a worker lends from its group to the machine, or back."""
