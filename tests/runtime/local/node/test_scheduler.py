@@ -123,6 +123,17 @@ def test_the_cpus_that_a_worker_of_a_group_lends_are_lent_once(inside_first: boo
     assert node.machine.amounts() == {"CPU": 0.0}
 
 
+def test_no_lease_is_asked_for_that_would_help_nobody() -> None:
+    node = NodeParts(CPU=2)
+    node.ask_actor(11)
+    node.ask_actor(12, cpus=2)
+    assert node.ask_lease(21) == [False], "it may be kept: the one that waits needs the end of an actor"
+    node.timers.run()
+    assert not [message for _, message in node.notices if isinstance(message, Reclaim)]
+    node.exits(11)
+    assert (1, Reclaim(0)) in node.notices
+
+
 def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:
     node = NodeParts(CPU=1)
     node.ask_actor(11)

@@ -84,7 +84,7 @@ class Parts:
         self.supervisor = Supervisor(loop, table, queue, self.processes, self.restarts, publish)
         self.named_actors = NamedActors(table, self.restarts, spec.namespace, publish)
         self.groups = PlacementGroups(machine, queue, table, self.supervisor.kill)
-        self.reclaimer = LeaseReclaimer(queue, machine, table, after, notify)
+        self.reclaimer = LeaseReclaimer(queue, self.groups, table, after, notify)
         idle = IdleWorkers(int(spec.totals.get("CPU", 1)), after, self.processes.end)
         self.scheduler = ResourceScheduler(queue, self.groups, table, idle, self.reclaimer, publish)
         self.explainer = WaitExplainer(queue, self.groups, table, spec.totals, after, notify)

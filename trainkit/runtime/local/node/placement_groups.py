@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -123,23 +124,28 @@ class PlacementGroups:
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
 
-    def holds_up(self, request: Request) -> bool:
-        """Return whether `request`, which waits, holds up later ones: what it lacks is in reach."""
+    def holds_up(self, request: Request, leases_end: bool = False) -> bool:
+        """Return whether `request`, which waits, holds up later ones: what it lacks is in reach.
+
+        Args:
+            request: that waits.
+            leases_end: the end of all tasks is expected, however long their workers have been leased.
+        """
         group = None if request.group is None else self._living[request.group]
         rooms = [(None, self.machine)] if group is None else list(enumerate(group.ledgers))
         places = [
-            (ledger, self._holds(None if index is None else (request.group, index)))
+            (ledger, self._holds(None if index is None else (request.group, index), leases_end))
             for index, ledger in rooms
             if request.bundle in (None, index)
         ]
         return is_in_reach(request, places, SYSTEM.monotonic())
 
-    def _holds(self, where: tuple[int | None, int] | None) -> list[Hold]:
+    def _holds(self, where: tuple[int | None, int] | None, leases_end: bool) -> list[Hold]:
         """Return who holds something of the machine, or of one bundle of a group."""
         holds = [
             Hold(
                 allocation=worker.allocation,
-                since=worker.held_s,
+                since=math.inf if leases_end and not worker.is_actor else worker.held_s,
                 is_task=not worker.is_actor,
                 waits=worker.lent is not None,
             )

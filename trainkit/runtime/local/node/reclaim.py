@@ -13,7 +13,7 @@ from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
 from trainkit.runtime.local.wire.messages import Reclaim, RequestLease, Waits
-from trainkit.runtime.placement import Allocation, Holder, Ledger, Room, Wait, explain_wait, order
+from trainkit.runtime.placement import Allocation, Holder, Room, Wait, explain_wait, order
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
@@ -40,14 +40,14 @@ class LeaseReclaimer:
 
     Args:
         queue: what waits.
-        machine: the ledger of the machine.
+        groups: placement groups, and the ledger of the machine.
         table: the living workers.
         after: `Loop.after`.
         notify: `Clients.notify`.
     """
 
     _queue: records.RequestQueue
-    _machine: Ledger
+    _groups: PlacementGroups
     _table: records.WorkerTable
     _after: After
     _notify: records.Notify
@@ -74,10 +74,10 @@ class LeaseReclaimer:
 
     def _insist(self) -> None:
         """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
-        line = self._queue.line()
-        if not line:
+        since = [request.since for request in self._queue.line() if self._groups.holds_up(request, True)]
+        if not since:  # what waits then waits for other ends than that of a lease
             return
-        waited = SYSTEM.monotonic() - min(request.since for request in line)
+        waited = SYSTEM.monotonic() - min(since)
         kept, is_long = self._kept.values(), waited >= _INSIST_S
         self._ask_back([worker for worker in kept if is_long or self._table.by_serial(worker.owner) is None])
         if self._kept:
@@ -88,7 +88,7 @@ class LeaseReclaimer:
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
-        if self._kept and self._machine.is_overdrawn("CPU"):
+        if self._kept and self._groups.machine.is_overdrawn("CPU"):
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
 
@@ -146,6 +146,7 @@ class LeaseReclaimer:
                 and isinstance(request.start, RequestLease)
                 and request.start.placement == worker.spec.placement
             )
+            and self._groups.holds_up(request, True)
             for request in self._queue.line()
         )
 
