@@ -124,6 +124,10 @@ class PlacementGroups:
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
 
+    def machine_is_overdrawn(self) -> bool:
+        """Return whether more CPUs are in use than the machine has, as lent ones were taken back."""
+        return self.machine.is_overdrawn("CPU")
+
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
         """Return whether `request`, which waits, holds up later ones: what it lacks is in reach.
 

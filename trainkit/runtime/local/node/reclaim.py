@@ -88,7 +88,7 @@ class LeaseReclaimer:
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
-        if self._kept and self._groups.machine.is_overdrawn("CPU"):
+        if self._kept and self._groups.machine_is_overdrawn():
             self._ask_back(list(self._kept.values()))
             self.relieve_later()
 
