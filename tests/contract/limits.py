@@ -33,7 +33,7 @@ COUNTS = {
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
     "files": Limit(383, 376, slack=5),
-    "lines of code": Limit(62_300, 43_600, slack=600),
+    "lines of code": Limit(62_600, 43_600, slack=600),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "classes of one name": Limit(0, 0),
