@@ -271,6 +271,7 @@ def starts_tasks_and_trials(config: dict[str, Any]) -> None:
 
 
 def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path) -> None:
+    trainkit.shutdown()  # the session of other tests, which has more
     trainkit.init(num_cpus=2)
     try:
         run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
