@@ -92,6 +92,8 @@ class TrainingOperator:
     """All devices of this worker."""
     world_size: int = cast(Any, _Default(lambda operator: operator._strategy.group.world_size))
     """The number of workers that train together."""
+    validation_feed: Feed = cast(Any, _Default(lambda operator: operator._validation_feed))
+    """The batches being validated; its `weight` is 0 where the batch only keeps the other workers company."""
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
