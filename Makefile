@@ -2,7 +2,7 @@
 # runs. What is installed already is not looked at again until pyproject.toml or constraints.txt change.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all check format bench docs pictures clean
+.PHONY: help setup demo test test-rest test-all test-newest check format bench docs pictures clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -50,6 +50,9 @@ test-rest: $(READY)  ## Run the tests that `make test` leaves out: trainers, Ray
 test-all: EXAMPLES ?= steady
 test-all: $(READY)  ## Run all tests, with all their examples
 	$(PYTEST) $(ARGS)
+
+test-newest: $(READY)  ## Run the unit tests and the README with the newest versions of all packages
+	$(BIN)/python .ci/matrix.py --newest $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

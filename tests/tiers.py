@@ -92,7 +92,6 @@ OTHERS = {
 """The files that need something else than their folder does."""
 
 LONGEST = """
-    test_packaging.py
     train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py train/torch/test_run_scripts.py
     compat/test_peers.py
     test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
