@@ -316,6 +316,7 @@ class ActorClient:
                     self._results
                 )  # the most frequent call there is: no further function is called for it
                 ref = LocalRef(results.new_id(), peer)
+                ref.body = method  # before it is sent, as the answer takes its place
                 peer.request_soon(ref, method, arguments)
                 if results.started is not None:
                     results.started.add(ref)
@@ -332,6 +333,8 @@ class ActorClient:
             peer.hold(held, waits_for)
         else:
             refs = self._results.new(spec.num_returns, peer)
+            for ref in refs:
+                ref.body = method
             peer.call(actor, body, refs, spec)
         return self._results.handed_out(refs, spec.num_returns)
 

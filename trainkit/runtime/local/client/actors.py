@@ -321,7 +321,7 @@ class ActorConnection(CallConnection):
 
     def _send_held(self, call: CallAwaitingArguments) -> None:
         for ref in call.refs:
-            ref.body = None
+            ref.body = call.name
             ref.attach(self)
         try:
             self.call(call.actor, call.body, call.refs, call.spec)

@@ -173,7 +173,7 @@ class LocalRef(ObjectRef[Any]):
     Attributes:
         peer: over which it will arrive; None while its task waits for a worker, or once it is there.
         kind: PENDING, VALUE, ATOM, FAILURE or LOST.
-        body: the answer, see `kind`; while a task owes it, that task.
+        body: the answer, see `kind`; while a task or an actor owes it, that task or the method's name.
     """
 
     __slots__ = ("_callbacks", "body", "kind", "peer")

@@ -359,7 +359,8 @@ def _lateness(ref: LocalRef) -> str:
     if isinstance(body, Task):
         return f"{body.name} has not ended yet"
     if peer is not None and peer.worker_id is not None:
-        return f"a call of {peer.name} has not ended yet"
+        what = f"{peer.name}.{body}" if isinstance(body, str) else f"a call of {peer.name}"
+        return f"{what} has not ended yet"
     held = getattr(body, "what", None)  # of a call of an actor, which waits for its arguments
     return "the result is not there yet" if held is None else f"{held} has not ended yet"
 
