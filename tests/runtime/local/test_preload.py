@@ -147,6 +147,27 @@ def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -
 
 
 @pytest.mark.external
+def test_a_template_that_the_machine_has_no_room_for_waits_and_its_node_goes_on() -> None:
+    script = (
+        "import resource, trainkit; from tests.runtime.local.crowded import limit_for\n"
+        "class Reader:\n"
+        "    def had(self):\n        return 'pandas' in __import__('sys').modules\n"
+        "    def read(self):\n        import pandas\n"
+        "trainkit.init(num_cpus=2); reader = trainkit.remote(Reader)\n"
+        "first = reader.remote(); trainkit.get(first.had.remote())\n"
+        "node = trainkit.util.state.list_nodes()[0]['pid']\n"
+        "limits = resource.prlimit(node, resource.RLIMIT_NOFILE)\n"
+        "resource.prlimit(node, resource.RLIMIT_NOFILE, (limit_for(node, 0), limits[1]))\n"
+        "trainkit.get(first.read.remote()); print(trainkit.get(first.had.remote())); trainkit.kill(first)\n"
+        "resource.prlimit(node, resource.RLIMIT_NOFILE, limits)\n"
+        "print(trainkit.get(reader.remote().had.remote()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\nTrue\n", done.stderr
+    assert done.stderr.count("the machine refuses more processes") == 1
+
+
+@pytest.mark.external
 def test_a_program_with_pandas_and_pyarrow_has_them_forked_with_its_workers() -> None:
     """The allocator of pyarrow would start a thread, which a worker may have and its template may not."""
     script = (

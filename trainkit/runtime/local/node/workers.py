@@ -115,7 +115,11 @@ class Templates:
         self._unusable[imports] = reason
 
     def warm(self, imports: Imports) -> None:
-        """Start a template with exactly these imports, unless there is one."""
+        """Start a template with exactly these imports, unless there is one.
+
+        Raises:
+            OSError: the machine has no room for it.
+        """
         if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
         # From the template that has most of it already, so that the rest takes the least time.
@@ -129,22 +133,25 @@ class Templates:
         """Return the connections to all templates."""
         return list(self._conns.values())
 
-    def learn(self, kind: str, imports: Imports) -> None:
-        """Note what workers of a kind import themselves, and have a template with it for the next ones."""
+    def learn(self, kind: str, imports: Imports) -> Imports:
+        """Note what workers of a kind import themselves; return what a template for the next ones has."""
         known = self._learned.pop(kind, frozenset())
         self._learned[kind] = wanted = known | imports
         if len(self._learned) > _KINDS:
             del self._learned[next(iter(self._learned))]
-        self.warm(choose(wanted, self._conns, self._ready))
+        return choose(wanted, self._conns, self._ready)
 
-    def use_learned(self, kind: str) -> None:
-        """Have a template with what workers of a kind were seen to import, now that one has left its CPU."""
+    def learned(self, kind: str) -> Imports:
+        """Return the imports that workers of a kind did themselves, if a template is worth its memory."""
         wanted = self._learned.get(kind, frozenset())
-        if wanted & (HEAVY - SLOW):
-            self.warm(wanted)
+        return wanted if wanted & (HEAVY - SLOW) else frozenset()
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
-        """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`."""
+        """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`.
+
+        Raises:
+            OSError: the machine has no room for it.
+        """
         wanted |= (known := self._learned.get(kind, frozenset()))
         self._asked[wanted] += 1
         if wanted & SLOW and self._asked[wanted] >= _WORTH_IT:
@@ -194,6 +201,7 @@ class WorkerProcesses:
     _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
     _refused: set[int] = field(default_factory=set)
     """Numbers of workers that the machine has no room for at present."""
+    _refused_templates: set[Imports] = field(default_factory=set)
     _told_refusal: bool = False
     _mute_ends: int = 0
     """How many plain templates in a row have ended without a word."""
@@ -207,7 +215,11 @@ class WorkerProcesses:
 
     def warm(self, imports: Imports) -> None:
         """Have a template with these imports as soon as it can be."""
-        self._templates.warm(imports)
+        try:
+            self._templates.warm(imports)
+        except OSError as error:
+            self._refused_templates.add(imports)
+            self._wait_for_room(str(error))
 
     def grant(self, event: records.RequestGranted) -> None:
         """Start the worker of a granted request, or connect the client to an idle one."""
@@ -354,7 +366,7 @@ class WorkerProcesses:
         """Note that a worker imports what its template could have: the next of its kind is forked with it."""
         worker = self._table.by_serial(serial)
         if worker is not None:
-            self._templates.learn(worker.kind, worker.spec.environment.preload | {package})
+            self.warm(self._templates.learn(worker.kind, worker.spec.environment.preload | {package}))
 
     def _read(self, pipe: OutputPipe) -> None:
         if not pipe.read():
@@ -369,7 +381,8 @@ class WorkerProcesses:
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason, True) if self._by_pid:
-                self._ask_later(serial, reason)
+                self._refused.add(serial)
+                self._wait_for_room(reason)
             case messages.ForkFailed(serial, reason):
                 self._not_started(serial, reason)
             case messages.Exited(_, status, serial) if serial in self._starting:
@@ -430,19 +443,21 @@ class WorkerProcesses:
             if not os.path.exists(f"/proc/{pid}"):
                 self._ended(pid, None)
 
-    def _ask_later(self, serial: int, reason: str) -> None:
-        """Ask for a worker again when another has ended, or in a moment: the machine has no room for it."""
+    def _wait_for_room(self, reason: str) -> None:
+        """Ask again for what the machine refused when a worker has ended, or in a moment."""
         if not self._told_refusal:
             self._told_refusal = True
             text = f"the machine refuses more processes ({reason}): what needs some waits until others end"
             self._clients.notify(records.DRIVER, messages.Waits(text))
-        self._refused.add(serial)
         self._loop.after(_AGAIN_S, self._ask_refused)
 
     def _ask_refused(self) -> None:
         refused, self._refused = self._refused & self._starting.keys(), set()
         for serial in refused:
             self._ask_again(serial, self._starting[serial].imports)
+        templates, self._refused_templates = self._refused_templates, set()
+        for imports in templates:
+            self.warm(imports)
 
     def _ask_again(self, serial: int, imports: Imports = frozenset()) -> None:
         """Ask a template for a worker that another one, or the same, was asked for."""
@@ -537,7 +552,7 @@ class WorkerProcesses:
 
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
-        self._templates.use_learned(worker.kind)
+        self.warm(self._templates.learned(worker.kind))
         self._close(worker)  # which leaves descriptors for the process that comes next
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
