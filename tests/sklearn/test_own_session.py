@@ -36,8 +36,10 @@ import trainkit
 from tests.conftest import eventually, session_processes, shared_memory
 from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+from trainkit import tune
 from trainkit.clock import thread_clock
 from trainkit.errors import WorkerDiedError
+from trainkit.pools import Pool
 from trainkit.runtime import session
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates
 from trainkit.sklearn.candidates import FirstFolds, may_be_here, worth_handing_over, worth_starting
@@ -91,11 +93,27 @@ def test_another_session_takes_its_place() -> None:
         assert trainkit.cluster_resources()["CPU"] == 1
     finally:
         trainkit.shutdown()
-    search("fine").fit(X, Y)
-    ref = trainkit.put(1)  # starts a session of the program's own
-    assert trainkit.is_initialized()
-    assert trainkit.get(ref) == 1
-    trainkit.shutdown()
+
+
+def report(config: dict[str, Any]) -> dict[str, int]:
+    return {"loss": 1}
+
+
+def test_tuners_and_pools_go_on_in_it(tmp_path: Path) -> None:
+    own = nodes()
+    TuneGridSearchCV(ScriptedEstimator(), {"how": ["fine"]}, cv=3, n_jobs=-1).fit(X, Y)
+    waiting = nodes() - own
+    assert len(waiting) == 1
+    try:
+        for _ in range(2):
+            tune.Tuner(report, run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0)).fit()
+            with Pool(1) as pool:
+                assert pool.map(abs, [-1]) == [1]
+            assert nodes() - own == waiting
+        assert trainkit.is_initialized()
+    finally:
+        trainkit.shutdown()
+    assert eventually(lambda: nodes() == own)
 
 
 def test_it_ends_when_no_search_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +138,10 @@ AT_THE_END = """
         if not child:
             os._exit(0)
         os.waitpid(child, 0)
+    elif sys.argv[1] == "tuner":
+        from trainkit import tune
+        for _ in range(2):
+            tune.Tuner(lambda config: {"loss": 1}, run_config=tune.RunConfig(verbose=0)).fit()
     elif sys.argv[1] != "exit":
         os.kill(os.getpid(), int(sys.argv[1]))
     print("over", flush=True)
@@ -127,7 +149,7 @@ AT_THE_END = """
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("how", ["exit", "fork", "15", "9"])
+@pytest.mark.parametrize("how", ["exit", "fork", "tuner", "15", "9"])
 def test_nothing_of_it_outlives_the_program(how: str, tmp_path: Path) -> None:
     programs = Programs(tmp_path)
     try:

@@ -98,7 +98,15 @@ def begin(name: str, spec: SessionSpec) -> Engine:
     A new one takes the place of one whose node has died.
     """
     global _current, _started
+    config = spec.extra.get("_system_config", {})
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
     with starting:
+        if name != "ray":  # the rest has no use for Ray's arguments
+            _warn_of_system_config(name, config)
+            _heed_logging(spec.extra)
+            _tell_of_no_effect(name, spec.extra)
+            spec = replace(spec, extra={})  # a session that waits is compared by what engines heed
         takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
         found = _unpark(name, spec)
         if found is None:
@@ -591,14 +599,6 @@ def start(name: str, spec: SessionSpec) -> Engine:
         ConfigError: it can't run on this platform.
         MissingDependencyError: it needs a package that is not installed.
     """
-    config = spec.extra.get("_system_config", {})
-    if not isinstance(config, Mapping):
-        raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
-    if name != "ray":  # the rest has no use for Ray's arguments
-        _warn_of_system_config(name, config)
-        _heed_logging(spec.extra)
-        _tell_of_no_effect(name, spec.extra)
-        spec = replace(spec, extra={})
     if name == "ray" and find_spec("ray") is None:
         raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
     if name == "local" and sys.platform != "linux":
