@@ -1,17 +1,15 @@
 """Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
 
-Lightning comes as two packages, `lightning` and `pytorch_lightning`, which don't know of each other's
-classes. These extend those of the package that this process has imported. Where it has imported both, their
-instances are those of either, and a strategy is made again by the package of the trainer that takes it.
+Where this process has imported both packages of Lightning's, the instances are those of either, and a
+strategy is made again by the package of the trainer that takes it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from abc import ABCMeta
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 
@@ -20,47 +18,15 @@ from trainkit.train.torch.context import report
 from trainkit.train.torch.prepare import get_device
 from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
 from trainkit.tune.core.checks import load
+from trainkit.tune.integrations.lightning import FIRST, PACKAGES, OfEitherPackage, class_in
 from trainkit.tune.trial.context import get_context
 
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_FOUND = [name for name in _PACKAGES if name in sys.modules] or [
-    name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0])
-]
-_NAME = next(iter(_FOUND), _PACKAGES[0])
-_pl: Any = load(_NAME, "Lightning trainers", "lightning")
-_environments: Any = load(f"{_NAME}.plugins.environments", "Lightning trainers", "lightning")
-
-
-class _OfEitherPackage:
-    """Class of Lightning's whose instances a trainer of either package takes, once both are imported."""
-
-    NAME: str
-    """Of the class in Lightning's package."""
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        kind: Any = cls
-        for package in filter(None, map(sys.modules.get, _PACKAGES)):
-            theirs = _class_in(package, cls.NAME)
-            if theirs not in kind.__mro__:  # `issubclass` remembers bases that a class had before
-                kind = _joined(cls, cls, theirs)
-        made: Self = super().__new__(kind)
-        return made
-
-
-def _class_in(package: Any, name: str) -> type:
-    module, _, attribute = name.rpartition(".")
-    found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
-    return found
-
-
-def _joined(like: type, *bases: type) -> type:
-    kept = {"__module__", "__doc__", *(name for name in ("NAME", "NEEDS_GPUS") if hasattr(like, name))}
-    return type(like.__name__, bases, {name: getattr(like, name) for name in kept})
+_environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning trainers", "lightning")
 
 
 def _lightnings(kind: type) -> type:
     """Return the first of Lightning's classes that a strategy extends."""
-    return next(base for base in kind.__mro__ if base.__module__.startswith(_PACKAGES))
+    return next(base for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
 
 
 class _Extending(ABCMeta):
@@ -74,7 +40,7 @@ class _Extending(ABCMeta):
         return [*(each for each in found if each not in before), *theirs]
 
 
-class _OnWorker(_OfEitherPackage):
+class _OnWorker(OfEitherPackage):
     """Part of a strategy that says which device and which samples this worker has."""
 
     NEEDS_GPUS = False
@@ -93,8 +59,8 @@ class _OnWorker(_OfEitherPackage):
     def accelerator(self, accelerator: Any) -> None:
         """Take the trainer's accelerator, the first that a strategy is told of the trainer's package."""
         kind = type(self)
-        for package in filter(None, map(sys.modules.get, _PACKAGES)):
-            theirs = _class_in(package, self.NAME)
+        for package in filter(None, map(sys.modules.get, PACKAGES)):
+            theirs = class_in(package, self.NAME)
             if not isinstance(accelerator, package.accelerators.Accelerator) or _lightnings(kind) is theirs:
                 continue
             base: Any = kind.__bases__[0] if isinstance(kind, _Extending) else kind
@@ -121,13 +87,13 @@ class _OnWorker(_OfEitherPackage):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 
-class RayDDPStrategy(_OnWorker, _pl.strategies.DDPStrategy):  # type: ignore[misc]
+class RayDDPStrategy(_OnWorker, FIRST.strategies.DDPStrategy):  # type: ignore[misc]
     """Lightning's `DDPStrategy`, with its arguments, in the process group of the workers."""
 
     NAME = "strategies.DDPStrategy"
 
 
-class RayFSDPStrategy(_OnWorker, _pl.strategies.FSDPStrategy):  # type: ignore[misc]
+class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore[misc]
     """Lightning's `FSDPStrategy`, with its arguments, in the process group of the workers.
 
     Raises:
@@ -138,7 +104,7 @@ class RayFSDPStrategy(_OnWorker, _pl.strategies.FSDPStrategy):  # type: ignore[m
     NEEDS_GPUS = True
 
 
-class RayDeepSpeedStrategy(_OnWorker, _pl.strategies.DeepSpeedStrategy):  # type: ignore[misc]
+class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # type: ignore[misc]
     """Lightning's `DeepSpeedStrategy`, with its arguments, in the process group of the workers.
 
     Raises:
@@ -148,7 +114,7 @@ class RayDeepSpeedStrategy(_OnWorker, _pl.strategies.DeepSpeedStrategy):  # type
     NAME = "strategies.DeepSpeedStrategy"
 
 
-class RayLightningEnvironment(_OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
+class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
     """Ranks of the workers, for `Trainer(plugins=[RayLightningEnvironment()])`."""
 
     NAME = "plugins.environments.LightningEnvironment"
@@ -202,7 +168,7 @@ def prepare_trainer(trainer: Any) -> Any:
     return trainer
 
 
-class RayTrainReportCallback(_OfEitherPackage, _pl.callbacks.Callback):  # type: ignore[misc]
+class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type: ignore[misc]
     """Reports what Lightning has logged, and a checkpoint, after each training epoch.
 
     The metrics are those of `trainer.callback_metrics`, with "epoch" and "step". The checkpoint has the file

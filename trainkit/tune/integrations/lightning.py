@@ -1,7 +1,8 @@
 """Callbacks for PyTorch Lightning's Trainer in a function trial: metrics, and checkpoints, go to the tuner.
 
 Lightning comes as two packages, `lightning` and `pytorch_lightning`, which don't know of each other's
-classes: these extend the callback of each that is in use.
+classes. These extend those of a package that this process has imported before. An instance is one of each
+package that is imported when it is made.
 """
 
 from __future__ import annotations
@@ -10,48 +11,61 @@ import importlib
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Self
 
 from trainkit.runtime import session
-from trainkit.tune.core.checks import require
-from trainkit.tune.integrations.reporting import Metrics, Reporter, missing
+from trainkit.tune.core.checks import load, require
+from trainkit.tune.integrations.reporting import Metrics, Reporter
 
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_FOUND = [name for name in PACKAGES if name in sys.modules] or [
+    name for name in PACKAGES if find_spec(name.partition(".")[0])
+]
+FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
+"""The package whose classes are extended by name."""
+for _package in PACKAGES:
+    session.register(_package)  # Else each trial would import it by itself, which takes seconds.
 # Lightning asks these for something, rather than telling them.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
-
-
-def _lightning_callbacks() -> tuple[type, ...]:
-    """`Callback` of each package that was imported before; of the first that can be, where none was."""
-    loaded = [name for name in _PACKAGES if name in sys.modules]
-    for name in loaded or _PACKAGES:
-        if not loaded:
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                if error.name not in (name, name.partition(".")[0]):
-                    raise
-                continue
-            loaded = [name]
-    if not loaded:
-        raise missing("tuning a Lightning module", "lightning")
-    return tuple(dict.fromkeys(sys.modules[name].Callback for name in loaded))
-
-
-_BASES = _lightning_callbacks()
-for _package in _PACKAGES:
-    session.register(_package)  # Else each trial would import it by itself, which takes seconds.
 HOOKS = frozenset(
     name
-    for base in _BASES
-    for name, _ in inspect.getmembers(base, inspect.isfunction)
+    for name, _ in inspect.getmembers(FIRST.Callback, inspect.isfunction)
     if name.startswith("on_") and name not in _NO_EVENTS
 )
 """The events that `on` may name."""
-_Base: Any = _BASES[0] if len(_BASES) == 1 else type("_Base", _BASES, {})
 
 
-class LightningCheckpointCallback(_Base):  # type: ignore[misc]
+class OfEitherPackage:
+    """Class of Lightning's whose instances a trainer of either package takes, once both are imported."""
+
+    NAME: str
+    """Of the class in Lightning's package."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        kind: Any = cls
+        for package in filter(None, map(sys.modules.get, PACKAGES)):
+            theirs = class_in(package, cls.NAME)
+            if theirs not in cls.__mro__:  # `issubclass` remembers bases that a class had before
+                own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
+                kind = type(cls.__name__, (cls, theirs), own)
+        made: Self = super().__new__(kind)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Name the class that a module has, of which there may be an instance of other packages there."""
+        reduced: Any = super().__reduce_ex__(2)
+        return (OfEitherPackage.__new__, (getattr(self, "_named", type(self)),), *reduced[2:])
+
+
+def class_in(package: Any, name: str) -> type:
+    """Return the class of this name, such as "callbacks.Callback", in a package of Lightning's."""
+    module, _, attribute = name.rpartition(".")
+    found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
+    return found
+
+
+class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ignore[misc]
     """Reports what the Trainer has logged, with a checkpoint: give it in `Trainer(callbacks=[...])`.
 
     To go on from one: `trainer.fit(model, ckpt_path=path)`, where `path` is `filename` in the folder
@@ -69,6 +83,8 @@ class LightningCheckpointCallback(_Base):  # type: ignore[misc]
         ConfigError: Lightning has no such event.
         MissingDependencyError: Lightning is not installed; raised where this is imported.
     """
+
+    NAME = "callbacks.Callback"
 
     def __init__(
         self,
