@@ -236,6 +236,11 @@ def second(captured: str = "") -> int:
     return os.getpid()
 
 
+def partial() -> int:
+    print("no end", end="")
+    return os.getpid()
+
+
 def test_what_a_task_prints_is_shown_under_its_own_name(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +250,10 @@ def test_what_a_task_prints_is_shown_under_its_own_name(
     pids += trainkit.get([two.remote(str(tmp_path / "captured"))])
     pids += trainkit.get([one.options(name="named").remote()])
     pids += trainkit.get([one.remote()])
+    for _ in range(2):
+        pids += trainkit.get([trainkit.remote(partial).remote()])
+    pids += trainkit.get([one.remote()])
+    pids += trainkit.get([trainkit.remote(partial).remote()])
     trainkit.shutdown()
     (pid,) = set(pids)
     out, err = capfd.readouterr()
@@ -254,10 +263,14 @@ def test_what_a_task_prints_is_shown_under_its_own_name(
         f"(second pid={pid}) of another program",
         f"(named pid={pid}) one",
         f"(first pid={pid}) one",
+        *[f"(partial pid={pid}) no end"] * 2,
+        f"(first pid={pid}) one",
+        f"(partial pid={pid}) no end",
     ]
     assert f"(second pid={pid}) an error\n" in err
     (file,) = folder.glob("*/*.out")
-    assert file.read_text() == "one\nhalf and half\nof another program\none\none\n"
+    printed = "one\nhalf and half\nof another program\none\none\n"
+    assert file.read_text() == printed + "no endno endone\nno end"
     assert (tmp_path / "captured").read_text() == "captured\n"
 
 

@@ -269,7 +269,6 @@ class OutputPipe:
         self._partial = b""
         self._cut = b""
         self._name: str | None = None
-        self._partial_of: str | None = None
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self) -> bool:
@@ -296,6 +295,7 @@ class OutputPipe:
         printed, *marked = MARKED.split(data[:at] if is_cut else data)
         self._take(printed)
         for name, printed in zip(marked[::2], marked[1::2], strict=True):
+            self._end_line()
             self._name = name.decode(errors="replace")
             self._take(printed)
 
@@ -303,9 +303,6 @@ class OutputPipe:
         if not data:
             return
         self._on_bytes(data)
-        if self._partial_of != self._name:
-            self._end_line()
-            self._partial_of = self._name
         *lines, self._partial = (self._partial + data).split(b"\n")
         if lines:
             self._tell([_shown(line) for line in lines])
@@ -321,7 +318,7 @@ class OutputPipe:
 
     def _tell(self, lines: list[str]) -> None:
         self.tail.extend(lines)
-        self._on_lines(lines, self._partial_of)
+        self._on_lines(lines, self._name)
 
     def drain(self) -> None:
         """Take all that is there, when nothing more of interest can come."""

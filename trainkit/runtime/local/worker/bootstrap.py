@@ -117,19 +117,38 @@ class TaskOutput(io.BufferedWriter):
     """Name of the function that runs; "": the one by whose name the node knows the process."""
     pipes: ClassVar[dict[int, int]] = {}
     """Inodes of the pipes to the node, by descriptor: nothing is marked that user code has led elsewhere."""
+    texts: ClassVar[list[io.TextIOWrapper]] = []
+    """Standard output and error of this process, whatever user code has put in their place."""
     _marked = ""
+    _in_line = False
+
+    @classmethod
+    def end_call(cls) -> None:
+        """Send what a call has printed, and have what a task has printed of a line shown as one."""
+        for text in cls.texts:
+            try:
+                text.flush()
+                out = text.buffer
+                if cls.name_of_function and isinstance(out, TaskOutput) and out._in_line:
+                    out._marked = ""
+                    out.write(b"")
+                    out.flush()
+            except (OSError, ValueError):  # user code has closed it, or the node is gone
+                continue
 
     def write(self, data: Any, /) -> int:
         name = TaskOutput.name_of_function
         if name != self._marked and os.fstat(self.fileno()).st_ino == self.pipes.get(self.fileno()):
             self._marked = name
             super().write(output_mark(name))
+        self._in_line = bool(data) and data[-1:] != b"\n"
         return super().write(data)
 
 
 def _standard(fd: int) -> io.TextIOWrapper:
     binary = TaskOutput(io.FileIO(fd, "w", closefd=False))
-    return io.TextIOWrapper(binary, "utf-8", "backslashreplace", line_buffering=True)
+    TaskOutput.texts.append(io.TextIOWrapper(binary, "utf-8", "backslashreplace", line_buffering=True))
+    return TaskOutput.texts[-1]
 
 
 def prepare() -> None:

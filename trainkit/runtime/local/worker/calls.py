@@ -255,6 +255,7 @@ class Calls:
             self.answer(conn, call_id, list(self.packed(result, 1, method)))
             return
         self.running = 0
+        TaskOutput.end_call()
         try:
             conn.post(entry)
         except OSError:
@@ -308,6 +309,7 @@ class Calls:
             if kind == channel.INIT:
                 self.instance = result
                 self.show_as(result)
+                TaskOutput.end_call()
                 return
             if count == STREAMING:
                 self.stream(conn, call_id, result, method)
@@ -416,6 +418,7 @@ class Calls:
     def answer(self, conn: CallerConnection, call_id: int, answers: Answers) -> None:
         """Send the answers of a call."""
         self.running = 0
+        TaskOutput.end_call()
         for index, (kind, body) in enumerate(answers):
             try:
                 channel.send_answer(conn, kind, body, call_id + index, self._spec.name)
