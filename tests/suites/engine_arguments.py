@@ -50,6 +50,24 @@ class Given:
         return self._value, self._other
 
 
+class Level:
+    """Counts how often it is pickled, in the process that does it."""
+
+    pickled = 0
+
+    def __reduce__(self) -> Any:
+        Level.pickled += 1
+        return Level, ()
+
+
+def innermost(held: Any) -> tuple[Any, int]:
+    """Return what is in all of these levels, and how many there are."""
+    levels = 0
+    while isinstance(held, tuple):
+        held, levels = trainkit.get(held[1]), levels + 1
+    return held, levels
+
+
 class Caller:
     def add_in_vain(self, actor: Any, given: list[Any]) -> None:
         add_in_vain(actor, given)
@@ -148,6 +166,16 @@ class ArgumentSuite(Suite):
         third = one.add.remote(second)
         (tmp_path / "go").touch()
         assert trainkit.get(third, timeout=SOON_S) == ["waited", [["waited"]]]
+
+    @needs("background")
+    def test_each_of_200_values_around_a_late_one_is_pickled_once(self, tmp_path: Path) -> None:
+        held, before = late(tmp_path / "go"), Level.pickled
+        for _ in range(200):
+            held = trainkit.put((Level(), held))
+        found = trainkit.remote(num_cpus=0)(innermost).remote((Level(), held))
+        assert Level.pickled - before <= 201
+        (tmp_path / "go").touch()
+        assert trainkit.get(found, timeout=SOON_S) == ("waited", 201)
 
     @needs("background")
     def test_a_late_argument_of_a_stream(self, tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from sklearn.base import BaseEstimator
 
 import trainkit
 from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError, WorkerGroupError
+from trainkit.sklearn import TuneGridSearchCV
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
 from trainkit.train.torch.trainer import changes
@@ -259,15 +261,28 @@ def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) ->
         TorchTrainer(meets_alone, run_config=run, scaling_config=two).fit()
 
 
-def starts_tasks_and_trials(config: dict[str, Any]) -> None:
+class Apart(BaseEstimator):  # type: ignore[misc]
+    """Scores its weight in any process but `pid`."""
+
+    def __init__(self, pid: int = 0, weight: int = 0) -> None:
+        self.pid, self.weight = pid, weight
+
+    def fit(self, X: Any, y: Any = None) -> Apart:
+        return self
+
+    def score(self, X: Any, y: Any = None) -> float:
+        return self.weight * float(os.getpid() != self.pid)
+
+
+def starts_tasks_trials_and_searches(config: dict[str, Any]) -> None:
     squares = trainkit.get([trainkit.remote(abs).remote(-number) for number in range(3)])
     space = {"x": tune.grid_search([1, 2])}
     run = RunConfig(storage_path=config["folder"], name=f"inner{os.getpid()}", verbose=0)
     grid = tune.Tuner(lambda config: {"score": config["x"]}, param_space=space, run_config=run).fit()
+    search = TuneGridSearchCV(Apart(os.getpid()), {"weight": [1, 7]}, cv=2).fit(torch.zeros(4, 1).numpy())
     with Pool(2) as pool:
-        train.report(
-            {"sums": [sum(squares), sum(r.metrics["score"] for r in grid), sum(pool.map(abs, [-5]))]}
-        )
+        sums = [sum(squares), sum(r.metrics["score"] for r in grid), sum(pool.map(abs, [-5]))]
+    train.report({"sums": [*sums, search.best_score_]})
 
 
 def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path) -> None:
@@ -277,9 +292,9 @@ def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path)
         run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
         told = {"folder": str(tmp_path)}
         result = TorchTrainer(
-            starts_tasks_and_trials, train_loop_config=told, run_config=run, scaling_config=two
+            starts_tasks_trials_and_searches, train_loop_config=told, run_config=run, scaling_config=two
         ).fit()
-        assert result.metrics["sums"] == [3, 3, 5]
+        assert result.metrics["sums"] == [3, 3, 5, 7]
     finally:
         trainkit.shutdown()
 
