@@ -380,6 +380,11 @@ class ExperimentProgress:
         """Number of trials that have ended, with or without an error."""
         return self._ended.total()
 
+    @property
+    def only_waits(self) -> bool:
+        """True if trials are pending, and none runs."""
+        return {trial.status for trial in self._open} == {TrialStatus.PENDING}
+
     def counts(self) -> str:
         """Return counts such as '3 running, 10 finished, 2 stopped'."""
         numbers = Counter(trial.state for trial in self._open) + self._ended
@@ -461,7 +466,7 @@ def progress_table(
     clock = f"{elapsed} gone" + (f", about {duration(left)} left" if left else "")
     lines = [
         f"ended after {elapsed}: {ending}" if ending else clock,
-        progress.progress_words(info["total_samples"]),
+        "; ".join(filter(None, [progress.progress_words(info["total_samples"]), info.get("waits")])),
         f"in use: {describe_use(info['resources_used'], info['resources'])}",
         f"kept in {path or 'memory'}",
         *filter(None, [progress.best_config_words()]),

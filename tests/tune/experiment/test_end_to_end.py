@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.runtime.local.victims import Victim
 from trainkit import tune
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
@@ -26,6 +28,7 @@ from trainkit.errors import (
     StoreError,
     TaskError,
 )
+from trainkit.tune.callbacks import console
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -42,6 +45,33 @@ def tuner(tmp_path):
         )
 
     return tuner
+
+
+class WaitsForFile(tune.Trainable):
+    def setup(self, config):
+        assert eventually(Path(config["go"]).exists, 60)
+
+    def step(self):
+        return {"loss": 1.0, "done": True}
+
+
+@pytest.mark.parametrize("what", ["waits for 0.5 CPU: .*; held by holder ", "starts: its worker .pid "])
+def test_the_console_says_what_the_first_trial_waits_for(tuner, tmp_path, monkeypatch, what):
+    go, told = tmp_path / "go", []
+    holder = trainkit.remote(Victim).options(name="holder", num_cpus=4 if "held" in what else 0).remote()
+    trainkit.get(holder.pid.remote())
+
+    def say(line):
+        told.append(line)
+        if re.search(f"8 trials: . pending; [0-9a-f_]+ {what}", line):
+            trainkit.kill(holder)
+            go.touch()
+
+    monkeypatch.setattr(console, "SUMMARY_S", 0.05)
+    monkeypatch.setattr(console, "say", say)
+    trainable = tune.with_resources(WaitsForFile, {"CPU": 0.5})
+    tuner(trainable, {"go": str(go)}, num_samples=8, run={"verbose": 1}).fit()
+    assert go.exists(), told
 
 
 def test_of_programs_that_begin_at_once_each_has_a_folder(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import did_you_mean
@@ -17,6 +17,7 @@ from trainkit.tune.display import (
     Display,
     ExperimentProgress,
     NotebookDisplay,
+    Table,
     TerminalDisplay,
     count_words,
     duration,
@@ -148,12 +149,16 @@ class ConsoleCallback(Callback):
         live: True for a block that updates; False for lines; None: a block in a terminal or a notebook.
         verbose: 2: also a line for each report; 3: with all its metrics.
         kept: False if the experiment's folder is removed at the end; then it is not named.
+        waits: returns a clause on what the first trial waits for; called while trials are pending, none runs.
     """
 
-    def __init__(self, live: bool | None = None, verbose: int = 1, *, kept: bool = True) -> None:
+    def __init__(
+        self, live: bool | None = None, verbose: int = 1, *, kept: bool = True, waits: Callable[[], str] = str
+    ) -> None:
         self._live_wanted = live
         self._verbose = verbose
         self._kept = kept
+        self._waits = waits
         self._display: Display | None = None
         self._progress = ExperimentProgress(None, None, 0.0)
         self._drawn = 0.0
@@ -244,13 +249,11 @@ class ConsoleCallback(Callback):
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
         """Print a line on all trials; no more of these lines than there are trials."""
-        self._drawn = info["time"]
-        self._progress.look(trials)
+        lines = self._table(trials, info).lines
         since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s
         if self._summaries < self._progress.created:
             self._summaries += 1
-            lines = progress_table(self._progress, info, self._path).lines
             say("; ".join([*lines[:2], *filter(None, [self._progress.best_words()])]))
 
     def _line(self, trial: Trial, what: str, why: str, rest: str = "") -> None:
@@ -285,10 +288,14 @@ class ConsoleCallback(Callback):
                 say(f"  {line}".rstrip())
 
     def _draw(self, trials: Sequence[Trial], info: Mapping[str, Any], ending: str = "") -> None:
+        if self._display is not None:
+            self._display.show(self._table(trials, info, ending))
+
+    def _table(self, trials: Sequence[Trial], info: Mapping[str, Any], ending: str = "") -> Table:
         self._drawn = info["time"]
         self._progress.look(trials)
-        if self._display is not None:
-            self._display.show(progress_table(self._progress, info, self._path, ending))
+        waits = self._waits() if self._progress.only_waits and not ending else ""
+        return progress_table(self._progress, {**info, "waits": waits}, self._path, ending)
 
 
 def _place(failure: Failure | None) -> str:

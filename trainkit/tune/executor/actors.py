@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import ActorDiedError, NodeDiedError, TaskError, TrainkitError, message_of
+from trainkit.resources import describe
 from trainkit.runtime import api, session
 from trainkit.runtime.remote import ActorHandle
 from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
@@ -254,6 +255,24 @@ class ActorExecutor(Executor):
     @property
     def idle(self) -> bool:
         return not self._running and not self._at_once
+
+    def waits(self) -> str:
+        pending = (each for each in self._running.values() if each.start.trial.status is TrialStatus.PENDING)
+        first, engine = next(pending, None), session.running()
+        if first is None or engine is None or engine.name != "local":  # Ray does not say what waits
+            return ""
+        trial, actor = first.start.trial.trial_id, first.process.actor._actor_id.hex()
+        try:
+            for request in engine.state("requests"):
+                if request["id"] == actor:
+                    return f"{trial} waits for {describe(request['asked'])}: {'; '.join(request['reasons'])}"
+            row = next((row for row in engine.state("actors") if row["actor_id"] == actor), None)
+        except NodeDiedError:  # which the trial itself meets
+            return ""
+        if row is None or row["pid"] is None:
+            imports = ", ".join(sorted(session.wanted() & {"torch", "pandas", "sklearn"}))
+            return f"{trial} waits for its worker to start{imports and f', which is forked with {imports}'}"
+        return f"{trial} starts: its worker (pid {row['pid']}) imports its code and sets it up"
 
     def dismiss(self) -> None:
         for process in [] if self._pool is None else self._pool.take_all():

@@ -281,6 +281,10 @@ class Executor(ev.ActionHandler, ABC):
     def idle(self) -> bool:
         """True if no trial runs, and there is no news."""
 
+    def waits(self) -> str:
+        """Return a clause on what the first trial that has not begun waits for; "" where it is not known."""
+        return ""
+
     @abstractmethod
     def dismiss(self) -> None:
         """Let the processes leave that wait for a further trial: none comes."""

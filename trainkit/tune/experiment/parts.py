@@ -65,11 +65,11 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
     return population.time_attr == "training_iteration" and longest <= population.first_judgement
 
 
-def make_display(run: RunConfig, *, in_memory: bool) -> Callback | None:
+def make_display(run: RunConfig, waits: Callable[[], str], *, in_memory: bool) -> Callback | None:
     """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
     if run.verbose and run.progress_reporter is not None:
         return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
-    return ConsoleCallback(verbose=run.verbose, kept=not in_memory) if run.verbose else None
+    return ConsoleCallback(verbose=run.verbose, kept=not in_memory, waits=waits) if run.verbose else None
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:

@@ -371,7 +371,7 @@ class ExperimentRun:
             running.parts.make_watch(self._plan.metrics, self._scheduler, self._tune, self._run),
             *([mirror] if mirror is not None else []),
         ]
-        display = running.parts.make_display(self._run, in_memory=self._in_memory)
+        display = running.parts.make_display(self._run, executor.waits, in_memory=self._in_memory)
         strict = self._run.failure_config.fail_fast == "raise"
         hub = running.CallbackDispatcher(
             callbacks,
