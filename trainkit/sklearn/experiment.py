@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -309,11 +308,8 @@ def _preload_packages(estimator: Any) -> None:
                 session.register(package)
 
 
-class _SharedSession:
-    """Session that searches have started, shared by all that run at once."""
-
-    lock = threading.Lock()
-    users = 0
+_sharing = 0
+"""Searches that run at once in the session that the first of them has started."""
 
 
 @contextlib.contextmanager
@@ -324,15 +320,13 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         estimator: whose packages workers are forked with.
         cpus: of a new session; None: this machine's.
     """
+    global _sharing
     _preload_packages(estimator)
-    with _SharedSession.lock:
-        if not _SharedSession.users and api.is_initialized():
-            shared = False
-        else:
-            shared = True
-            if not _SharedSession.users:
-                api.init(num_cpus=cpus or os.cpu_count())
-            _SharedSession.users += 1
+    with session.starting:
+        shared = _sharing > 0 or not api.is_initialized()
+        if shared and not _sharing:
+            api.init(num_cpus=cpus or os.cpu_count())
+        _sharing += shared
     end = api.shutdown  # after an interrupt, which may have come in the midst of anything
     try:
         yield
@@ -342,9 +336,9 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         raise
     finally:
         if shared:
-            with _SharedSession.lock:
-                _SharedSession.users -= 1
-                if not _SharedSession.users:
+            with session.starting:
+                _sharing -= 1
+                if not _sharing:
                     end()
 
 
