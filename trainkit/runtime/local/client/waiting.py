@@ -356,13 +356,12 @@ def _look(refs: Sequence[LocalRef]) -> None:
 def _lateness(ref: LocalRef) -> str:
     """Say that a reference is pending, with the name of the call that owes it if that is known here."""
     body, peer = ref.body, ref.peer
+    what = getattr(body, "what", None)  # of a call of an actor, which waits for its arguments
     if isinstance(body, Task):
-        return f"{body.name} has not ended yet"
-    if peer is not None and peer.worker_id is not None:
+        what = body.name
+    elif peer is not None and peer.worker_id is not None:
         what = f"{peer.name}.{body}" if isinstance(body, str) else f"a call of {peer.name}"
-        return f"{what} has not ended yet"
-    held = getattr(body, "what", None)  # of a call of an actor, which waits for its arguments
-    return "the result is not there yet" if held is None else f"{held} has not ended yet"
+    return "the result is not there yet" if what is None else f"{what} has not ended yet"
 
 
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
