@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
     program, pids = begin(programs)
     assert eventually(lambda: "waits: patient" in programs.command("status"))
     shown = programs.command("status")
-    assert f"driver pid {program.pid}" in shown
+    assert re.match(rf"program1.py in {programs.folder}, session \w+: driver pid {program.pid},", shown)
     assert "1 of 2 CPU free" in shown
     assert "1 of 1 licence free" in shown
     assert f"{pids[0]}" in shown
@@ -86,6 +87,7 @@ def test_status_shows_what_runs_and_what_waits(programs: Programs) -> None:
     assert "waiting" in shown
     (session,) = json.loads(programs.command("status", "--json"))
     assert session["driver_pid"] == program.pid
+    assert shown.startswith(f"{session['program']}, session {session['session_id']}: ")
     assert 0 <= session["age_s"] <= time.monotonic() - before
     actors = {actor["name"]: actor for actor in session["actors"]}
     assert actors["model"]["state"] == "ALIVE"

@@ -53,7 +53,7 @@ def waiting(tmp_path: Path) -> Iterator[int]:
 def own(ask: Asker) -> str:
     """Return the path of this process's session."""
     (one,) = [each for each in ask.get("/sessions") if each["driver_pid"] == os.getpid()]
-    assert one["age_s"] >= 0 and one["problem"] == ""
+    assert one["age_s"] >= 0 and one["problem"] == "" and one["program"].endswith(f" in {os.getcwd()}")
     return f"/sessions/{one['session_id']}"
 
 

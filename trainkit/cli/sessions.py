@@ -30,7 +30,7 @@ def find_session(found: Sequence[Session], prefix: str) -> Session:
     """
     matching = [session for session in found if session.id.startswith(prefix)]
     if len(matching) != 1:
-        there = ", ".join(session.id for session in found) or "none"
+        there = ", ".join(f"{session.id} ({session.program})" for session in found) or "none"
         raise ConfigError(
             f"{'several sessions' if matching else 'no session'} of yours in {boot.home()} with an "
             f"id that starts with {prefix!r}; there are: {there}"
@@ -64,8 +64,8 @@ def _tables(state: SessionState) -> Iterator[Table]:
     """Return a session as tables below each other."""
     driver = "gone" if state.driver is None else f"pid {state.driver}"
     head = (
-        f"session {state.session.id}: driver {driver}, node pid {state.session.node}, "
-        f"started {duration(state.age_s)} ago"
+        f"{state.session.program}, session {state.session.id}: driver {driver}, "
+        f"node pid {state.session.node}, started {duration(state.age_s)} ago"
     )
     if state.problem:
         yield Table(lines=[head, f"  {state.problem}"], strong=0)

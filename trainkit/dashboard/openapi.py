@@ -88,6 +88,7 @@ _ROW = {
 
 _SESSION = {
     "session_id": TEXT,
+    "program": TEXT,
     "node_pid": WHOLE,
     "driver_pid": or_null(WHOLE),
     "age_s": NUMBER,

@@ -71,22 +71,11 @@ _METER = ProcessorMeter()
 
 def sessions() -> list[Row]:
     """Return the user's sessions, newest first."""
-    return [_head(session) for session in _living()]
+    return [SessionState(session=session).plain() for session in _living()]
 
 
 def _living() -> list[Session]:
     return local_sessions.sessions(boot.home())
-
-
-def _head(session: Session) -> Row:
-    gone = session.driver_gone or not process.exists(session.driver)
-    return {
-        "session_id": session.id,
-        "node_pid": session.node,
-        "driver_pid": None if gone else session.driver,
-        "age_s": round(max(0.0, SYSTEM.now() - session.started), 3),
-        "problem": "",
-    }
 
 
 def _session_of(call: Call) -> Session:

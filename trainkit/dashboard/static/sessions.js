@@ -11,8 +11,8 @@ export async function sessionsView(context) {
   let sessions = await get("/api/sessions", {}, context.signal);
   const body = h("div");
   function draw() {
-    renew(body, sessions.length ? plainTable("Sessions", ["session", "node", "driver", "age", ""], sessions.map((each) =>
-      [h("a", { href: path("sessions", each.session_id) }, h("strong", null, each.session_id)), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : ""]))
+    renew(body, sessions.length ? plainTable("Sessions", ["program", "session", "node", "driver", "age", ""], sessions.map((each) =>
+      [each.program, h("a", { href: path("sessions", each.session_id) }, h("strong", null, each.session_id)), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : ""]))
       : h("p", { class: "card empty" }, "No session runs. A program that calls trainkit.init(), or runs trials, has one."));
   }
   draw();

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         template_pid=template_pid,
         new_template=lambda: _new_template(lifeline),
         driver_pid=options["driver"],
+        program=options["program"],
     )
     node = Node(session, control)
     for imports in options["preload"]:

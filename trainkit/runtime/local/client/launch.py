@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -100,6 +102,7 @@ def start_node(spec: SessionSpec) -> NodeProcess:
         )
         options = {
             "driver": os.getpid(),
+            "program": json.dumps(_program()),
             "spec": spec,
             "gpus": visible_gpus(),
             "preload": preload.at_start(spec.preload),
@@ -114,6 +117,14 @@ def start_node(spec: SessionSpec) -> NodeProcess:
         begun.end()
         raise
     return NodeProcess(begun.child, begun.control, begun.mark, account)
+
+
+def _program() -> str:
+    """Return the name of this program, and the folder that it works in, such as 'train.py in /data'."""
+    script = Path(str((sys.argv or [""])[0]))
+    name = script.parent.name if script.name == "__main__.py" else script.name
+    # As a folder that was removed has a name here, where os.getcwd() raises.
+    return f"{'python' if name in ('', '-c') else name} in {os.readlink('/proc/self/cwd')}"
 
 
 def _usable(folder: Path) -> Path:

@@ -142,9 +142,7 @@ class Node:
         self._named_actors = parts.named_actors
         self._listing = StateListing(session, parts.table, parts.queue, parts.groups, parts.explainer, logs)
         self._calls = CallCounts(session, loop.after, clients.notify)
-        self._server = SessionServer(
-            loop, clients, parts.table, session.folder, session.driver_pid, self._dispatch
-        )
+        self._server = SessionServer(loop, clients, parts.table, session, self._dispatch)
         clients.add(records.DRIVER, driver, self._driver_left)
         # Also when a child of the driver still holds its socket open, the driver's end ends the node.
         self._driver_pidfd = _pidfd(session.driver_pid)
@@ -298,7 +296,7 @@ class Node:
         A reader of the program's output waits for the last process that has it open.
         """
         try:
-            self._server.driver_left()
+            self._server.write_card()
             path = self._session.folder / LOG
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:  # the session's folder was removed, or the disk is full

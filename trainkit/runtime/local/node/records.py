@@ -56,6 +56,7 @@ class SessionRecord:
         template: connection of the template that imports nothing.
         template_pid: pid of that template.
         driver_pid: pid of the program that started the session.
+        program: its name and folder, as JSON.
         new_template: starts one more template that imports nothing; returns its connection and pid.
         driver_gone: that program has ended.
     """
@@ -67,6 +68,7 @@ class SessionRecord:
     template: socket.socket
     template_pid: int
     driver_pid: int
+    program: str
     new_template: Callable[[], tuple[socket.socket, int]]
     driver_gone: bool = False
 

@@ -14,14 +14,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.local.node.loop import Loop, LoopConnection, try_send
-from trainkit.runtime.local.node.records import WorkerTable
+from trainkit.runtime.local.node.records import SessionRecord, WorkerTable
 from trainkit.runtime.local.wire.channel import FAILURE, NOTICE, REQUEST, VALUE, Connection, Frame
 from trainkit.runtime.local.wire.messages import (
     Available,
@@ -107,20 +106,18 @@ class SessionServer:
         loop: of the node.
         clients: connections of the processes that make requests.
         table: gives numbers to processes.
-        folder: of the session; made here.
-        driver: pid of the program that started the session.
+        session: the session, whose folder is made here.
         dispatch: carries out what a program asks, of the messages that it may send.
     """
 
     _loop: Loop
     _clients: Clients
     _table: WorkerTable
-    _folder: Path
-    _driver: int
+    _session: SessionRecord
     _dispatch: Callable[[int, Frame, tuple[type, ...]], None]
 
     def __post_init__(self) -> None:
-        self._started = SYSTEM.now()
+        self._started, self._folder = SYSTEM.now(), self._session.folder
         # The driver may have asked for its scratch folder already.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -132,17 +129,14 @@ class SessionServer:
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         self._loop.watch(self._listener.fileno(), self._admit)
-        self._write_card(driver_gone=False)
+        self.write_card()
 
-    def driver_left(self) -> None:
-        """Say that the program which started the session has ended."""
-        self._write_card(driver_gone=True)
-
-    def _write_card(self, *, driver_gone: bool) -> None:
-        aside = self._folder / f"{CARD}.new"
+    def write_card(self) -> None:
+        """Say what the session is, and whether the program that started it has ended."""
+        aside, of = self._folder / f"{CARD}.new", self._session
         aside.write_text(  # importing json would take longer than all else that is done here
-            f'{{"node": {os.getpid()}, "driver": {self._driver}, "started": {self._started!r}, '
-            f'"driver_gone": {"true" if driver_gone else "false"}}}'
+            f'{{"node": {os.getpid()}, "driver": {of.driver_pid}, "started": {self._started!r}, '
+            f'"driver_gone": {"true" if of.driver_gone else "false"}, "program": {of.program}}}'
         )
         aside.rename(self._folder / CARD)  # so that it is always read whole
 

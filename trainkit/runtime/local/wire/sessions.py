@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class Session(NamedTuple):
         driver: pid of the program that started it.
         driver_gone: that has ended; only detached actors are left.
         started: seconds since the epoch.
+        program: name and folder of that program, as 'train.py in /data'.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class Session(NamedTuple):
     driver: int
     driver_gone: bool
     started: float
+    program: str = ""
 
     @property
     def id(self) -> str:
@@ -97,7 +99,7 @@ def session_at(folder: Path) -> Session | None:
     import json  # most programs meet no other session
 
     try:
-        card = json.loads((folder / CARD).read_text())
+        card = {"program": "", **json.loads((folder / CARD).read_text())}  # older versions do not say it
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -265,22 +267,30 @@ class SessionState:
     """State of one session.
 
     Attributes:
-        age_s: seconds since its start.
-        driver: pid of the program that started it; None if that has ended.
         lists: entries by kind: those of KINDS, or what was asked for.
         problem: why the lists are empty; "" if the node answered.
     """
 
     session: Session
-    age_s: float
-    driver: int | None
-    lists: dict[str, list[dict[str, Any]]]
+    lists: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its start."""
+        return max(0.0, SYSTEM.now() - self.session.started)
+
+    @property
+    def driver(self) -> int | None:
+        """Pid of the program that started it; None if that has ended."""
+        session = self.session
+        return None if session.driver_gone or not process.exists(session.driver) else session.driver
 
     def plain(self) -> dict[str, Any]:
         """Return the state as JSON can hold it."""
         return {
             "session_id": self.session.id,
+            "program": self.session.program,
             "node_pid": self.session.node,
             "driver_pid": self.driver,
             "age_s": round(self.age_s, 3),
@@ -299,14 +309,7 @@ def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
                 lists[kind] = node.ask(State(kind))
     except TrainkitError as error:
         problem = str(error)
-    gone = session.driver_gone or not process.exists(session.driver)
-    return SessionState(
-        session=session,
-        age_s=max(0.0, SYSTEM.now() - session.started),
-        driver=None if gone else session.driver,
-        lists=lists,
-        problem=problem,
-    )
+    return SessionState(session=session, lists=lists, problem=problem)
 
 
 def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
