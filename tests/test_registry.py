@@ -71,6 +71,8 @@ def test_packages_are_read_only_where_one_names_the_group(install, monkeypatch):
     install("greypackage2", "class Grey: pass", "trainkit.colours", grey="greypackage2:Grey")
     assert registry().find("grey") is None
     assert read == ["trainkit.colours"]
+    assert registry().name_of(Registry) == "trainkit.registry.Registry"
+    assert read == ["trainkit.colours"], "no package adds a class of ours"
 
 
 def test_ours_come_first(install):

@@ -89,7 +89,8 @@ class Registry:
     def name_of(self, cls: type) -> str:
         """Return the name of a class that `find` finds it by; of a class that it does not find, another."""
         name = cls.__qualname__
-        return name if self.find(name) in (None, cls) else f"{cls.__module__}.{name}"
+        is_of_nobody = name not in self._own and cls.__module__.startswith(f"{__package__}.")
+        return name if not is_of_nobody and self.find(name) in (None, cls) else f"{cls.__module__}.{name}"
 
     def _entries(self) -> Iterator[EntryPoint]:
         if _may_be_declared(self.group.encode()):
