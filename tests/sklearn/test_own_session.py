@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +42,7 @@ from trainkit.clock import thread_clock
 from trainkit.errors import WorkerDiedError
 from trainkit.pools import Pool
 from trainkit.runtime import session
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates, experiment
 from trainkit.sklearn.candidates import FirstFolds, may_be_here, worth_handing_over, worth_starting
 from trainkit.sklearn.context import SklearnContext
 from trainkit.sklearn.trials import EvaluationTask
@@ -184,6 +185,29 @@ def test_a_small_search_runs_in_the_program_and_leaves_nothing_in_it(monkeypatch
     assert nodes() == own
     assert {result.metrics["pid"] for result in ours.analysis_.trials} == {os.getpid()}
     np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
+
+
+def test_a_search_that_is_done_in_the_program_waits_for_no_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered = tmp_path / "answered"
+
+    def answer_late() -> None:
+        time.sleep(30)
+        answered.touch()
+
+    monkeypatch.setattr(candidates, "START_AFTER_S", 0.0)
+    monkeypatch.setattr(experiment, "_is_there", answer_late)
+    own = nodes()
+    try:
+        ours = TuneGridSearchCV(RandomForestClassifier(random_state=0), {"max_depth": [1, 2]}, cv=3).fit(
+            *IRIS
+        )
+        assert nodes() - own, "no session was begun"
+        assert not answered.exists()
+        assert {result.metrics["pid"] for result in ours.analysis_.trials} == {os.getpid()}
+    finally:
+        trainkit.shutdown()
 
 
 @pytest.mark.parametrize("most_s", [0.0, 0.02, math.inf])

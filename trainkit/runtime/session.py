@@ -169,11 +169,6 @@ def park() -> None:
         timer.start()
 
 
-def is_parked() -> bool:
-    """Return whether a session waits for a search."""
-    return _parked is not None
-
-
 def _unpark(name: str, spec: SessionSpec) -> Engine | None:
     """Return the session that waits if it is as asked for, in this very process."""
     global _parked

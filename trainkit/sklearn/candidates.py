@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import numbers
 import random
 import secrets
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from trainkit.clock import SYSTEM, thread_clock
 from trainkit.errors import ConfigError, did_you_mean
@@ -201,11 +203,14 @@ MOST_CANDIDATES = 100
 MOST_S = 1.0
 """Seconds of work beyond which workers that are there always do the rest."""
 
-START_AFTER_S = 0.25
+START_AFTER_S = 0.5
 """Seconds of work in the program, done and to come, for which no session is started."""
 
 HAND_OVER_S = 0.1
 """Seconds that workers of a session which is there need for their first fold."""
+
+LOOK_S = 0.02
+"""Seconds between two looks at the folds, at least: each look makes them wait."""
 
 LEAVE_S = 0.1
 """Seconds to wait for a fold that is left, which may take as long as it likes."""
@@ -276,6 +281,17 @@ def _is_harmless(value: Any) -> bool:
     return own.get("n_jobs") in (None, 1) and all(map(_is_harmless, own.values()))
 
 
+@functools.lru_cache(maxsize=1)
+def _libraries(modules: int) -> Any:
+    """Return the native libraries that are loaded; finding them takes as long as a small fit.
+
+    Args:
+        modules: number of modules that are imported, as libraries are loaded with modules.
+    """
+    del modules
+    return ThreadpoolController()
+
+
 class FirstFolds:
     """Folds that the program evaluates itself, in order, in a thread that can be left alone.
 
@@ -328,7 +344,7 @@ class FirstFolds:
         try:
             state, numpys = random.getstate(), np.random.get_state()
             try:
-                with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
+                with warnings.catch_warnings(), _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
                     self._thread.start()
                     try:
                         yield
@@ -368,7 +384,8 @@ class FirstFolds:
             workers: that evaluate folds at once.
             there: they are, or nearly.
         """
-        while self.left and not self._ended.wait(0.01):
+        spent_s = 0.0
+        while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
             spent_s, done = self._spent_s(), max(1, self._done)  # the fold under way takes so long at least
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
@@ -396,7 +413,7 @@ class FirstFolds:
             return  # candidates that can't be told apart
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
         # What is raised, a worker meets again, and `fit` says where.
-        with contextlib.suppress(Exception), threadpool_limits(1, user_api="openmp"):
+        with contextlib.suppress(Exception), _libraries(len(sys.modules)).limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
                 seed = trial_seed(self._seed, candidate)

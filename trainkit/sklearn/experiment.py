@@ -17,6 +17,7 @@ from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError
 from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
 from trainkit.sklearn.candidates import (
+    LOOK_S,
     MOST_CANDIDATES,
     CandidateList,
     CandidateSource,
@@ -378,11 +379,13 @@ def _with_first_folds(
     with contextlib.ExitStack() as stack:
         around = stack.enter_context(contextlib.ExitStack())
         around.enter_context(first.running())
-        there = session.running() is not None or session.is_parked()
+        there = session.running() is not None
         if not first.suffice(int(workers), there=there):
             stack.enter_context(session_for(task.estimator, cpus))
             if not there:
-                api.get(api.remote(_is_there).remote())
+                begun = api.remote(_is_there).remote()
+                while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
+                    continue  # folds go on meanwhile, and a search that is done first need not wait
                 first.suffice(int(workers), there=True)
         if first.stop():
             around.close()  # otherwise at the end: the fold under way has mostly ended by then
