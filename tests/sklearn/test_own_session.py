@@ -141,8 +141,9 @@ AT_THE_END = """
         os.waitpid(child, 0)
     elif sys.argv[1] == "tuner":
         from trainkit import tune
+        run = tune.RunConfig(storage_path=os.getcwd(), verbose=0)
         for _ in range(2):
-            tune.Tuner(lambda config: {"loss": 1}, run_config=tune.RunConfig(verbose=0)).fit()
+            tune.Tuner(lambda config: {"loss": 1}, run_config=run).fit()
     elif sys.argv[1] != "exit":
         os.kill(os.getpid(), int(sys.argv[1]))
     print("over", flush=True)
