@@ -286,7 +286,7 @@ def _libraries(modules: int) -> Any:
     """Return the native libraries that are loaded; finding them takes as long as a small fit.
 
     Args:
-        modules: number of modules that are imported, as libraries are loaded with modules.
+        modules: number of imported modules that could have loaded a library.
     """
     del modules
     return ThreadpoolController()
@@ -323,6 +323,7 @@ class FirstFolds:
         self._seed = secrets.randbits(32) if seed is None else seed
         self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
         self._done, self._is_over, self._computed_s = 0, False, 0.0
+        self._native = _libraries(sum(not name.startswith("trainkit.") for name in list(sys.modules)))
         self._waits = True
         self._clock: Callable[[], float] = lambda: 0.0
         self._started = SYSTEM.monotonic()
@@ -344,7 +345,7 @@ class FirstFolds:
         try:
             state, numpys = random.getstate(), np.random.get_state()
             try:
-                with warnings.catch_warnings(), _libraries(len(sys.modules)).limit(limits=1, user_api="blas"):
+                with warnings.catch_warnings(), self._native.limit(limits=1, user_api="blas"):
                     self._thread.start()
                     try:
                         yield
@@ -413,7 +414,7 @@ class FirstFolds:
             return  # candidates that can't be told apart
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
         # What is raised, a worker meets again, and `fit` says where.
-        with contextlib.suppress(Exception), _libraries(len(sys.modules)).limit(limits=1, user_api="openmp"):
+        with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
                 seed = trial_seed(self._seed, candidate)
