@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from tests.runtime.local.programs import Programs
@@ -63,6 +64,49 @@ def test_an_operators_loader_has_all_hooks(workers: int, deals: bool) -> None:
                 assert together(found) == [sorted(step) for step in expected], kind
             else:
                 assert found == plain(make, SIZE, epoch) * workers, kind
+
+
+class Lightning(pl.LightningModule):
+    """Module whose loader is another after every two epochs; it keeps the samples of each step."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        super().__init__()
+        self.kinds, self.steps = kinds, []
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def train_dataloader(self) -> Any:
+        return {**DEALT, **WHOLE}[self.kinds[self.current_epoch // 2]](SIZE)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps.append(batch.tolist())
+        return self.weight.sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(("workers", "deals"), [(1, True), (2, True), (2, False)])
+def test_lightnings_loaders_have_all_hooks(workers: int, deals: bool) -> None:
+    # Lightning begins a loader that it has made again twice, which draws from the loader's generator.
+    kinds = [kind for kind in (DEALT if deals else {**DEALT, **WHOLE}) if kind != "generator"]
+    operator = TrainingOperator.from_ptl(Lightning, trainer_args={"reload_dataloaders_every_n_epochs": 2})
+    options = {"use_local": workers == 1, "add_dist_sampler": deals, "config": {"kinds": kinds}}
+    with TorchTrainer(
+        training_operator_cls=operator, num_workers=workers, use_gpu=False, **options
+    ) as trainer:
+        for index, kind in enumerate(kinds):
+            make = {**DEALT, **WHOLE}[kind]
+            for _ in range(2):
+                trainer.train(max_retries=0)
+            both = range(2 * index, 2 * index + 2)
+            found = trainer.apply_all_operators(lambda operator: operator.model.steps)
+            expected = list(chain(*plain(make, SIZE * (workers if deals else 1), *both)))
+            found = [steps[-len(expected) :] for steps in found]
+            if deals:
+                assert together(found) == [sorted(step) for step in expected], kind
+            else:
+                assert found == [expected] * workers, kind
 
 
 @pytest.mark.usefixtures("runtime")

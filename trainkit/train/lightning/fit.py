@@ -28,7 +28,7 @@ from trainkit.train.checkpoint.state import (
     hyperparameters_of,
     load_generator_states,
 )
-from trainkit.train.data.feed import Batch, Feed
+from trainkit.train.data.feed import Batch, Feed, set_epoch
 from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
@@ -335,6 +335,9 @@ class LightningFit:
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
+        # Lightning itself tells samplers alone.
+        for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
+            set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
         if not self.alive:
             raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
@@ -397,6 +400,7 @@ class LightningFit:
             return loader
         feed = self._split(loader)
         if self.trainer.training:
+            set_epoch(feed.loader, self.trainer.current_epoch)
             self._shared(feed)
         return feed.loader
 
