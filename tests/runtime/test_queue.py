@@ -161,6 +161,7 @@ def test_shutdown_ends_it(engine: str):
     queue = Queue(actor_options={"label": "jobs"})
     queue.put(1)
     queue.shutdown()
+    assert queue.actor is None
     with pytest.raises(ActorDiedError):
         queue.get()
 

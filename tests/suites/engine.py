@@ -420,7 +420,8 @@ class EngineSuite(engine.EngineSuite):
     def test_the_id_of_a_reference_is_there_as_text_and_as_bytes(self) -> None:
         refs = [trainkit.remote(abs).remote(number) for number in range(64)]  # some begin with a zero
         assert [bytes.fromhex(ref.hex()) for ref in refs] == [ref.binary() for ref in refs]
-        assert len({len(ref.hex()) for ref in refs}) == 1
+        assert {ref.size() for ref in refs} == {len(refs[0].binary())}
+        assert not any(ref.is_nil() for ref in refs)
 
     def test_a_timeout_leaves_the_result_to_come(self) -> None:
         ref = trainkit.put(1)

@@ -48,7 +48,9 @@ class StateSuite(Suite):
         assert node["node_id"] == trainkit.get_runtime_context().get_node_id()
         assert node["resources"]["CPU"] == SESSION_CPUS
         assert node["available"]["CPU"] <= SESSION_CPUS
-        assert {"hostname", "pid", "address", "NodeManagerAddress"} <= set(node)
+        assert "pid" in node
+        assert node["NodeName"] == node["NodeManagerAddress"] == node["address"]
+        assert node["NodeManagerHostname"] == node["hostname"]
 
     def test_actors_from_their_birth_to_their_death(self) -> None:
         actor = trainkit.remote(Keeper).options(name="listed", num_cpus=0.5, max_restarts=1).remote()

@@ -7,9 +7,9 @@ from multiprocessing import TimeoutError as TimeoutError
 from typing import Any
 
 from trainkit import pools
-from trainkit.errors import ConfigError
 from trainkit.pools.pool import AsyncResult as AsyncResult
 from trainkit.pools.pool import Pool as _Pool
+from trainkit.runtime.api import init
 
 
 class Pool(_Pool):
@@ -17,11 +17,8 @@ class Pool(_Pool):
 
     Args:
         processes, initializer, initargs, maxtasksperchild, context: see `trainkit.pools.Pool`.
-        ray_address: the cluster that `trainkit.init(address=...)` joins before a pool is made; None here.
+        ray_address: for `trainkit.init(address=...)`, where no session runs yet.
         ray_remote_args: options of the calls, such as {"num_gpus": 1}.
-
-    Raises:
-        ConfigError: `ray_address` is given.
     """
 
     def __init__(
@@ -35,7 +32,7 @@ class Pool(_Pool):
         ray_remote_args: dict[str, Any] | None = None,
     ) -> None:
         if ray_address is not None:
-            raise ConfigError(f"ray_address={ray_address!r}: call trainkit.init(address=...) before")
+            init(address=ray_address, ignore_reinit_error=True)
         super().__init__(
             processes, initializer, initargs, maxtasksperchild, context, **(ray_remote_args or {})
         )

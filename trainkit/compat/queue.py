@@ -39,14 +39,14 @@ class Queue:
             raise ConfigError(f"maxsize={maxsize!r}: give a whole number; 0 or less is without end")
         self.maxsize = maxsize
         made: Any = remote(QueueActor)
-        self.actor = made.options(**{"label": "Queue", **(actor_options or {})}).remote(maxsize)
+        self._actor = self.actor = made.options(**{"label": "Queue", **(actor_options or {})}).remote(maxsize)
 
     def __len__(self) -> int:
         return self.qsize()
 
     def qsize(self) -> int:
         """Return the number of items that it holds now."""
-        size: int = get(self.actor.qsize.remote())
+        size: int = get(self._actor.qsize.remote())
         return size
 
     def size(self) -> int:
@@ -72,7 +72,7 @@ class Queue:
         Raises:
             Full: there is no room, or was none for `timeout` seconds.
         """
-        if not get(self.actor.put.remote(item, _patience(block, timeout))):
+        if not get(self._actor.put.remote(item, _patience(block, timeout))):
             raise Full(f"the queue holds {self.maxsize} items, as many as it may")
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -85,16 +85,16 @@ class Queue:
         Raises:
             Empty: there is no item, or came none for `timeout` seconds.
         """
-        return _only(get(self.actor.get.remote(_patience(block, timeout))))
+        return _only(get(self._actor.get.remote(_patience(block, timeout))))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put an item like `put`, without blocking the event loop."""
-        if not await self.actor.put.remote(item, _patience(block, timeout)):
+        if not await self._actor.put.remote(item, _patience(block, timeout)):
             raise Full(f"the queue holds {self.maxsize} items, as many as it may")
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """Get an item like `get`, without blocking the event loop."""
-        return _only(await self.actor.get.remote(_patience(block, timeout)))
+        return _only(await self._actor.get.remote(_patience(block, timeout)))
 
     def put_nowait(self, item: Any) -> None:
         """Add `item`, or raise Full at once."""
@@ -107,14 +107,14 @@ class Queue:
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Add all `items` in one call, or raise Full and add none."""
         batch = list(items)
-        if not get(self.actor.put_batch.remote(batch)):
+        if not get(self._actor.put_batch.remote(batch)):
             raise Full(f"{len(batch)} items don't fit into the queue, which may hold {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
         """Take the first `num_items` in one call, or raise Empty and take none."""
         if isinstance(num_items, bool) or not isinstance(num_items, int) or num_items < 0:
             raise ConfigError(f"get_nowait_batch({num_items!r}): give a number of items")
-        taken: list[Any] | None = get(self.actor.get_batch.remote(num_items))
+        taken: list[Any] | None = get(self._actor.get_batch.remote(num_items))
         if taken is None:
             raise Empty(f"the queue does not hold {num_items} items")
         return taken
@@ -126,7 +126,8 @@ class Queue:
             force: taken for Ray's sake: an actor that holds items only has nothing to finish.
             grace_period_s: the same.
         """
-        kill(self.actor)
+        kill(self._actor)
+        self.actor = None
 
 
 class QueueActor:

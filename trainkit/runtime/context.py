@@ -245,7 +245,7 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 def nodes() -> list[dict[str, Any]]:
     """The machines of the session, each with its name, address, resources and whether it is alive.
 
-    What Ray's `nodes` tells of each, NodeID, Alive, NodeManagerAddress, Resources and Labels, is there by
+    What Ray's `nodes` tells of each, such as NodeID, Alive, NodeManagerAddress and Resources, is there by
     those names too.
     """
     return [
@@ -254,6 +254,8 @@ def nodes() -> list[dict[str, Any]]:
             "NodeID": node["node_id"],
             "Alive": node["alive"],
             "NodeManagerAddress": node["address"],
+            "NodeName": node["address"],
+            "NodeManagerHostname": node["hostname"],
             "Resources": _shown({**node["resources"], **_object_store(node)}),
             "Labels": node["labels"],
         }

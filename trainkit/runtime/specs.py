@@ -146,6 +146,14 @@ class ObjectRef(Uncopied, Generic[T_co]):
         """Its id as bytes."""
         return bytes.fromhex(self.hex())
 
+    def size(self) -> int:
+        """Return the length of the id in bytes."""
+        return len(self.binary())
+
+    def is_nil(self) -> bool:
+        """Return False: it stands for a value."""
+        return False
+
     def __repr__(self) -> str:
         return f"ObjectRef({self.id:016x})"
 
