@@ -56,7 +56,98 @@ class _RunningTask:
     answers: list[tuple[Reply, Any]] = field(default_factory=list)
 
 
-class TaskExecutor(Executor):
+class _StepExecutor(Executor):
+    """Common part of both: trials whose state is kept here between their steps.
+
+    Args:
+        bound: the trainable with its parameters.
+        specs: makes what each trial is told.
+        now: the time that goes into events.
+        session: as in `Executor`.
+        pid: of the process that trials are said to run in.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        specs: SpecFactory,
+        now: Callable[[], float],
+        session: SessionWatch | None,
+        pid: int,
+    ) -> None:
+        super().__init__(now, session)
+        self._bound = bound
+        self._specs = specs
+        self._place = WorkerProcess(pid=pid, hostname=socket.gethostname(), node_ip="127.0.0.1")
+        self._running: dict[str, _RunningTask] = {}
+
+    def start(self, action: ev.Start) -> None:
+        trial = action.trial
+        running = _RunningTask(trial, action.attempt, self._specs.of(action))
+        self._running[trial.trial_id] = running
+        try:
+            if running.spec.makes_dir and self._session is not None:
+                os.makedirs(running.spec.trial_dir, exist_ok=True)
+        except OSError as error:
+            self._at_once.append(self._failed(running, error))
+            return
+        self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), self._place))
+
+    def stop(self, action: ev.Stop) -> None:
+        at = self._running[action.trial_id]
+        self._end(at)
+        self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
+
+    def release(self, action: ev.Release) -> None:
+        self._running.pop(action.trial_id, None)  # parts that are out found nothing left to do
+
+    def kill(self, action: ev.Kill) -> None:
+        if action.trial_id in self._running:
+            self._end(self._running.pop(action.trial_id))
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._at_once
+
+    def dismiss(self) -> None:
+        """Do nothing: this process stays."""
+
+    def close(self) -> None:
+        for running in self._running.values():
+            self._end(running)
+        self._running.clear()
+        self.dismiss()
+
+    def _forget_processes(self) -> list[Trial]:
+        ran = [running.trial for running in self._running.values()]
+        self._running.clear()
+        return ran
+
+    def _begin_again(self) -> None:
+        return  # what all steps share is held by this process
+
+    def _end(self, running: _RunningTask) -> None:
+        """End what is out of a step."""
+
+    def _told(self, running: _RunningTask, answer: Reply) -> ev.Event:
+        """Return the event of a step that is done, with which the next one begins."""
+        event = event_of(running.trial.trial_id, running.attempt, self._now(), answer)
+        if isinstance(event, ev.Reported):
+            running.spec = replace(
+                running.spec,
+                iteration=event.iteration,
+                time_total_s=event.metrics["time_total_s"],
+                timesteps_total=event.metrics.get("timesteps_total"),
+            )
+        return event
+
+    def _failed(self, running: _RunningTask, error: Exception) -> ev.Failed:
+        trial_id, attempt = running.trial.trial_id, running.attempt
+        self.errors[trial_id, attempt] = remembered(error)
+        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
+
+
+class TaskExecutor(_StepExecutor):
     """Runs trials; as `Executor`, but for trainables that are `SerializedTrainable`s and never pause.
 
     Args:
@@ -66,7 +157,7 @@ class TaskExecutor(Executor):
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
-        super().__init__(now, SessionWatch())
+        super().__init__(bound, specs, now, SessionWatch(), NO_PROCESS)
         self._shared = SharedArguments(
             put_named(f"the trainable {bound.name}", bound.trainable),
             {
@@ -74,12 +165,8 @@ class TaskExecutor(Executor):
                 for name, value in bound.parameters.items()
             },
         )
-        self._bound = bound
-        self._specs = specs
         self._steps: dict[Hashable, Any] = {}
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
-        self._place = WorkerProcess(pid=NO_PROCESS, hostname=socket.gethostname(), node_ip="127.0.0.1")
-        self._running: dict[str, _RunningTask] = {}
 
     def advance(self, action: ev.Advance) -> None:
         running = self._running[action.trial_id]
@@ -94,25 +181,6 @@ class TaskExecutor(Executor):
         except TrainkitError as error:
             if not self._is_lost():
                 self._at_once.append(self._failed(running, error))
-
-    def stop(self, action: ev.Stop) -> None:
-        at = self._running[action.trial_id]
-        self._end(at)
-        self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
-
-    def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)  # parts that are out found nothing left to do
-
-    def kill(self, action: ev.Kill) -> None:
-        self._end(self._running.pop(action.trial_id, None))
-
-    def _forget_processes(self) -> list[Trial]:
-        ran = [running.trial for running in self._running.values()]
-        self._running.clear()
-        return ran
-
-    def _begin_again(self) -> None:
-        return  # what all steps share is held by this process
 
     def wait(self, timeout_s: float | None) -> None:
         refs = self._out()
@@ -132,35 +200,13 @@ class TaskExecutor(Executor):
         # Behind all that was reported before the loss.
         return news + self._taken() if self._lost else news
 
-    @property
-    def idle(self) -> bool:
-        return not self._running and not self._at_once
-
     def dismiss(self) -> None:
         for step in self._steps.values():
             api.end_processes(step)
         self._steps.clear()
 
-    def close(self) -> None:
-        for running in self._running.values():
-            self._end(running)
-        self._running.clear()
-        self.dismiss()
-
     def _out(self) -> dict[ObjectRef[Any], _RunningTask]:
         return {ref: running for running in self._running.values() for ref in running.refs}
-
-    def start(self, action: ev.Start) -> None:
-        trial = action.trial
-        running = _RunningTask(trial, action.attempt, self._specs.of(action))
-        self._running[trial.trial_id] = running
-        try:
-            if running.spec.makes_dir:
-                os.makedirs(running.spec.trial_dir, exist_ok=True)
-        except OSError as error:
-            self._at_once.append(self._failed(running, error))
-            return
-        self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), self._place))
 
     def _step_for(self, request: PlacementGroupFactory) -> Any:
         """The task, with what a trial asks for."""
@@ -173,8 +219,8 @@ class TaskExecutor(Executor):
             self._steps[kind] = step.options(name=self._bound.name, max_retries=0, **asked)
         return self._steps[kind]
 
-    def _end(self, running: _RunningTask | None) -> None:
-        while running is not None and running.refs:
+    def _end(self, running: _RunningTask) -> None:
+        while running.refs:
             api.cancel(running.refs.pop(), force=True)
 
     def _event(self, running: _RunningTask, ref: ObjectRef[Any]) -> ev.Event | None:
@@ -187,15 +233,7 @@ class TaskExecutor(Executor):
             self._end(running)
             return self._failed(running, error)
         progress, running.state = running.answers[0] if self._bound.parts == 1 else self._joined(running)
-        event = event_of(running.trial.trial_id, running.attempt, self._now(), progress)
-        if isinstance(event, ev.Reported):
-            running.spec = replace(
-                running.spec,
-                iteration=event.iteration,
-                time_total_s=event.metrics["time_total_s"],
-                timesteps_total=event.metrics.get("timesteps_total"),
-            )
-        return event
+        return self._told(running, progress)
 
     def _joined(self, running: _RunningTask) -> tuple[Reply, Any]:
         reports = [progress[1] for progress, _ in running.answers]
@@ -205,13 +243,8 @@ class TaskExecutor(Executor):
         metrics |= {"training_iteration": count, "iterations_since_restore": count}
         return reply(count, metrics, done=state is None), state
 
-    def _failed(self, running: _RunningTask, error: Exception) -> ev.Failed:
-        trial_id, attempt = running.trial.trial_id, running.attempt
-        self.errors[trial_id, attempt] = remembered(error)
-        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
 
-
-class ProgramExecutor(Executor):
+class ProgramExecutor(_StepExecutor):
     """Runs the steps of `SerializedTrainable`s in this process, at once; they have to be short.
 
     Args:
@@ -221,58 +254,19 @@ class ProgramExecutor(Executor):
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
-        super().__init__(now, None)
-        self._bound = bound
-        self._specs = specs
-        self._running: dict[str, _RunningTask] = {}
-
-    def start(self, action: ev.Start) -> None:
-        trial = action.trial
-        self._running[trial.trial_id] = _RunningTask(trial, action.attempt, self._specs.of(action))
-        place = WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
-        self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), place))
+        super().__init__(bound, specs, now, None, os.getpid())
 
     def advance(self, action: ev.Advance) -> None:
         at = self._running[action.trial_id]
         try:
             answer, at.state = step_of(self._bound.trainable, self._bound.parameters, at.spec, at.state)
         except Exception as error:
-            self.errors[action.trial_id, at.attempt] = remembered(error)
-            self._at_once.append(ev.Failed(action.trial_id, at.attempt, self._now(), failure_of(error)))
+            self._at_once.append(self._failed(at, error))
             return
-        event = event_of(action.trial_id, at.attempt, self._now(), answer)
-        if isinstance(event, ev.Reported):
-            at.spec = replace(at.spec, iteration=event.iteration, time_total_s=event.metrics["time_total_s"])
-        self._at_once.append(event)
-
-    def stop(self, action: ev.Stop) -> None:
-        at = self._running[action.trial_id]
-        self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
-
-    def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)
-
-    def kill(self, action: ev.Kill) -> None:
-        self._running.pop(action.trial_id, None)
+        self._at_once.append(self._told(at, answer))
 
     def wait(self, timeout_s: float | None) -> None:
         return  # the news is there
 
     def collect(self) -> list[ev.Event]:
         return self._taken()
-
-    @property
-    def idle(self) -> bool:
-        return not self._running and not self._at_once
-
-    def dismiss(self) -> None:
-        return
-
-    def close(self) -> None:
-        self._running.clear()
-
-    def _forget_processes(self) -> list[Trial]:
-        return []
-
-    def _begin_again(self) -> None:
-        return
