@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.tiers import TIERS, may_hold, order_of, tier_of
+from tests.tiers import LONGEST_TIERS, QUARTERS, TIERS, may_hold, order_of, tier_of
 from trainkit.runtime import session
 from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
@@ -77,6 +78,7 @@ started_processes: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this suite."""
     parser.addoption("--tier", default=",".join(TIERS), help="run only tests of these tiers, as unit,process")
+    parser.addoption("--quarter", type=int, help="run a quarter of the longest tiers: this number modulo 4")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -167,9 +169,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier_of(item.path.relative_to(TESTS)))
         is_kept = any(item.get_closest_marker(tier) for tier in wanted) or _is_named(item.path, config)
         (kept if is_kept else left_out).append(item)
+    if (quarter := config.getoption("--quarter")) is not None:
+        kept, others = divide(kept, quarter % QUARTERS)
+        left_out += others
     kept.sort(key=lambda item: order_of(item.path.relative_to(TESTS)))
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+def divide(items: list[pytest.Item], quarter: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Divide tests into those that a quarter runs, and the others.
+
+    Every quarter runs the tiers that need nothing from outside, and the first test of each file, so that
+    each outside thing is met every time. The other tests of the longest tiers are dealt out in turn.
+    """
+    files: set[Path] = set()
+    dealt = itertools.cycle(range(QUARTERS))
+    runs, rest = [], []
+    for item in items:
+        is_first = item.path not in files
+        files.add(item.path)
+        is_long = any(item.get_closest_marker(tier) for tier in LONGEST_TIERS)
+        (runs if not is_long or (next(dealt) == quarter) or is_first else rest).append(item)
+    return runs, rest
 
 
 def pytest_collection_finish() -> None:

@@ -16,6 +16,12 @@ TIERS = {
 }
 """Each tier by what it may take; the first two are `make test`."""
 
+LONGEST_TIERS = ("external", "slow")
+"""The tiers that take most of the time of the whole suite."""
+
+QUARTERS = 4
+"""Into how many parts `--quarter` divides the longest tiers."""
+
 FOLDERS = {
     ".": "external",
     "cli": "process",
