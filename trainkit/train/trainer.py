@@ -43,7 +43,7 @@ class OperatorTrainer:
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
         InfeasibleError: the machine could never hold the workers.
-        GangError: a worker died while it started.
+        GangError: workers died each time they were started.
     """
 
     def __init__(self, **arguments: Any) -> None:

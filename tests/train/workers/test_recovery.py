@@ -74,7 +74,8 @@ def mortal(at: str, rank: int, folder: Path, lives: int = 1, **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("at", "rank"), [("train 1", 0), ("train 5", 1), ("train 11", 0), ("validate 0", 1), ("validate 2", 0)]
+    ("at", "rank"),
+    [("setup", 1), ("train 1", 0), ("train 5", 1), ("train 11", 0), ("validate 0", 1), ("validate 2", 0)],
 )
 def test_a_killed_worker_changes_no_number(
     at: str, rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -85,7 +86,8 @@ def test_a_killed_worker_changes_no_number(
     assert identical(found, expected)
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"worker {rank} of 2 died" in line
-    assert line.endswith(f"the workers are formed again, and {at.split()[0]}() starts over")
+    what = at.split()[0].replace("setup", "TorchTrainer")
+    assert line.endswith(f"the workers are formed again, and {what}() starts over")
 
 
 @pytest.mark.parametrize(("workers", "local"), [(2, False), (1, False), (2, True)])

@@ -77,7 +77,7 @@ class ElasticWorkerGroup:
 
     Raises:
         InfeasibleError: the machine could never hold them.
-        GangError: a worker died while it started.
+        GangError: workers died each time they were started.
     """
 
     _group: WorkerGroup[Worker]
@@ -437,7 +437,7 @@ class ElasticWorkerGroup:
 
     def _begin(self) -> None:
         self._group = self._placed(self._allowed, again=False)
-        self._group.start(self._seed)
+        self._retrying(lambda: None, self._group.asked, recovery.RETRIES, Effect.NOTHING)
 
     def _form_elsewhere(self) -> None:
         """Form workers, not started yet, in another session than the one that was lost."""
