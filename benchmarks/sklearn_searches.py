@@ -42,9 +42,9 @@ ROWS = {
     "cold": Row("300 tiny fits in a new program", "s"),
     "cold_program": Row("the whole of that program, imports included", "s"),
     "iris_first": Row("2 candidates on the iris, first search of a program", "s"),
-    "iris_second": Row("the same, second search", "s"),
+    "iris_second": Row("2 candidates on the iris, second search", "s"),
     "wide_first": Row("4 logistic regressions on 20,000 x 50, first search", "s"),
-    "wide_second": Row("the same, second search", "s"),
+    "wide_second": Row("4 logistic regressions on 20,000 x 50, second search", "s"),
     "memory_grows": Row("unshared memory of 4 workers on 500 MB grows by", "MB"),
     "memory_in_all": Row("that with the copies that they share", "MB"),
 }

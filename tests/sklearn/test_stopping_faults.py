@@ -115,7 +115,9 @@ def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
 
 
 def test_the_error_itself_leaves_fit_where_it_is_to() -> None:
-    search = TuneGridSearchCV(Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2)
+    search = TuneGridSearchCV(
+        Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score="raise"
+    )
     with pytest.raises(FloatingPointError, match="third portion"):
         search.fit(X, Y)
 

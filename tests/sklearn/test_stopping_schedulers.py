@@ -80,7 +80,12 @@ def test_a_population_cannot_change_what_is_fitted_once() -> None:
     )
     pipeline = Pipeline([("pca", PCA()), ("sgd", SGD)])
     search = TuneGridSearchCV(
-        pipeline, {"pca__n_components": [2, 30]}, early_stopping=scheduler, max_iters=5, cv=2
+        pipeline,
+        {"pca__n_components": [2, 30]},
+        early_stopping=scheduler,
+        max_iters=5,
+        cv=2,
+        error_score="raise",
     )
     with pytest.raises(ConfigError, match="pca__n_components can't change in the course of a training"):
         search.fit(X, Y)
