@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -472,7 +473,8 @@ def test_a_killed_driver_leaves_nothing(ending: str) -> None:
 
 
 @pytest.mark.external
-def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sessions", ["", "longer-than-the-address-of-a-socket-may-be" * 2])
+def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(sessions: str) -> None:
     script = (
         "import multiprocessing.connection, os, signal, trainkit\n"
         "trainkit.init(num_cpus=1)\n"
@@ -483,11 +485,15 @@ def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(tmp_path: Pa
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "print(trainkit.wait([listen.remote()])[1])\n"
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout == "[]\n", done.stderr
-    assert not list(tmp_path.glob("**/*pymp*")) and not list(tmp_path.glob("**/listener*"))
+    with tempfile.TemporaryDirectory() as folder:  # shorter than those of pytest
+        environment = {**os.environ, "TMPDIR": folder}
+        if sessions:
+            environment["TRAINKIT_RUNTIME_DIR"] = f"{folder}/{sessions}"
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.stdout == "[]\n", done.stderr
+        assert "too long" not in done.stderr, done.stderr
+        assert not [*Path(folder).glob("**/*pymp*"), *Path(folder).glob("**/listener*")]
 
 
 @pytest.mark.external

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import io
@@ -10,6 +11,7 @@ import multiprocessing.process
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,7 +23,10 @@ import threadpoolctl
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire.messages import WorkerSpec, output_mark
 from trainkit.runtime.local.worker.debugger import break_at
-from trainkit.settings import SESSION_MARK, TERMINAL
+from trainkit.settings import ELSEWHERE, SESSION_MARK, TERMINAL
+
+LONGEST_SOCKET_FOLDER = 107 - len("/listener-12345678")
+"""The longest path, in bytes, of a folder in which multiprocessing can bind a socket (unix(7): 107)."""
 
 
 def limit(gpus: Mapping[int, float]) -> None:
@@ -200,6 +205,13 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
 def _keep_sockets(session: str) -> None:
     """Have the sockets of multiprocessing go with the session, as a killed process removes none."""
     folder = os.path.join(session, "pymp")
+    # The kernel refuses longer addresses, and a loader whose process can't bind its socket waits for ever.
+    if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
+        link = os.path.join(session, ELSEWHERE, "pymp")
+        folder = os.path.join(tempfile.gettempdir(), f"pymp-{session[-16:]}")
+        os.makedirs(os.path.dirname(link), exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another worker was first
+            os.symlink(folder, link)
     os.makedirs(folder, 0o700, exist_ok=True)
     current: Any = multiprocessing.process.current_process()
     current._config["tempdir"] = folder
