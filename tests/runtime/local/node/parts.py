@@ -201,7 +201,17 @@ class NodeParts:
         loop.after = self.timers.after  # type: ignore[method-assign]
         spec = SessionSpec(totals=totals, namespace="default")
         template: Any = None  # nothing is forked
-        session = SessionRecord(spec, Path("/tmp/session-abc"), -1, [], template, 0, 4321, template)
+        session = SessionRecord(
+            spec,
+            Path("/tmp/session-abc"),
+            account_fd=-1,
+            gpus=[],
+            template=template,
+            template_pid=0,
+            driver_pid=4321,
+            program="{}",
+            new_template=template,
+        )
         made: Any = Processes
         parts = Parts(session, loop, self._notify, made, self._emptied)
         self.queue, self.table, self.machine = parts.queue, parts.table, parts.machine
