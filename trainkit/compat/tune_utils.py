@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import json
 import math
@@ -23,11 +22,6 @@ from trainkit.tune.trial.trainable import Trainable
 
 STEPS = 3
 """So many steps are taken before `validate_save_restore` saves."""
-
-
-def date_str() -> str:
-    """Return the date and the time as parts of names of folders have them."""
-    return f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}"
 
 
 def flatten_dict(

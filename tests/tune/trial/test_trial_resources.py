@@ -118,7 +118,7 @@ def test_custom_resources_are_resources():
 
 def test_a_request_tells_what_it_is():
     group = tune.PlacementGroupFactory([{}, {"CPU": 1}, {"CPU": 2, "GPU": 0.5}])
-    assert group.head_bundle_is_empty
+    assert not group.head
     assert group.head_cpus == 0
     assert group.required_resources == {"CPU": 3, "GPU": 0.5}
     assert group.strategy == "PACK"

@@ -69,11 +69,6 @@ class PlacementGroupFactory:
         return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
 
     @property
-    def head_bundle_is_empty(self) -> bool:
-        """True if the trial's own process takes nothing."""
-        return not self.head
-
-    @property
     def head_cpus(self) -> float:
         """CPUs of the trial's own process."""
         return self.head.get("CPU", 0.0)
