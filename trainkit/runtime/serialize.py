@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 import cloudpickle
@@ -176,6 +176,8 @@ SHORT = 1024
 """Characters, or bytes, up to which a text is small."""
 
 _PLAIN_DEPTH = 4
+_CONTAINERS = frozenset({tuple, list, dict})
+_TEXT = frozenset({str})
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
@@ -185,29 +187,29 @@ def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
         return True
     if kind is str or kind is bytes:
         return len(value) <= SHORT
-    if depth and (kind is tuple or kind is list):
-        return len(value) <= 16 and all(type(item) in NUMBERS or is_small(item, depth - 1) for item in value)
-    if depth and kind is dict:
-        return len(value) <= 16 and all(
-            type(key) is str and (type(item) in NUMBERS or is_small(item, depth - 1))
-            for key, item in value.items()
-        )
-    return False
+    for item in (items := _short_items(value, depth)) or ():
+        if type(item) not in NUMBERS and not is_small(item, depth - 1):
+            return False
+    return items is not None
 
 
 def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
     """Return True for atoms and short containers of atoms, which the fast C pickler may take as they are."""
-    kind = type(value)
-    if kind in ATOMS:
+    if type(value) in ATOMS:
         return True
-    if depth and (kind is tuple or kind is list):
-        return len(value) <= 16 and all(type(item) in ATOMS or is_plain(item, depth - 1) for item in value)
-    if depth and kind is dict:
-        return len(value) <= 16 and all(
-            type(key) is str and (type(item) in ATOMS or is_plain(item, depth - 1))
-            for key, item in value.items()
-        )
-    return False
+    for item in (items := _short_items(value, depth)) or ():
+        if type(item) not in ATOMS and not is_plain(item, depth - 1):
+            return False
+    return items is not None
+
+
+def _short_items(value: Any, depth: int) -> Collection[Any] | None:
+    kind = type(value)
+    if not depth or kind not in _CONTAINERS or len(value) > 16:
+        return None
+    if kind is not dict:
+        return value  # type: ignore[no-any-return]
+    return value.values() if {*map(type, value)} <= _TEXT else None
 
 
 def pack(value: Any, what: str = "value") -> Packed:

@@ -91,9 +91,10 @@ class BasicVariantGenerator(Searcher):
 
     @property
     def total_samples(self) -> int | None:
-        if self.num_samples == -1:
+        number = self.num_samples
+        if number == -1:
             return None
-        free = max(0, self.num_samples - len(self._presets))
+        free = max(0, number - len(self._presets))
         return self._foreign + self._starts[-1] + free * self._combinations
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:

@@ -476,7 +476,8 @@ class TrialSource:
 
     @property
     def _beside(self) -> int:
-        return (self._added.number - self._added.left_out) * self._proposals.adds_beside
+        number = self._added.number - self._added.left_out
+        return number if number and self._proposals.adds_beside else 0
 
     @property
     def _enough(self) -> int:
