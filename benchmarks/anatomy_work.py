@@ -56,13 +56,14 @@ def reporting(config: dict[str, Any]) -> None:
 
 def watch_steps(operator: Any) -> None:
     """Note, in a trainer's worker, what its steps come by."""
+    from trainkit.train import TrainingOperator
     from trainkit.train.step.metrics import Meters
     from trainkit.train.step.stepper import Stepper
 
     watch(Watched(Meters, "add", after="counted"))
     watch(Watched(Stepper, "begin", "fetched"))
     watch(Watched(type(operator), "train_batch", "begun"))
-    watch(Watched(type(operator), "forward_backward", "forward", "backward"))
+    watch(Watched(TrainingOperator, "forward_backward", "forward", "backward"))
     watch(Watched(Stepper, "step", after="stepped"))
 
 

@@ -21,6 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -291,8 +292,14 @@ Following = Callable[["Server", str], AbstractContextManager[None]]
 """Has somebody follow an experiment: of a server, by name."""
 
 
-def follow(server: Server, name: str) -> int:
-    """Ask for what an open page of an experiment asks for, until that ends; return how often it changed."""
+def follow(server: Server, name: str, begun: threading.Barrier) -> int:
+    """Ask for what an open page of an experiment asks for, until that ends; return how often it changed.
+
+    Args:
+        server: the dashboard.
+        name: of the experiment.
+        begun: waited for once the first change has come.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     drawn, heard = 0.0, 0
     with closing(connection):
@@ -304,6 +311,8 @@ def follow(server: Server, name: str) -> int:
                 continue
             change = json.loads(line[6:])
             heard += 1
+            if heard == 1:
+                begun.wait(60)
             if change["rows"] or change["more"]:
                 server.get(f"/experiments/{name}/trials?sort=last&limit=8")
                 if time.monotonic() - drawn > 2:
@@ -317,9 +326,11 @@ def follow(server: Server, name: str) -> int:
 
 @contextmanager
 def clients(server: Server, name: str) -> Iterator[None]:
-    """Have clients follow an experiment without a browser."""
+    """Have clients follow an experiment without a browser, from its first change on."""
+    begun = threading.Barrier(PAGES + 1)
     with ThreadPoolExecutor(PAGES) as threads:
-        followed = [threads.submit(follow, server, name) for _ in range(PAGES)]
+        followed = [threads.submit(follow, server, name, begun) for _ in range(PAGES)]
+        begun.wait(60)
         yield
         if min(each.result(60) for each in followed) < 2:
             raise RuntimeError("a client was there, and heard nothing of the experiment")
