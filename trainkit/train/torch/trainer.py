@@ -56,14 +56,8 @@ class _OtherFormError(ConfigError, AttributeError):
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(Result):
-    """Outcome of a training function's run: its reports hold what the function has reported, and no more.
-
-    Attributes:
-        return_value: what the function returned on worker 0.
-    """
-
-    return_value: Any = None
+class _RunResult(Result):
+    """Outcome of a training function's run: its reports hold what the function has reported, and no more."""
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """Return the checkpoint of the best report by `metric`.
@@ -121,7 +115,7 @@ class DataParallelTrainer:
                 )
         self._restored_from: str | None = None
 
-    def fit(self) -> RunResult:
+    def fit(self) -> Result:
         """Run the function on all workers; return the last report's metrics and the checkpoints.
 
         Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
@@ -147,7 +141,8 @@ class DataParallelTrainer:
         made = {each.name: getattr(result, each.name) for each in fields(Result)}
         made["config"] = {"train_loop_config": dict(self._loop.train_loop_config)}
         made["metrics"] = own_metrics(result.metrics, result.path)
-        return RunResult(**made, return_value=returned_value(result.path))
+        made["return_value"] = returned_value(result.path)
+        return _RunResult(**made)
 
     @classmethod
     def restore(

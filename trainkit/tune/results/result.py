@@ -51,6 +51,7 @@ class Result:
         path: of the trial's folder.
         metric, mode: what "best" means here; None where the experiment named no metric.
         ranked_by: how `get_best_result` compared trials: "last", "all", ...; '' otherwise.
+        return_value: what a trainer's function returned on worker 0; None in a Tuner's trials.
     """
 
     trial_id: str
@@ -63,6 +64,7 @@ class Result:
     metric: str | None = None
     mode: str | None = None
     ranked_by: str = ""
+    return_value: Any = None
     _name: str = ""
     _checkpoints: Mapping[int, str] = field(default_factory=dict)
     _open: Callable[[], Reader] | None = field(default=None, compare=False)
