@@ -177,7 +177,6 @@ SHORT = 1024
 
 _PLAIN_DEPTH = 4
 _CONTAINERS = frozenset({tuple, list, dict})
-_TEXT = frozenset({str})
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
@@ -204,12 +203,11 @@ def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def _short_items(value: Any, depth: int) -> Collection[Any] | None:
-    kind = type(value)
-    if not depth or kind not in _CONTAINERS or len(value) > 16:
+    if not depth or type(value) not in _CONTAINERS or len(value) > 16:
         return None
-    if kind is not dict:
-        return value  # type: ignore[no-any-return]
-    return value.values() if {*map(type, value)} <= _TEXT else None
+    if isinstance(value, dict):
+        return value.values() if {*map(type, value)} <= {str} else None
+    return value  # type: ignore[no-any-return]
 
 
 def pack(value: Any, what: str = "value") -> Packed:

@@ -62,7 +62,7 @@ SYSTEM = System(
     examples=(
         Example(
             "data/examples/mlp_identity.py",
-            needs="gives the trainer functions that create its parts, which RaySGD 1.8 refuses too; and takes "
+            needs="gives the trainer functions that create its parts, which RaySGD 1.8 refuses too, and "
             "RaySGD's `Dataset`, which is not here",
             error="util.sgd.data is not here",
         ),
