@@ -48,8 +48,9 @@ test-rest: $(READY)  ## Run the tests that `make test` leaves out: trainers, Ray
 	$(PYTEST) --tier gang,external,slow $(ARGS)
 
 test-all: EXAMPLES ?= steady
-test-all: $(READY)  ## Run all tests, with all their examples
+test-all: $(READY)  ## Run all tests, with all their examples; without ARGS, those with the newest versions too
 	$(PYTEST) $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-newest)
 
 test-newest: $(READY)  ## Run the unit tests and the README with the newest versions of all packages
 	$(BIN)/python .ci/matrix.py --newest $(ARGS)
