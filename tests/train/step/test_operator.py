@@ -337,7 +337,7 @@ def test_names_that_raysgds_operators_leave_free_are_the_users(
             set_names(self, in_setup)
             self.register(models=model, optimizers=sgd(model), criterion=nn.CrossEntropyLoss())
             loader = DataLoader(TensorDataset(torch.zeros(8, 64), torch.zeros(8).long()), 4)
-            self.register_data(train_loader=loader, validation_loader=loader)
+            self.register_data(train_loader=loader, validation_loader=loader, uneven_inputs="join")
 
     # A property can't be set, and a method that is shadowed is not called: both are the user's affair.
     held = before | in_setup | after
