@@ -214,6 +214,7 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
         ((print,), {"training_operator_cls": Digits}, "both a training function and training_operator_cls="),
         ((Digits,), {}, "pass an operator by name, training_operator_cls="),
         ((), {}, "needs training_operator_cls=, a subclass of TrainingOperator"),
+        ((), {"train_loop_per_worker": None}, "train_loop_per_worker=None: give a function"),
     ],
 )
 def test_calls_of_other_trainers_say_what_to_write(

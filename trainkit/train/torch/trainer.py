@@ -282,7 +282,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
             "manual"; needed if any are registered.
         use_local: run worker 0 in this process.
         strategy: how the model is spread: "auto" (one worker: on its device; several: data-parallel), a
-            name such as "ddp" or "fsdp", or a value such as `FSDP(...)` from `trainkit.train.strategies`.
+            name such as "ddp" or "fsdp", or a value such as `trainkit.train.strategies.fsdp.FSDP(...)`.
         precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
         gpus_per_worker: GPUs for each worker; default, one where GPUs are used.
         grad_accumulation_steps: batches whose gradients make one optimizer's step.
@@ -399,7 +399,7 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
             "TorchTrainer takes only a training function by position: pass an operator by name, "
             f"training_operator_cls=; {OF_CREATORS}"
         )
-    by_name = arguments.get("train_loop_per_worker") is not None
+    by_name = "train_loop_per_worker" in arguments
     if (loop or by_name) and arguments.get("training_operator_cls") is not None:
         raise ConfigError(
             "TorchTrainer has both a training function and training_operator_cls=: give one of them, as each "
