@@ -43,11 +43,7 @@ class Complaints:
             self.raised = self.raised or (error, where)
         elif key not in self._told:
             self._told.add(key)
-            logger.warning(
-                "%s raised; the experiment goes on, and this is said once",
-                where,
-                exc_info=error,
-            )
+            logger.warning("%s raised; the experiment goes on, and this is said once", where, exc_info=error)
 
 
 class CallbackStates:
@@ -60,10 +56,7 @@ class CallbackStates:
     """
 
     def __init__(
-        self,
-        callbacks: Sequence[Callback],
-        keep: Callable[[dict[str, str]], None],
-        complaints: Complaints,
+        self, callbacks: Sequence[Callback], keep: Callable[[dict[str, str]], None], complaints: Complaints
     ) -> None:
         self._named: dict[str, Callback] = {}
         for callback in callbacks:

@@ -450,6 +450,9 @@ class ExperimentRun:
         now = self._now()
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
+        elif (lost := self._facts.get("containers")) and not self._space.containers:
+            words = "trials of %s get plain dicts and lists in place of %s: give Tuner.restore a param_space"
+            logger.warning(words, self.folder, ", ".join(lost))
         restored = running.restore_trials(
             reader,
             self._proposals,
@@ -470,7 +473,7 @@ class ExperimentRun:
                 len(restored.trials),
             )
         if self._changes:
-            self._facts["space_since"] = len(restored.trials)
+            self._facts |= {"space_since": len(restored.trials), "containers": self._space.containers}
             restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))
             self._changes = ()  # so it is no other for a second fit
         for trial in restored.trials:
@@ -486,8 +489,8 @@ class ExperimentRun:
         store.commit(restored.records)
         running.tidy(restored.trials, self.folder)
         facts = {"space": self._space.tree, "space_since": self._facts.get("space_since", 0)}
-        facts |= describe_address(self._address)
-        facts |= describe_settings(self._tune, self._run)
+        facts["containers"] = self._facts.get("containers", [])
+        facts |= describe_address(self._address) | describe_settings(self._tune, self._run)
         self._facts["tune_config"] = facts["tune_config"]
         for key, value in facts.items():
             store.set_fact(key, value)  # the next restore goes on with what was given to this one

@@ -288,6 +288,7 @@ def new_facts(
         "seed_given": tune.seed is not None,
         "prefix": experiment_prefix(seed, trainable),
         "space": space.tree,
+        "containers": space.containers,
         **describe_settings(tune, run),
         **describe_address(address),
     }

@@ -377,12 +377,14 @@ class Space:
         )
 
     @cached_property
-    def _has_containers(self) -> bool:
-        return any(is_own_container(each) for _, value in self.values() for each in everything(value))
+    def containers(self) -> list[str]:
+        """Return the names of the classes of containers that are the user's own kind."""
+        held = (each for _, value in self.values() for each in everything(value))
+        return sorted({type(each).__name__ for each in held if is_own_container(each)})
 
     def with_containers(self, stored: dict[str, Any]) -> dict[str, Any]:
         """Return a stored configuration with the containers of the user's own kind that the space has."""
-        if not self._has_containers:
+        if not self.containers:
             return stored
         try:
             found = choices_of(self.tree, stored, self.conditions)
