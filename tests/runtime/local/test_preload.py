@@ -86,6 +86,25 @@ def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> Non
 
 
 @pytest.mark.external
+def test_a_template_survives_the_end_of_a_process_that_a_module_has_started(tmp_path: Path) -> None:
+    (tmp_path / "starter.py").write_text(
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['true'])\n"
+        "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)\n"
+    )
+    script = (
+        "import os, trainkit; trainkit.init(num_cpus=1, preload=['starter'])\n"
+        "@trainkit.remote(max_restarts=1, max_task_retries=1)\n"
+        "class Worker:\n    def pids(self):\n        return os.getpid(), os.getppid()\n"
+        "worker = Worker.remote(); pid, template = trainkit.get(worker.pids.remote()); os.kill(pid, 9)\n"
+        "again, other = trainkit.get(worker.pids.remote()); print(again != pid, other == template)"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout == "True True\n", done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.external
 def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
     """It has a second thread since its first fork."""
     (tmp_path / "late_thread.py").write_text(

@@ -127,7 +127,7 @@ class _Template:
                         self._conn.read_available()
                 else:
                     for pid, status in self._children.ended():
-                        self.tell(messages.Exited(pid, status, self._serials.pop(pid)))
+                        self.tell(messages.Exited(pid, status, self._serials.pop(pid, 0)))
 
     def handle(self, frame: Frame) -> None:
         fds = [handle.take() for handle in frame.body.handles if isinstance(handle, Descriptor)]
