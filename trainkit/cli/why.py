@@ -183,9 +183,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        who, _, words = event.detail.partition(
-            ": "
-        )  # such as 'paused by PBT', and what its decision has said
+        # Such as 'paused by PBT', and what its decision has said.
+        who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:
         yield from (f"  {line}" for line in trial.failure.traceback.splitlines())

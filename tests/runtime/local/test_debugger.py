@@ -32,6 +32,18 @@ run_config = tune.RunConfig(storage_path=tempfile.mkdtemp(), verbose=0)
 grid = tune.Tuner(train, param_space={"x": tune.grid_search([21, 42])}, run_config=run_config).fit()
 print("results", [result.metrics["doubled"] for result in grid])
 """
+STEPS = """
+import trainkit
+@trainkit.remote
+def work(value):
+    breakpoint()
+    tripled = 3 * value
+    breakpoint()
+    return tripled + 1
+trainkit.init(num_cpus=2)
+print("results", trainkit.get([work.remote(21), work.remote(42)]))
+"""
+CONTINUES = ["p doubled + 1000", "continue"] * 2
 
 
 def environment() -> dict[str, str]:
@@ -39,9 +51,8 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
 
 
-@pytest.mark.parametrize("program", [TASKS, TRIALS], ids=["tasks", "trials"])
-def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
+def run_in_terminal(script: Path, program: str, commands: list[str]) -> str:
+    """Return what is shown as a program takes all of the commands, one at each prompt."""
     script.write_text(program)
     mine, terminal = pty.openpty()
     with subprocess.Popen(
@@ -54,22 +65,40 @@ def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, 
     ) as child:
         os.close(terminal)
         shown, answered = "", 0
-        commands = ["p doubled + 1000", "continue"]
         while True:
             try:
                 shown += os.read(mine, 4096).decode()
             except OSError:  # the program has closed the terminal
                 break
             while shown.count("(Pdb") > answered:
-                os.write(mine, f"{commands[answered % 2]}\n".encode())
+                os.write(mine, f"{commands[answered]}\n".encode())
                 answered += 1
     os.close(mine)
     assert child.returncode == 0, shown
-    assert answered == 4, shown
+    assert answered == len(commands), shown
+    return shown
+
+
+@pytest.mark.parametrize("program", [TASKS, TRIALS], ids=["tasks", "trials"])
+def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, tmp_path: Path) -> None:
+    shown = run_in_terminal(tmp_path / "program.py", program, CONTINUES)
     assert "-> return" in shown, "the source is shown"
     assert "1042" in shown
     assert "1084" in shown
     assert "results [42, 84]" in shown
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [["next", "next", "p tripled", "continue"], ["break 8", "continue", "p tripled", "continue"]],
+    ids=["steps", "breakpoints"],
+)
+def test_a_second_stop_has_the_terminal_and_the_other_worker_its_turn(
+    commands: list[str], tmp_path: Path
+) -> None:
+    """A `breakpoint()` that is reached step by step; a breakpoint of the debugger's, which stays set."""
+    shown = run_in_terminal(tmp_path / "program.py", STEPS, [*commands, *commands])
+    assert "results [64, 127]" in shown
 
 
 def test_without_a_terminal_the_error_says_what_to_do() -> None:

@@ -371,9 +371,8 @@ class InlineActor(specs.Uncopied):
 
     def _let_go(self, life: ActorInstance) -> None:
         if life.calls == 0:  # else the last of them does it
-            with self._caller.entered(
-                self.frame(self.name, None, life)
-            ):  # for what the user's code does at its end
+            # For what the user's code does at its end.
+            with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()
                 life.instance = None
 

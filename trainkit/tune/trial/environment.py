@@ -124,9 +124,8 @@ def _move(before: str, moved: Moved) -> None:
     for place, entry in enumerate(sys.path):
         if type(entry) is str and entry[:1] != os.sep:  # as os.path.isabs, at each report
             whole = os.path.join(before, entry) if entry else before
-            if os.path.exists(
-                whole
-            ):  # else a name for an import hook, such as setuptools' of editable installs
+            # Else it is a name for an import hook, such as setuptools' of editable installs.
+            if os.path.exists(whole):
                 sys.path[place] = whole
                 moved.append((None, whole, entry))
     found = os.environ.get(SEARCH_PATH)

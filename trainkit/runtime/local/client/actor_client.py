@@ -135,10 +135,8 @@ class ActorLookup:
                     )
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
-            except (
-                KeyboardInterrupt,
-                SystemExit,
-            ):  # it may be registered, and would wait for its first frame for ever
+            except (KeyboardInterrupt, SystemExit):
+                # It may be registered, and would wait for its first frame for ever.
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
@@ -312,9 +310,8 @@ class ActorClient:
         if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
-                results = (
-                    self._results
-                )  # the most frequent call there is: no further function is called for it
+                # The most frequent call there is: no further function is called for it.
+                results = self._results
                 ref = LocalRef(results.new_id(), peer)
                 ref.body = method  # before it is sent, as the answer takes its place
                 peer.request_soon(ref, method, arguments)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import io
 import os
+import sys
+import threading
 from types import FrameType
+from typing import Any, TextIO
 
 _REMEDY = (
     "Run the program in a terminal, or run this code in the program itself: trainkit.init(engine='inline'), "
@@ -23,18 +27,31 @@ def break_at(frame: FrameType, path: str) -> None:
     Raises:
         RuntimeError: the terminal is missing.
     """
+    debugger = _debugger(path, threading.get_ident())
+    sys.settrace(None)  # it may be stepping already, and would stop in its own code
+    debugger.set_trace(frame)
+
+
+@functools.cache  # a second breakpoint() may be reached step by step, while the thread has the terminal
+def _debugger(path: str, thread: int) -> Any:
+    """Return the debugger of a thread, which has the terminal from each stop until the code resumes."""
     import pdb  # takes milliseconds, which only a debugged worker pays
 
     class TerminalPdb(pdb.Pdb):
-        def set_continue(self) -> None:
-            super().set_continue()
-            if not self.breaks:  # with a breakpoint of its own it stops again, at the same terminal
-                terminal.close()
+        def interaction(self, *args: Any) -> None:
+            if self.stdin.closed:
+                self.stdin = self.stdout = _terminal(path)
+            super().interaction(*args)
+            if self.stopframe is self.botframe:  # the code resumes, and does not step
+                self.stdin.close()
 
-        def set_quit(self) -> None:
-            super().set_quit()
-            terminal.close()
+    terminal = _terminal(path)
+    debugger = TerminalPdb(stdin=terminal, stdout=terminal, nosigint=True)
+    debugger.prompt = f"(Pdb {os.getpid()}) "
+    return debugger
 
+
+def _terminal(path: str) -> TextIO:
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -45,6 +62,4 @@ def break_at(frame: FrameType, path: str) -> None:
     both_ways = io.BufferedRWPair(io.FileIO(fd, "r"), io.FileIO(os.dup(fd), "w"))
     terminal = io.TextIOWrapper(both_ways, line_buffering=True)  # type: ignore[type-var]
     terminal.write(f"\nbreakpoint() in process {os.getpid()}: `continue` resumes the code\n")
-    debugger = TerminalPdb(stdin=terminal, stdout=terminal, nosigint=True)
-    debugger.prompt = f"(Pdb {os.getpid()}) "
-    debugger.set_trace(frame)
+    return terminal

@@ -380,9 +380,8 @@ class _Worker:
 
     def _read(self, timeout_s: float) -> bool:
         """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
-        looks = timeout_s < 0 and isinstance(
-            self._runner, SerialExecutor
-        )  # others have work of their own meanwhile
+        # Others have work of their own meanwhile.
+        looks = timeout_s < 0 and isinstance(self._runner, SerialExecutor)
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
             if fd == self._node.fileno():
                 if self._node.try_read() and self._node.closed:
