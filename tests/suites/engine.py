@@ -14,6 +14,7 @@ import pytest
 
 import trainkit
 from trainkit.errors import (
+    ArgumentTypeError,
     ConfigError,
     GetTimeoutError,
     SerializationError,
@@ -240,6 +241,19 @@ class EngineSuite(engine.EngineSuite):
         assert below.count("in raise_\n") == printed.count("in raise_\n") == 1
         copied = pickle.loads(pickle.dumps(caught.value))
         assert (str(copied), message_of(copied)) == (str(caught.value), message)
+
+    def test_an_error_of_trainkit_is_told_once_however_many_calls_it_passes(self) -> None:
+        def wrong() -> None:
+            trainkit.get(3)  # type: ignore[call-overload]
+
+        def outer() -> None:
+            trainkit.get(trainkit.remote(wrong).remote())
+
+        with pytest.raises(ArgumentTypeError, match="it was given 3") as caught:
+            trainkit.get(trainkit.remote(outer).remote())
+        printed = "".join(traceback.format_exception(caught.value))
+        assert printed.count("in wrong\n") == 1
+        assert printed.count("The above exception was the direct cause") <= 1
 
     def test_an_error_keeps_attributes_that_errors_of_calls_have_too(self) -> None:
         for ref in (

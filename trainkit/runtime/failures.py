@@ -175,6 +175,8 @@ def pack_failure(error: BaseException, where: str, *, of_constructor: bool = Fal
     if isinstance(error, TaskError):  # a nested call's failure: keep its cause and add this hop
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
+    if isinstance(error, TrainkitError) and isinstance(error.__cause__, RemoteTraceback):  # of `raisable`
+        return _pack(error, f"{error.__cause__.text}{_hop(error, where)}", where, of_constructor)
     return _pack(error, f"{where}:\n{_format(error)}", where, of_constructor)
 
 
@@ -299,7 +301,7 @@ def _format(error: BaseException, *, chain: bool = True) -> str:
         return _summary(error)
 
 
-def _hop(error: TaskError, where: str) -> str:
+def _hop(error: TrainkitError, where: str) -> str:
     """Return the frames and notes that this process adds to the traceback of a failure it was told of."""
     try:
         passed_on = user_frames(error)
