@@ -124,7 +124,11 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
     command("show", "e", "-o", str(tmp_path / "trials.csv"))
     assert len((tmp_path / "trials.csv").read_text().splitlines()) == 5
     assert "there is no column 'lost'" in command("show", "e", "--sort", "lost", code=1)
-    assert "give a column" in command("show", "e", "--filter", "loss", code=1)
+    assert "Did you mean 'loss'?" in command("show", "e", "--columns", "trial_id,los", code=1)
+    for unfinished in ("loss", "loss < "):
+        assert "give a column" in command("show", "e", "--filter", unfinished, code=1)
+    assert "0 of them are shown" in command("show", "e", "--filter", "loss > 9")
+    assert "are shown" not in command("show", "e")
     assert "give csv or json" in command("show", "e", "-o", "a.txt", code=1)
     assert "cannot be written" in command("show", "e", "-o", str(tmp_path / "none" / "a.csv"), code=1)
     assert "is no experiment" in command("show", "nothing", code=1)

@@ -23,7 +23,7 @@ from trainkit.cli.experiments import (
     whole_number,
 )
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError, StoreError
+from trainkit.errors import ConfigError, StoreError, did_you_mean
 from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import encode, flatten, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
@@ -212,14 +212,13 @@ def _default_columns(known: Sequence[str], metric: str | None) -> list[str]:
 
 def _names(text: str | None, known: Sequence[str]) -> list[str]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    for name in names:
-        if known and name not in known:
-            raise ConfigError(f"there is no column {name!r}; there are {', '.join(known)}")
+    for name in sorted({*names}.difference(known)) if known else ():
+        raise ConfigError(f"there is no column {name!r}: give {', '.join(known)}.{did_you_mean(name, known)}")
     return names
 
 
 def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
-    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<|>)\s*(.+?)\s*", text)
+    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<|>)\s*(\S.*?)\s*", text)
     if parts is None:
         raise ConfigError(f"--filter {text!r}: give a column, one of < <= == != >= >, and a value")
     name, sign, wanted = parts[1], parts[2], parts[3].strip("'\"")
@@ -231,11 +230,8 @@ def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
 
     def holds(row: Row) -> bool:
         value = row.get(name)
-        if value is None:
-            return False
-        if number is not None and is_number(value):
-            return _COMPARE[sign](value, number)
-        return _COMPARE[sign](str(value), wanted)
+        compared = (value, number) if number is not None and is_number(value) else (str(value), wanted)
+        return value is not None and _COMPARE[sign](*compared)
 
     return holds
 
@@ -272,6 +268,7 @@ def _print_table(overview: Overview, rows: Sequence[Row], columns: Sequence[str]
         f"{overview.folder}: {overview.state}",
         f"{len(overview.trials)}{total} trials: {overview.counts}",
         *([f"best by last report: {words}"] if words else []),
+        *([f"{len(rows)} of them are shown"] if len(rows) < len(overview.trials) else []),
         *([f"about {duration(left)} left"] if left is not None else []),
     ]
     cells = [[cell_text(row.get(column), MAX_WIDTH) for column in columns] for row in rows]
