@@ -141,7 +141,7 @@ _FLAG: _Rule = (lambda value: isinstance(value, bool), "give True or False")
 _COUNT: _Rule = (is_count, "give a whole number of 1 or more")
 _POSITIVE: _Rule = (is_positive, "give a number above 0")
 _RULES: Mapping[str, _Rule] = {
-    "training_operator_cls": (_is_operator, "give a subclass of TrainingOperator, the class itself"),
+    "training_operator_cls": (_is_operator, "give a TrainingOperator's class, or from_ptl(LightningModule)"),
     "initialization_hook": _or_none((callable, "give a function without arguments")),
     "config": (lambda value: isinstance(value, Mapping), "give a dictionary"),
     "num_workers": _COUNT,

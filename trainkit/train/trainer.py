@@ -19,6 +19,7 @@ from trainkit.runtime import scheduling
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
 from trainkit.train.keys import BATCH_SIZE
+from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count, is_positive
 from trainkit.train.step.epoch import require_tqdm
@@ -140,6 +141,8 @@ class OperatorTrainer:
             GangError: workers died or hung, and there is no retry left.
             Exception: what the module raised in a worker.
         """
+        if not issubclass(self._options.training_operator_cls, LightningMethods):
+            raise ConfigError("predict(): the operator is not made by from_ptl(): call get_model()(batch)")
         self._check_counts("predict", num_steps, max_retries)
         call = Call("predict", (dataset, num_steps), Effect.SMALL, in_step=True)
         workers = self._workers.run(call, max_retries)

@@ -277,8 +277,12 @@ def test_what_cannot_be_predicted() -> None:
         pytest.raises(ConfigError, match="without a batch sampler can't be shared among 2 workers"),
     ):
         gang.predict([points(3).tensors])
-    with trainer(Digits) as gang, pytest.raises(ConfigError, match="is not made by from_ptl"):
-        gang.predict()
+    with trainer(Digits) as gang:
+        with pytest.raises(ConfigError, match="is not made by from_ptl"):
+            gang.predict()
+        assert gang.train(num_steps=1)["epoch"] == 1, "the mistake has cost no worker"
+    with pytest.raises(ConfigError, match=r"or from_ptl\(LightningModule\)"):
+        TorchTrainer(training_operator_cls=Points)
 
 
 class Unscheduled(Points):

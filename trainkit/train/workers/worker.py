@@ -176,13 +176,9 @@ class Worker(GroupMember):
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
         """Return this worker's predictions of each loader, on the CPU, and the number of all that count."""
-        if not isinstance(self._operator, LightningMethods):
-            raise ConfigError(
-                "predict() is for Lightning modules, and this operator is not made by from_ptl(): take the "
-                "model by get_model(), and call it"
-            )
+        operator: Any = self._operator  # with LightningMethods, as the trainer has checked
         with self._strategy.evaluation():
-            predicted: list[Predicted] = cpu_copy(self._operator.predict(dataset, num_steps))
+            predicted: list[Predicted] = cpu_copy(operator.predict(dataset, num_steps))
         return predicted
 
     def range_test(self, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
