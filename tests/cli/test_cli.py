@@ -207,6 +207,7 @@ def test_the_version_and_without_a_command_the_help(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"trainkit {trainkit.__version__}\n"
-    assert main([]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("usage: trainkit") and "dashboard" in shown
+    for words in ([], ["help"]):
+        assert main(words) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: trainkit") and "dashboard" in shown

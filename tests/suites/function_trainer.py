@@ -311,7 +311,7 @@ class FunctionTrainerSuite:
         result = self.trainer(count_up, {}, run={"name": "line"}).fit()
         assert (result.metrics["count"], result.metrics["start"]) == (STEPS, 2)
 
-        with pytest.raises(ConfigError, match="give the function and the arguments of before again"):
+        with pytest.raises(ConfigError, match=r"before again.*ScalingConfig\(\) where"):
             TorchTrainer.restore(self.path / "line", count_up)
         two: Any = {"scaling_config": ScalingConfig(num_workers=2)}
         with pytest.raises(ConfigError, match=r"train_loop_config=\.\.\."):

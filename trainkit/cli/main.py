@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if words and not words[0].startswith("-") and (hint := did_you_mean(words[0], COMMANDS.names())):
                 raise ConfigError(f"{words[0]!r} is no command.{hint}")
             parser = _overview()
-            parser.parse_args(words)
+            parser.parse_args([word for word in words if word != "help"])
             parser.print_help()
             return 0
         command: Command = named()

@@ -78,8 +78,8 @@ def why(wanted: str) -> int:
     if not lines:
         problems = "".join(f"; {found.problem}" for found in states if found.problem)
         raise ConfigError(
-            f"{not_found(wanted)}; and nothing in your {len(states)} sessions has that name, or an id that "
-            "starts so. A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
+            f"{not_found(wanted)}; and nothing in your sessions has that name, or an id that starts so. "
+            "A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
             "`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions"
             f"{problems}{(near := near_experiment(wanted)) and f'.{near}'}"
         )

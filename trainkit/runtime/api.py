@@ -289,7 +289,9 @@ def wait(
         if not timeout >= 0:
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
-        raise ConfigError(f"wait(num_returns={num_returns}) of {len(checked)} references")
+        raise ConfigError(
+            f"wait(num_returns={num_returns}) of {len(checked)} references: give fewer, 1 or more"
+        )
     if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
     ready, rest = session.engine().wait(checked, num_returns, timeout)

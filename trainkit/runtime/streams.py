@@ -122,9 +122,9 @@ def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     if isinstance(result, Iterator):
         return _first(result, num_returns, where)
     if not isinstance(result, (tuple, list)) or len(result) != num_returns:
-        count = len(result) if isinstance(result, (tuple, list)) else "no sequence"
+        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
         raise ResultCountError(
-            f"{where} was called with num_returns={num_returns} but returned {count} values"
+            f"{where} was called with num_returns={num_returns} but returned {what}: return as many"
         )
     return result
 

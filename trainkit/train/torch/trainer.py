@@ -169,7 +169,7 @@ class DataParallelTrainer:
         if train_loop_per_worker is None or not needed <= arguments.keys():
             raise ConfigError(
                 f"TorchTrainer.restore(path, {_ARGUMENTS}): give the function and the arguments of before "
-                "again, as a run does not hold them"
+                "again, as a run does not hold them; scaling_config=ScalingConfig() where there was none"
             )
         trainer = cls(train_loop_per_worker, **arguments)
         trainer._restored_from = os.fspath(path)

@@ -130,7 +130,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         StoreError: there is none, it is damaged, foreign, or of another version.
     """
     if not path.exists():
-        raise ExperimentNotFoundError(f"{path.parent} holds no experiment: there is no {path.name}")
+        raise ExperimentNotFoundError(f"{path.parent} holds no {path.name}: give the folder of an experiment")
     connection = None
     try:
         mode = "ro" if read_only else "rw"

@@ -108,7 +108,7 @@ class ExperimentStore:
             StoreError: there is none, it is damaged or foreign, or another process is at it.
         """
         if not (folder / FILENAME).exists():
-            raise ExperimentNotFoundError(f"{folder} holds no experiment: there is no {FILENAME}")
+            raise ExperimentNotFoundError(f"{folder} holds no {FILENAME}: give the folder of an experiment")
         ownership = Ownership(folder)
         try:
             return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)
