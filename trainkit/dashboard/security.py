@@ -193,15 +193,13 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
-        self.waits_since = self.loop.time()
         if len(self.connections) > MAX_CONNECTIONS // 2:  # clients that send nothing must not lock others out
-            others = [
-                each for each in self.connections if isinstance(each, BoundedConnection) and each is not self
-            ]
-            oldest = min(others, key=lambda each: each.waits_since)
+            bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
+            oldest = min(bounded, key=lambda each: each.waits_since)
             if oldest.waits_since < math.inf:
                 oldest.waits_since = math.inf  # it is gone in the next turn of the loop
                 oldest.transport.abort()
+        self.waits_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head.call_off()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -180,6 +181,11 @@ class Demand:
     what: str = ""
     since: float = 0.0
 
+    @functools.cached_property
+    def kind(self) -> Hashable:
+        """Equal for requests that wait for the same resources; the oldest of them is judged for all."""
+        return self.nested, self.group, self.bundle, *(frozenset(each.items()) for each in self.bundles)
+
 
 D = TypeVar("D", bound=Demand)
 
@@ -284,21 +290,18 @@ def serve(
     short: set[str] = set()
     kept: list[Allocation] | None = None
     short_in: dict[int, dict[int | None, set[str]]] = {}
-    failed: list[tuple[Any, ...]] = []
+    failed: set[Hashable] = set()
     try:
         for waiting in order(queue):
-            if waiting.group is None and blocked_by(short, waiting.bundles):
+            if waiting.kind in failed or (waiting.group is None and blocked_by(short, waiting.bundles)):
                 continue
             if not waiting.nested and _stands_behind(waiting, short_in):
-                continue
-            asked = (waiting.nested, waiting.group, waiting.bundle, waiting.bundles)
-            if asked in failed:
                 continue
             lacking = grant(waiting)
             if lacking is None:
                 granted.append(waiting)
                 continue
-            failed.append(asked)
+            failed.add(waiting.kind)
             if not in_reach(waiting):
                 continue
             if waiting.group is not None:

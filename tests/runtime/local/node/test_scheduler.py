@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.local.node.parts import NodeParts
 from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.runtime.local.wire.messages import Reclaim, Waits
+from trainkit.runtime.placement import Ledger
 
 
 def test_requests_are_granted_in_turn_as_resources_become_free() -> None:
@@ -132,6 +133,21 @@ def test_no_lease_is_asked_for_that_would_help_nobody() -> None:
     assert not [message for _, message in node.notices if isinstance(message, Reclaim)]
     node.exits(11)
     assert (1, Reclaim(0)) in node.notices
+
+
+@pytest.mark.parametrize("waiting", [1, 40])
+def test_requests_that_are_alike_are_judged_as_one(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = NodeParts(CPU=3)
+    node.ask_actor(11)
+    for index in range(waiting):
+        node.ask_actor(12 + index, cpus=3)
+    assert node.ask_lease(71) == [False]
+    judged: list[int] = []
+    judge = Ledger.lacking_for_all
+    monkeypatch.setattr(Ledger, "lacking_for_all", lambda *asked: judged.append(1) or judge(*asked))
+    assert node.ask_lease(72) == [False]
+    node.timers.run()
+    assert len(judged) == 4, "a turn, a lease that may be kept, and two looks for leases that are not needed"
 
 
 def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -127,6 +128,12 @@ class PlacementGroups:
     def machine_is_overdrawn(self) -> bool:
         """Return whether more CPUs are in use than the machine has, as lent ones were taken back."""
         return self.machine.is_overdrawn("CPU")
+
+    def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
+        """Return the requests of `line` that hold up later ones, as the oldest of each kind does."""
+        oldest = {request.kind: request for request in reversed(line)}
+        kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
+        return [request for request in line if request.kind in kinds]
 
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
         """Return whether `request`, which waits, holds up later ones: what it lacks is in reach.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -57,7 +56,7 @@ class LeaseReclaimer:
 
     def granted(self, worker: records.WorkerRecord) -> bool:
         """Note a lease; returns whether it is to be returned as soon as it is idle."""
-        worker.wanted_back = self._is_wanted(worker)
+        worker.wanted_back = self._is_wanted(worker, self._in_reach())
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
         return worker.wanted_back
@@ -68,16 +67,16 @@ class LeaseReclaimer:
 
     def reclaim(self, _: object = None) -> None:
         """Ask for the leases that others keep without need; for more of them, if that does not help."""
-        self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker)])
+        line = self._in_reach() if self._kept else []
+        self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker, line)])
         if self._kept:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
         """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
-        since = [request.since for request in self._queue.line() if self._groups.holds_up(request, True)]
-        if not since:  # what waits then waits for other ends than that of a lease
+        if not (line := self._in_reach()):  # what waits then waits for other ends than that of a lease
             return
-        waited = SYSTEM.monotonic() - min(since)
+        waited = SYSTEM.monotonic() - min(request.since for request in line)
         kept, is_long = self._kept.values(), waited >= _INSIST_S
         self._ask_back([worker for worker in kept if is_long or self._table.by_serial(worker.owner) is None])
         if self._kept:
@@ -130,8 +129,12 @@ class LeaseReclaimer:
             self._notify(owner, Reclaim(count))
         return owners
 
-    def _is_wanted(self, worker: records.WorkerRecord) -> bool:
-        """Return whether a request waits that this lease would help at once, as far as is known here.
+    def _in_reach(self) -> list[records.Request]:
+        """Return what waits, and would not wait for long if all leases ended."""
+        return self._groups.that_hold_up(self._queue.line(), leases_end=True)
+
+    def _is_wanted(self, worker: records.WorkerRecord, line: Sequence[records.Request]) -> bool:
+        """Return whether a request of `line` would be helped at once by this lease, as far as is known here.
 
         What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
         that has just asked for another process goes on, or is about to lend what it holds. A process that
@@ -146,8 +149,7 @@ class LeaseReclaimer:
                 and isinstance(request.start, RequestLease)
                 and request.start.placement == worker.spec.placement
             )
-            and self._groups.holds_up(request, True)
-            for request in self._queue.line()
+            for request in line
         )
 
     def _is_about_to_lend(self, client: int) -> bool:
@@ -208,15 +210,15 @@ class WaitExplainer:
         )
         line = [request for request in order(self._queue.line()) if request.group is None]
         place = {request.key: index for index, request in enumerate(line)}
-        ahead = [self._groups.holds_up(request) for request in line]
+        ahead = {request.key for request in self._groups.that_hold_up(line)}
 
         def of(request: records.Request) -> Wait:
             if not request.ready:
                 return Wait(reasons=["an argument of its constructor is still to come"])
             group_id = request.group
             if group_id is None:
-                before = itertools.compress(line[: place[request.key]], ahead)
-                return explain_wait(request, [machine], list(before))
+                before = [each for each in line[: place[request.key]] if each.key in ahead]
+                return explain_wait(request, [machine], before)
             wait = explain_wait(request, self._rooms(request, self._groups[group_id]))
             if group_id not in by_key:
                 return wait
