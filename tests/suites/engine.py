@@ -83,9 +83,6 @@ class Registered(Exception):
         self.code = code
 
 
-copyreg.pickle(Registered, lambda error: (Registered, (error.code + 1,)))  # type: ignore[arg-type, return-value]
-
-
 class Unreadable:
     def __init__(self, notes: Path) -> None:
         self.notes = notes
@@ -178,6 +175,11 @@ class EngineSuite(engine.EngineSuite):
             assert getattr(found, name, None) == getattr(error, name, None), name
         assert str(found) == str(error)
 
+    def test_exceptions_are_whole_beside_tblib(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        support = pytest.importorskip("tblib.pickling_support", reason="Dask brings it along")
+        monkeypatch.setitem(copyreg.dispatch_table, Slotted, support.pickle_exception)
+        assert trainkit.get(trainkit.put(Slotted(7))).code == 7
+
     def test_exceptions_may_refer_to_one_another(self) -> None:
         found = trainkit.get(trainkit.put(Ringed(1)))
         other = found.seen["other"]
@@ -188,6 +190,7 @@ class EngineSuite(engine.EngineSuite):
         assert caught.value.seen["other"].code == 2
 
     def test_exceptions_travel_as_copyreg_says(self) -> None:
+        copyreg.pickle(Registered, lambda error: (Registered, (error.code + 1,)))  # type: ignore[arg-type, return-value]
         assert trainkit.get(trainkit.put(Registered(1))).code == 2
 
     @pytest.mark.parametrize("way", ["put", "returned", "given"])
