@@ -373,8 +373,8 @@ def _reduce_exception(error: BaseException) -> Any:
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
     # tblib, which Dask installs, registers its own way for every class, and it loses what slots hold.
-    registered = getattr(copyreg.dispatch_table.get(kind), "__module__", "tblib.pickling_support")
-    if maker.__module__ == "builtins" or own or registered != "tblib.pickling_support":
+    way = copyreg.dispatch_table.get(kind, _reduce_exception)
+    if maker.__module__ == "builtins" or own or way.__module__ not in (__name__, "tblib.pickling_support"):
         return NotImplemented
     # The attributes come once the exception is there, as they may refer to it.
     return _load_exception, (kind, arguments_of(error)), attributes_of(error), None, None, _set_attributes

@@ -134,8 +134,7 @@ class DataParallelTrainer:
             grid = self._tuner().fit()
         result = grid[0]
         if not grid.num_terminated and not grid.num_errors:
-            folder = os.path.dirname(str(result.path))
-            raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=folder)}")
+            raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=os.path.dirname(result.path))}")
         if result.error is not None:
             raise failure(result, result.error, self.run_config.name)
         made = {each.name: getattr(result, each.name) for each in fields(Result)}
