@@ -77,8 +77,10 @@ class _Values:
         os.register_at_fork(after_in_child=self._forget)  # its files are the parent's
 
     def _forget(self) -> None:
-        # A handler of a signal, or a `__del__`, may count while this thread does.
+        # A handler of a signal, or a `__del__`, may count while this thread does: what it asks for waits.
         self._lock = threading.RLock()
+        self._asked: list[tuple[str, list[tuple[str, float]], bool]] = []
+        self._writes = False
         self._engine: weakref.ref[Engine] | None = None
         self._files: dict[str, Any] = {}
         self._is_full = False
@@ -86,22 +88,33 @@ class _Values:
     def write(self, engine: Engine, kind: str, values: Iterable[tuple[str, float]], *, adds: bool) -> None:
         """Write values by their keys, or add to what they are."""
         with self._lock:
-            if self._engine is None or self._engine() is not engine:
-                self.close()
-                self._engine = weakref.ref(engine)
-                session.at_end(self.close)
-            if self._is_full:
-                return
-            try:
+            self._asked.append((kind, [*values], adds))
+            while self._asked and not self._writes:
+                self._writes = True
+                try:
+                    self._write_asked(engine)
+                finally:
+                    self._writes = False
+
+    def _write_asked(self, engine: Engine) -> None:
+        if self._engine is None or self._engine() is not engine:
+            self.close()
+            self._engine = weakref.ref(engine)
+            session.at_end(self.close)
+        try:
+            while self._asked:
+                kind, values, adds = self._asked.pop(0)
+                if self._is_full:
+                    continue
                 file = self._files.get(kind)
                 if file is None:
                     file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
                 now = SYSTEM.now()
                 for key, value in values:
                     file.write_value(key, value + file.read_value(key)[0] if adds else value, now)
-            except OSError as error:  # who counts goes on
-                self._is_full = True
-                sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
+        except OSError as error:  # who counts goes on
+            self._is_full = True
+            sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
 
     def close(self) -> None:
         """Close the files of a session that has ended."""
