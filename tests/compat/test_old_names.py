@@ -80,7 +80,7 @@ PLACES = {
     "trainkit.tune.trainable.trainable": "Trainable",
     "trainkit.tune.trainable.util": "with_parameters",
     "trainkit.tune.tune": "run run_experiments",
-    "trainkit.tune.utils": "deep_update flatten_dict merge_dicts unflattened_lookup validate_save_restore",
+    "trainkit.tune.utils": "deep_update flatten_dict merge_dicts validate_save_restore",
     "trainkit.tune.utils.mock_trainable": "MyTrainableClass",
     "trainkit.tune.utils.util": "flatten_dict unflatten_dict merge_dicts",
     "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",

@@ -12,7 +12,6 @@ from trainkit.tune.utils import (
     diagnose_serialization,
     flatten_dict,
     merge_dicts,
-    unflattened_lookup,
     validate_save_restore,
     wait_for_gpu,
 )
@@ -29,15 +28,6 @@ def test_dictionaries_are_flattened_and_back():
     assert flatten_dict(NESTED, delimiter=".", flatten_list=True) == {"a.b.c": 1, "e.0": 1, "e.1.f": 2}
     with pytest.raises(ValueError, match="contains '/'"):
         flatten_dict({"a/b": 1}, prevent_delimiter=True)
-
-
-def test_a_value_is_looked_up_by_its_path():
-    assert unflattened_lookup("a/b/c", NESTED) == 1
-    assert unflattened_lookup("e/1/f", NESTED) == 2
-    assert unflattened_lookup("a/b/c", FLAT) == 1
-    assert unflattened_lookup("a/x", NESTED, default=None) is None
-    with pytest.raises(KeyError, match="a/x"):
-        unflattened_lookup("a/x", NESTED)
 
 
 def test_dictionaries_are_merged():

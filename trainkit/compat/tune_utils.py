@@ -67,29 +67,6 @@ def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any
     return nested
 
 
-def unflattened_lookup(flat_key: str, lookup: Mapping[str, Any], delimiter: str = "/", **options: Any) -> Any:
-    """Return the value at a path such as "a/b".
-
-    Args:
-        flat_key: the path.
-        lookup: a nested dictionary.
-        delimiter: between the names.
-        options: `default`, which is returned where there is none.
-
-    Raises:
-        KeyError: there is none, and no default.
-    """
-    place: Any = lookup
-    try:
-        for name in [flat_key] if flat_key in lookup else flat_key.split(delimiter):
-            place = place[int(name)] if isinstance(place, (list, tuple)) else place[name]
-    except (KeyError, IndexError, TypeError, ValueError):
-        if "default" in options:
-            return options["default"]
-        raise KeyError(f"there is no value at {flat_key!r}") from None
-    return place
-
-
 def deep_update(
     original: MutableMapping[str, Any],
     new_dict: Mapping[str, Any],

@@ -90,18 +90,15 @@ class _Values:
         with self._lock:
             self._asked.append((kind, [*values], adds))
             while self._asked and not self._writes:
-                self._writes = True
-                try:
-                    self._write_asked(engine)
-                finally:
-                    self._writes = False
+                self._write_asked(engine)
 
     def _write_asked(self, engine: Engine) -> None:
-        if self._engine is None or self._engine() is not engine:
-            self.close()
-            self._engine = weakref.ref(engine)
-            session.at_end(self.close)
+        self._writes = True
         try:
+            if self._engine is None or self._engine() is not engine:
+                self.close()
+                self._engine = weakref.ref(engine)
+                session.at_end(self.close)
             while self._asked:
                 kind, values, adds = self._asked.pop(0)
                 if self._is_full:
@@ -109,12 +106,13 @@ class _Values:
                 file = self._files.get(kind)
                 if file is None:
                     file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
-                now = SYSTEM.now()
                 for key, value in values:
-                    file.write_value(key, value + file.read_value(key)[0] if adds else value, now)
+                    file.write_value(key, value + file.read_value(key)[0] if adds else value, SYSTEM.now())
         except OSError as error:  # who counts goes on
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
+        finally:
+            self._writes = False
 
     def close(self) -> None:
         """Close the files of a session that has ended."""
