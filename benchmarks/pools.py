@@ -55,7 +55,7 @@ def tasks_of_ray(count: int) -> Callable[[], None]:
     """Return the work of `count` empty tasks of Ray, which it starts here."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     task = ray.remote(nothing)
 
     def run() -> None:

@@ -117,6 +117,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TRAINKIT_RUNTIME_DIR"] = folder.name
     os.environ["TRAINKIT_DEDUP_LOGS"] = "0"  # tests that watch what is printed count the lines
     os.environ["TRAINKIT_LOG_DIR"] = f"{folder.name}/logs"
+    # Ray notes the latest cluster in its folder, and a program that names none connects to it: what one
+    # process of the run starts is not for the others. The path is short, as Ray's sockets lie below it.
+    rays = tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True)
+    config.add_cleanup(rays.cleanup)
+    os.environ["RAY_TMPDIR"] = rays.name
 
 
 def wanted_tiers(config: pytest.Config) -> list[str]:

@@ -344,7 +344,12 @@ def test_all_mistakes_are_named_at_once() -> None:
             backend="mpi",
             scheduler_step_freq="often",
         )
-    for text in ("give a subclass", "num_workers=0", "backend='mpi'", "scheduler_step_freq='often'"):
+    for text in (
+        "give a TrainingOperator's class",
+        "num_workers=0",
+        "backend='mpi'",
+        "scheduler_step_freq='often'",
+    ):
         assert text in str(caught.value)
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,10 @@ SLOWLY = {
 }
 
 
-def printed(script: Path, folder: Path, ray_folder: str) -> list[str]:
+def printed(script: Path, folder: Path) -> list[str]:
     """Run a script; return the lines that it prints for this test."""
     folder.mkdir()
-    # In a folder of its own Ray finds no cluster of another test, to which it would connect.
-    more = SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1", "RAY_TMPDIR": ray_folder}
+    more = SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, script],
         cwd=folder,
@@ -48,10 +46,8 @@ def test_a_script_for_ray_moves_by_its_imports(script: Path, tmp_path: Path) -> 
         pytest.importorskip(package, reason="the other side is Ray Train: pip install 'ray[train]'")
     moved = tmp_path / script.name
     moved.write_text(with_our_imports(script.read_text()))
-    # Paths of its sockets can't be as long as those of `tmp_path`.
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as ray_folder:
-        with clean_ray(lambda: lambda: None):
-            theirs = printed(script, tmp_path / "there", ray_folder)
-        ours = printed(moved, tmp_path / "here", ray_folder)
+    with clean_ray(lambda: lambda: None):
+        theirs = printed(script, tmp_path / "there")
+    ours = printed(moved, tmp_path / "here")
     assert len(ours) > 2
     assert ours == theirs
