@@ -32,32 +32,6 @@ class SystemClock:
         time.sleep(seconds)
 
 
-class VirtualClock:
-    """A clock that moves only when told: for simulation and tests.
-
-    Args:
-        start: what both readings show at first, in seconds.
-    """
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def monotonic(self) -> float:
-        return self._now
-
-    def sleep(self, seconds: float) -> None:
-        self.advance(seconds)
-
-    def advance(self, seconds: float) -> None:
-        """Move on by `seconds`, which may not be negative."""
-        if seconds < 0:
-            raise ValueError(f"time cannot go back: advance({seconds})")
-        self._now += seconds
-
-
 SYSTEM = SystemClock()
 
 

@@ -122,6 +122,22 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(
     assert (result.metrics["count"], result.metrics["start"]) == (4, 2)
 
 
+def says_done(config: dict[str, Any]) -> str:
+    for count in range(3):
+        train.report({"count": count, "done": count == 1})
+    return "to the end"
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_metric_named_done_ends_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    two = ScalingConfig(num_workers=2)
+    run = RunConfig(storage_path=str(tmp_path), verbose=0)
+    result = TorchTrainer(says_done, scaling_config=two, run_config=run).fit()
+    assert (result.metrics, result.return_value) == ({"count": 2}, "to the end")
+    assert len(result.metrics_dataframe) == 3
+    assert "under another name" in capfd.readouterr().err
+
+
 def one(config: dict[str, Any]) -> None:
     raise AssertionError("is never called")
 

@@ -17,6 +17,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.testing.searcher import SPACE, TREE, Row, Search, loss_of
 from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
+from trainkit.tune.search.optuna import study as opened
 from trainkit.tune.search.optuna.study import MARK
 from trainkit.tune.space.search_space import Space
 
@@ -397,6 +398,12 @@ def joins(folder: str, number: int, barrier: Any, failed: Any) -> None:
             one.on_trial_complete(f"t{number}", {"loss": 1.0, "training_iteration": 1})
         except Exception as error:
             failed.put(f"{type(error).__name__}: {error}")
+
+
+def test_a_database_that_cannot_be_opened_is_not_tried_again(fit, monkeypatch):
+    monkeypatch.setattr(opened, "SYSTEM", None)  # no clock to wait by
+    with pytest.raises(ConfigError, match="unable to open database file"):
+        fit(parabola, PLANE, search_alg=OptunaSearch(storage="sqlite:////nonexistent/x.db"), metric="loss")
 
 
 @pytest.mark.external

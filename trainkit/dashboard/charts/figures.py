@@ -22,7 +22,6 @@ Points = Sequence[tuple[float, float]]
 BEST = ("#3b78d8", "#d9772b", "#2a9d78", "#c2508f", "#8a67c9", "#1f9ab0", "#a98a12", "#d2555a")
 """Colours of trials that stand out, the best first; each can be read on white and on near-black."""
 OTHERS = "#8b95a1"
-FRONT = BEST[0]
 OUTCOMES = {
     "finished": BEST[2],
     "stopped": OTHERS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ from trainkit.tune.core.resources import PlacementGroupFactory, ScalingConfig
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.trial.context import TrialContext, TrialStopped, current_session
 from trainkit.tune.trial.messages import Reply, TrialSpec
+
+log = logging.getLogger(__name__)
 
 FUNCTION = "train_loop_per_worker"
 """Name of the workers' function in messages."""
@@ -191,6 +194,13 @@ class LoopTrial:
             if any(done):
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
             metrics = [dict(reply[1] or {}) for reply in replies]
+            # Among the reports of a search, it would end the trial; a run ends when its workers do.
+            if self._alone and True in [bool(each.pop("done", False)) for each in metrics]:
+                log.warning(
+                    'report({"done": True}): "done" is left out, as it tells whether the run has ended. '
+                    "It ends when %s returns; report your value under another name",
+                    FUNCTION,
+                )
             if not own >= (more := AUTOMATIC & metrics[0].keys()):
                 own |= more
                 keep_own_names(spec.trial_dir, own)

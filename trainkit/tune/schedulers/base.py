@@ -420,11 +420,6 @@ def words_for(decision: Decision, scheduler: str) -> str:
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 
-def stop_words(reason: Mapping[str, Any], scheduler: str) -> str:
-    """Why a trial was stopped, as text."""
-    return words_for(Decision(Verdict.STOP, reason), scheduler)
-
-
 _VERBS = {Verdict.STOP: "stopped", Verdict.PAUSE: "paused", Verdict.RESUME: "resumed"}
 
 

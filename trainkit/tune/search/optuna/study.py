@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,8 +127,8 @@ def _storage_at(given: BaseStorage | str) -> BaseStorage:
     for number in range(1, _TRIES):
         try:
             return optuna.storages.get_storage(given)
-        except Exception as error:  # the database's, and SQLAlchemy's is not imported without need
-            if not type(error).__module__.startswith("sqlalchemy"):
+        except Exception as error:  # the database's: SQLAlchemy is not imported without need
+            if not re.search("already exists|locked|unique|duplicate", str(error), re.IGNORECASE):
                 raise
             SYSTEM.sleep(0.1 * 2**number)
     return optuna.storages.get_storage(given)
