@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,12 @@ RUN = "TRAINKIT_TEST_RUN"
 
 
 _threads_unset = [name for name in THREADS if name not in os.environ]
+
+SECONDS = "trainkit/seconds"
+"""Key in pytest's cache: seconds that each test took when it last ran, by its name."""
+
+seconds: Counter[str] = Counter()
+"""Seconds of each test of this run."""
 
 started_processes: list[str] = []
 """The processes that this one has started since the current test began."""
@@ -219,6 +226,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     yield
     if item.get_closest_marker("unit") and started:
         pytest.fail(f"a test of the tier `unit` starts no process, but this one has started {started}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the seconds of a test's setup, call and teardown."""
+    seconds[report.nodeid] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the seconds of each test that has run, beside those of earlier runs, in pytest's cache."""
+    config = session.config
+    if not hasattr(config, "workerinput") and (cache := getattr(config, "cache", None)) is not None:
+        known = cache.get(SECONDS, {})
+        cache.set(SECONDS, known | {test: round(each, 3) for test, each in seconds.items()})
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
