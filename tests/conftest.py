@@ -75,7 +75,7 @@ _threads_unset = [name for name in THREADS if name not in os.environ]
 SECONDS = "trainkit/seconds"
 """Key in pytest's cache: seconds that each test took when it last ran, by its name."""
 
-seconds: Counter[str] = Counter()
+test_seconds: Counter[str] = Counter()
 """Seconds of each test of this run."""
 
 started_processes: list[str] = []
@@ -229,16 +229,21 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up the seconds of a test's setup, call and teardown."""
-    seconds[report.nodeid] += report.duration
+    """Add up the seconds of the setup, call and teardown of a test that passes."""
+    if report.passed:
+        test_seconds[report.nodeid] += report.duration
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep the seconds of each test that has run, beside those of earlier runs, in pytest's cache."""
     config = session.config
     if not hasattr(config, "workerinput") and (cache := getattr(config, "cache", None)) is not None:
-        known = cache.get(SECONDS, {})
-        cache.set(SECONDS, known | {test: round(each, 3) for test, each in seconds.items()})
+        known = {test: each for test, each in cache.get(SECONDS, {}).items() if _exists(test, config)}
+        cache.set(SECONDS, known | {test: round(each, 3) for test, each in test_seconds.items()})
+
+
+def _exists(test: str, config: pytest.Config) -> bool:
+    return (config.rootpath / test.partition("::")[0]).exists()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:

@@ -125,7 +125,7 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
     assert len((tmp_path / "trials.csv").read_text().splitlines()) == 5
     assert "there is no column 'lost'" in command("show", "e", "--sort", "lost", code=1)
     assert "Did you mean 'loss'?" in command("show", "e", "--columns", "trial_id,los", code=1)
-    for unfinished in ("loss", "loss < "):
+    for unfinished in ("loss", "loss < ", "loss <=", "loss>="):
         assert "give a column" in command("show", "e", "--filter", unfinished, code=1)
     assert "0 of them are shown" in command("show", "e", "--filter", "loss > 9")
     assert "are shown" not in command("show", "e")

@@ -87,7 +87,7 @@ PLACES = {
     "trainkit.tune.web_server": "TuneClient TuneServer",
     "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
     "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
-    "disable_log_once_globally enable_periodic_logging inspect_serializability",
+    "inspect_serializability",
     "trainkit.util.actor_pool": "ActorPool",
     "trainkit.util.check_serialize": "inspect_serializability FailureTuple",
     "trainkit.util.collective": "allgather allreduce barrier broadcast create_collective_group "

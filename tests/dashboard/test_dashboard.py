@@ -325,7 +325,7 @@ def test_a_stream_tells_what_changes(running: Any) -> None:
         return ended and heard[-1]["summary"]["counts"] == {"running": 1, "stopped": 1}
 
     heard = told(ask, "experiment=running", stopped)
-    assert {"events", "summary"} <= {part for each in heard for part in each["changed"]}
+    assert {"events", "summary"} <= {part for each in heard[1:] for part in each["changed"]}
     ended = {row["trial_id"]: row["status"] for each in heard for row in each["rows"]}
     assert ended[first] == "TERMINATED"
 

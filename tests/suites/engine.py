@@ -77,6 +77,17 @@ class Ringed(Exception):
         self.code, self.seen = code, {"other": other or Ringed(code + 1, self)}
 
 
+class Coded(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Described(Exception):
+    def __init__(self, *words: str) -> None:
+        super().__init__(*words)
+
+
 class Registered(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"code {code}")
@@ -177,8 +188,15 @@ class EngineSuite(engine.EngineSuite):
 
     def test_exceptions_are_whole_beside_tblib(self, monkeypatch: pytest.MonkeyPatch) -> None:
         support = pytest.importorskip("tblib.pickling_support", reason="Dask brings it along")
-        monkeypatch.setitem(copyreg.dispatch_table, Slotted, support.pickle_exception)
+        monkeypatch.setitem(copyreg.dispatch_table, types.TracebackType, support.pickle_traceback)
+        for kind in (Slotted, Coded):
+            monkeypatch.setitem(copyreg.dispatch_table, kind, support.pickle_exception)
         assert trainkit.get(trainkit.put(Slotted(7))).code == 7
+        try:
+            raise Coded(8) from KeyError("cause")
+        except Coded as error:
+            found = trainkit.get(trainkit.put(error))
+        assert (found.code, str(found.__cause__)) == (8, "'cause'"), "tblib keeps the cause"
 
     def test_exceptions_may_refer_to_one_another(self) -> None:
         found = trainkit.get(trainkit.put(Ringed(1)))
@@ -192,6 +210,8 @@ class EngineSuite(engine.EngineSuite):
     def test_exceptions_travel_as_copyreg_says(self) -> None:
         copyreg.pickle(Registered, lambda error: (Registered, (error.code + 1,)))  # type: ignore[arg-type, return-value]
         assert trainkit.get(trainkit.put(Registered(1))).code == 2
+        copyreg.pickle(Described, BaseException.__reduce__)  # type: ignore[arg-type]
+        assert trainkit.get(trainkit.put(Described("a", "b"))).args == ("a", "b")
 
     @pytest.mark.parametrize("way", ["put", "returned", "given"])
     def test_a_value_that_cant_be_read_says_why(self, way: str, tmp_path: Path) -> None:

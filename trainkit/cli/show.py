@@ -218,7 +218,7 @@ def _names(text: str | None, known: Sequence[str]) -> list[str]:
 
 
 def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
-    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<|>)\s*(\S.*?)\s*", text)
+    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<(?!=)|>(?!=))\s*(\S.*?)\s*", text)
     if parts is None:
         raise ConfigError(f"--filter {text!r}: give a column, one of < <= == != >= >, and a value")
     name, sign, wanted = parts[1], parts[2], parts[3].strip("'\"")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, SerializationError
 from trainkit.runtime import serialize
 from trainkit.runtime.api import get, list_placement_groups, wait
@@ -201,12 +199,8 @@ def inspect_serializability(
     return True, set()
 
 
-_PERIOD_S = 60.0
 _lock = threading.Lock()
 _seen: set[str] = set()
-_disabled = False
-_periodic = False
-_last = 0.0
 
 
 def log_once(key: str) -> bool:
@@ -215,40 +209,7 @@ def log_once(key: str) -> bool:
     Args:
         key: names the message, as in `if log_once("slow"): logger.warning(...)`.
     """
-    global _last
     with _lock:
-        if _disabled:
-            return False
-        now = SYSTEM.monotonic()
-        if _periodic and now - _last > _PERIOD_S:
-            _seen.clear()
-        if key in _seen:
-            return False
+        is_first = key not in _seen
         _seen.add(key)
-        _last = now
-        return True
-
-
-def disable_log_once_globally() -> None:
-    """Have `log_once` return False from now on."""
-    global _disabled
-    _disabled = True
-
-
-def enable_periodic_logging() -> None:
-    """Have `log_once` return True for a key again once it has not done so for a minute."""
-    global _periodic
-    _periodic = True
-
-
-class RayClient:
-    """Ray's connection to a cluster by `ray://`, which is the Ray engine's to use."""
-
-    @staticmethod
-    def is_connected() -> bool:
-        """Return whether this process has one."""
-        ray = sys.modules.get("ray")
-        return ray is not None and bool(ray.util.client.ray.is_connected())
-
-
-ray_client = RayClient()
+        return is_first

@@ -290,7 +290,7 @@ def wait(
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
         raise ConfigError(
-            f"wait(num_returns={num_returns}) of {len(checked)} references: give fewer, 1 or more"
+            f"wait(num_returns={num_returns}) of {len(checked)} references: give 1 to {len(checked)}"
         )
     if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")

@@ -372,9 +372,11 @@ def _reduce_exception(error: BaseException) -> Any:
     own = any(
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
-    # tblib, which Dask installs, registers its own way for every class, and it loses what slots hold.
-    way = copyreg.dispatch_table.get(kind, _reduce_exception)
-    if maker.__module__ == "builtins" or own or way.__module__ not in (__name__, "tblib.pickling_support"):
+    # tblib, which Dask installs, registers its own way for every class. It keeps the cause, and loses slots.
+    way = getattr(copyreg.dispatch_table.get(kind, _reduce_exception), "__module__", "")
+    has_slots = isinstance(object.__getstate__(error), tuple)
+    plain = maker.__module__ == "builtins" or way != __name__
+    if own or way not in (__name__, "tblib.pickling_support") or (plain and not has_slots):
         return NotImplemented
     # The attributes come once the exception is there, as they may refer to it.
     return _load_exception, (kind, arguments_of(error)), attributes_of(error), None, None, _set_attributes

@@ -122,9 +122,11 @@ def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     if isinstance(result, Iterator):
         return _first(result, num_returns, where)
     if not isinstance(result, (tuple, list)) or len(result) != num_returns:
-        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+        several = isinstance(result, (tuple, list))
+        what = f"{len(result)} values" if several else f"one {type(result).__name__}"
         raise ResultCountError(
-            f"{where} was called with num_returns={num_returns} but returned {what}: return as many"
+            f"{where} was called with num_returns={num_returns} but returned {what}: return a tuple or list "
+            f"of {num_returns} values"
         )
     return result
 

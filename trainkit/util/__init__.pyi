@@ -1,8 +1,6 @@
 from trainkit.compat.actor_pool import ActorPool as ActorPool
 from trainkit.compat.ray_util import as_completed as as_completed
 from trainkit.compat.ray_util import deregister_serializer as deregister_serializer
-from trainkit.compat.ray_util import disable_log_once_globally as disable_log_once_globally
-from trainkit.compat.ray_util import enable_periodic_logging as enable_periodic_logging
 from trainkit.compat.ray_util import inspect_serializability as inspect_serializability
 from trainkit.compat.ray_util import log_once as log_once
 from trainkit.compat.ray_util import map_unordered as map_unordered

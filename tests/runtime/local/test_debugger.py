@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,26 @@ def work(value):
 trainkit.init(num_cpus=2)
 print("results", trainkit.get([work.remote(21), work.remote(42)]))
 """
+LINES = """
+import trainkit
+@trainkit.remote
+def work(value):
+    breakpoint()
+    tripled = 3 * value
+    more = tripled + 1
+    return more
+trainkit.init(num_cpus=2)
+print("results", trainkit.get([work.remote(21), work.remote(42)]))
+"""
+LAST = """
+import trainkit
+@trainkit.remote
+def work(value):
+    breakpoint()
+trainkit.init(num_cpus=1)
+print("results", [trainkit.get(work.remote(value)) for value in range(2)])
+"""
+CONTINUE = ["continue", "continue"]
 CONTINUES = ["p doubled + 1000", "continue"] * 2
 
 
@@ -99,6 +120,23 @@ def test_a_second_stop_has_the_terminal_and_the_other_worker_its_turn(
     """A `breakpoint()` that is reached step by step; a breakpoint of the debugger's, which stays set."""
     shown = run_in_terminal(tmp_path / "program.py", STEPS, [*commands, *commands])
     assert "results [64, 127]" in shown
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [["tbreak 7", "continue", "p tripled", "continue"], ["break 7", "commands 1\np tripled\nend", *CONTINUE]],
+    ids=["temporary breakpoints", "commands of a breakpoint"],
+)
+def test_what_the_debugger_prints_before_it_prompts_is_shown(commands: list[str], tmp_path: Path) -> None:
+    shown = run_in_terminal(tmp_path / "program.py", LINES, [*commands, *commands])
+    assert re.search(r"^63\b.*^126\b|^126\b.*^63\b", shown, re.MULTILINE | re.DOTALL), shown
+    assert "results [64, 127]" in shown
+
+
+def test_a_breakpoint_at_the_end_of_a_function_stops_at_each_call(tmp_path: Path) -> None:
+    shown = run_in_terminal(tmp_path / "program.py", LAST, ["continue", "continue"])
+    assert shown.count("--Return--") == 2
+    assert "results [None, None]" in shown
 
 
 def test_without_a_terminal_the_error_says_what_to_do() -> None:

@@ -295,15 +295,21 @@ def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, tm
     grid = fit(trainable, given)
     assert kinds(grid) == ["OrderedDict", "Attributes"]
     assert {"config/base/lr", "config/own/a"} <= set(grid.get_dataframe().columns)
-    grid = tune.Tuner.restore(tmp_path / "e", trainable, restart_errored=True).fit()
-    assert kinds(grid) == ["dict", "dict"], "without the space the file has only their content"
-    assert "plain dicts and lists in place of Attributes, OrderedDict: give" in caplog.text
+    for space, lost in (
+        (None, "Attributes, OrderedDict"),
+        ({**given, "own": tune.choice([{"a": 1}])}, "Attributes"),
+    ):
+        caplog.clear()
+        grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, restart_errored=True).fit()
+        assert kinds(grid)[1] == "dict", "without the space the file has only their content"
+        assert f"plain dicts and lists in place of {lost}: restore with" in caplog.text
     caplog.clear()
     (tmp_path / "mended").touch()
     grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=given, restart_errored=True).fit()
     assert (kinds(grid), grid[0].error) == (["OrderedDict", "Attributes"], None)
     assert "another search space" not in caplog.text
-    assert "plain dicts" not in caplog.text
+    tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    assert "plain dicts" not in caplog.text, "no trial is left to run"
 
 
 def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -79,16 +79,18 @@ class _Values:
     def _forget(self) -> None:
         # A handler of a signal, or a `__del__`, may count while this thread does: what it asks for waits.
         self._lock = threading.RLock()
-        self._asked: list[tuple[str, list[tuple[str, float]], bool]] = []
+        self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
         self._engine: weakref.ref[Engine] | None = None
         self._files: dict[str, Any] = {}
         self._is_full = False
 
-    def write(self, engine: Engine, kind: str, values: Iterable[tuple[str, float]], *, adds: bool) -> None:
-        """Write values by their keys, or add to what they are."""
+    def write(
+        self, engine: Engine, metric: Metric, value: float, labels: dict[str, str], *, adds: bool
+    ) -> None:
+        """Write a value of a metric, or add it to the present value."""
         with self._lock:
-            self._asked.append((kind, [*values], adds))
+            self._asked.append((metric, value, labels, adds))
             while self._asked and not self._writes:
                 self._write_asked(engine)
 
@@ -100,14 +102,15 @@ class _Values:
                 self._engine = weakref.ref(engine)
                 session.at_end(self.close)
             while self._asked:
-                kind, values, adds = self._asked.pop(0)
+                metric, value, labels, adds = self._asked.pop(0)
                 if self._is_full:
                     continue
-                file = self._files.get(kind)
+                file = self._files.get(metric._kind)
                 if file is None:
-                    file = self._files[kind] = self._opened(engine.scratch_dir() / FOLDER, kind)
-                for key, value in values:
-                    file.write_value(key, value + file.read_value(key)[0] if adds else value, SYSTEM.now())
+                    file = self._opened(engine.scratch_dir() / FOLDER, metric._kind)
+                    self._files[metric._kind] = file
+                for key, number in metric._entries(value, labels):
+                    file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
         except OSError as error:  # who counts goes on
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
@@ -283,7 +286,7 @@ class Metric:
                 self._of_ray = self._made_by(importlib.import_module("ray.util.metrics"))
             getattr(self._of_ray, verb)(value, labels)
         else:
-            _values.write(engine, self._kind, self._entries(value, labels), adds=verb != "set")
+            _values.write(engine, self, value, labels, adds=verb != "set")
 
     def _made_by(self, ray_metrics: Any) -> Any:
         """Return the same metric of Ray's."""

@@ -399,7 +399,8 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
             f"training_operator_cls=; {OF_CREATORS}"
         )
     by_name = "train_loop_per_worker" in arguments
-    if (loop or by_name) and arguments.get("training_operator_cls") is not None:
+    has_loop = loop or arguments.get("train_loop_per_worker") is not None
+    if has_loop and arguments.get("training_operator_cls") is not None:
         raise ConfigError(
             "TorchTrainer has both a training function and training_operator_cls=: give one of them, as each "
             "has arguments and methods of its own"

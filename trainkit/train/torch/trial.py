@@ -185,7 +185,7 @@ class LoopTrial:
         tell: Callable[..., None],
     ) -> None:
         kept: str | None = None
-        own = own_names(spec.trial_dir)
+        own, has_told = own_names(spec.trial_dir), False
         while True:
             replies: list[Reply] = group.call("advance", kept)
             done = [reply[3] for reply in replies]
@@ -195,10 +195,13 @@ class LoopTrial:
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
             metrics = [dict(reply[1] or {}) for reply in replies]
             # Among the reports of a search, it would end the trial; a run ends when its workers do.
-            if self._alone and True in [bool(each.pop("done", False)) for each in metrics]:
+            left_out = [each.pop("done") for each in metrics if self._alone and "done" in each]
+            if left_out and not has_told:
+                has_told = True
                 log.warning(
-                    'report({"done": True}): "done" is left out, as it tells whether the run has ended. '
+                    'report({"done": %r}): "done" is left out, as it tells whether the run has ended. '
                     "It ends when %s returns; report your value under another name",
+                    left_out[0],
                     FUNCTION,
                 )
             if not own >= (more := AUTOMATIC & metrics[0].keys()):

@@ -450,9 +450,6 @@ class ExperimentRun:
         now = self._now()
         if self._changes:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
-        elif (lost := self._facts.get("containers")) and not self._space.containers:
-            words = "trials of %s get plain dicts and lists in place of %s: give Tuner.restore a param_space"
-            logger.warning(words, self.folder, ", ".join(lost))
         restored = running.restore_trials(
             reader,
             self._proposals,
@@ -472,6 +469,17 @@ class ExperimentRun:
                 self._proposals.corrected,
                 len(restored.trials),
             )
+        lost = {*self._facts.get("containers", [])} - {*self._space.containers}
+        has_more = len(restored.trials) < self._facts.get("total_samples", 0)
+        if (
+            lost
+            and not self._changes
+            and (has_more or any(not each.status.is_finished for each in restored.trials))
+        ):
+            words = (
+                "trials of %s get plain dicts and lists in place of %s: restore with a param_space of them"
+            )
+            logger.warning(words, self.folder, ", ".join(sorted(lost)))
         if self._changes:
             self._facts |= {"space_since": len(restored.trials), "containers": self._space.containers}
             restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))

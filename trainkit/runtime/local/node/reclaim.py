@@ -56,7 +56,7 @@ class LeaseReclaimer:
 
     def granted(self, worker: records.WorkerRecord) -> bool:
         """Note a lease; returns whether it is to be returned as soon as it is idle."""
-        worker.wanted_back = self._is_wanted(worker, self._in_reach())
+        worker.wanted_back = self._is_wanted(worker, self._in_reach)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
         return worker.wanted_back
@@ -67,7 +67,7 @@ class LeaseReclaimer:
 
     def reclaim(self, _: object = None) -> None:
         """Ask for the leases that others keep without need; for more of them, if that does not help."""
-        line = self._in_reach() if self._kept else []
+        line = functools.cache(self._in_reach)
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker, line)])
         if self._kept:
             self._after(_MOMENT_S, self._insist)
@@ -133,8 +133,8 @@ class LeaseReclaimer:
         """Return what waits, and would not wait for long if all leases ended."""
         return self._groups.that_hold_up(self._queue.line(), leases_end=True)
 
-    def _is_wanted(self, worker: records.WorkerRecord, line: Sequence[records.Request]) -> bool:
-        """Return whether a request of `line` would be helped at once by this lease, as far as is known here.
+    def _is_wanted(self, worker: records.WorkerRecord, line: Callable[[], list[records.Request]]) -> bool:
+        """Return whether this lease would help a request of `line` at once, as far as is known here.
 
         What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
         that has just asked for another process goes on, or is about to lend what it holds. A process that
@@ -149,7 +149,7 @@ class LeaseReclaimer:
                 and isinstance(request.start, RequestLease)
                 and request.start.placement == worker.spec.placement
             )
-            for request in line
+            for request in line()
         )
 
     def _is_about_to_lend(self, client: int) -> bool:

@@ -38,17 +38,32 @@ def _debugger(path: str, thread: int) -> Any:
     import pdb  # takes milliseconds, which only a debugged worker pays
 
     class TerminalPdb(pdb.Pdb):
+        def message(self, msg: str, *args: Any, **more: Any) -> None:
+            self._borrow()  # pdb also reports a return, or a breakpoint that it clears, before it prompts
+            super().message(msg, *args, **more)
+
+        def error(self, msg: str) -> None:
+            self._borrow()
+            super().error(msg)
+
         def interaction(self, *args: Any) -> None:
+            self._borrow()
+            self.prompt = f"(Pdb {os.getpid()}) "
+            super().interaction(*args)
+
+        def _borrow(self) -> None:
             if self.stdin.closed:
                 self.stdin = self.stdout = _terminal(path)
-            super().interaction(*args)
-            if self.stopframe is self.botframe:  # the code resumes, and does not step
-                self.stdin.close()
+
+        def trace_dispatch(self, *args: Any) -> Any:
+            try:
+                return super().trace_dispatch(*args)
+            finally:
+                if self.stopframe is self.botframe and not self.stdin.closed:  # the code resumes
+                    self.stdin.close()
 
     terminal = _terminal(path)
-    debugger = TerminalPdb(stdin=terminal, stdout=terminal, nosigint=True)
-    debugger.prompt = f"(Pdb {os.getpid()}) "
-    return debugger
+    return TerminalPdb(stdin=terminal, stdout=terminal, nosigint=True)
 
 
 def _terminal(path: str) -> TextIO:
