@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -213,3 +214,16 @@ def log_once(key: str) -> bool:
         is_first = key not in _seen
         _seen.add(key)
         return is_first
+
+
+class RayClient:
+    """Ray's connection to a cluster by `ray://`, which is the Ray engine's to use."""
+
+    @staticmethod
+    def is_connected() -> bool:
+        """Return whether this process has one."""
+        ray = sys.modules.get("ray")
+        return ray is not None and bool(ray.util.client.ray.is_connected())
+
+
+ray_client = RayClient()

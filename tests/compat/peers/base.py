@@ -51,7 +51,7 @@ class Example:
     error: str = ""
     failed_trials: int = 0
     changes: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 300.0
+    limit_s: float = 600.0
 
     @property
     def runs(self) -> bool:

@@ -302,7 +302,7 @@ def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, tm
         caplog.clear()
         grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, restart_errored=True).fit()
         assert kinds(grid)[1] == "dict", "without the space the file has only their content"
-        assert f"plain dicts and lists in place of {lost}: restore with" in caplog.text
+        assert f"plain dicts and lists in place of {lost}: give a" in caplog.text
     caplog.clear()
     (tmp_path / "mended").touch()
     grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=given, restart_errored=True).fit()

@@ -469,17 +469,12 @@ class ExperimentRun:
                 self._proposals.corrected,
                 len(restored.trials),
             )
-        lost = {*self._facts.get("containers", [])} - {*self._space.containers}
-        has_more = len(restored.trials) < self._facts.get("total_samples", 0)
-        if (
-            lost
-            and not self._changes
-            and (has_more or any(not each.status.is_finished for each in restored.trials))
-        ):
-            words = (
-                "trials of %s get plain dicts and lists in place of %s: restore with a param_space of them"
-            )
-            logger.warning(words, self.folder, ", ".join(sorted(lost)))
+        lost = sorted({*self._facts.get("containers", [])} - {*self._space.containers})
+        runs_on = len(restored.trials) < self._facts.get("total_samples", 0)
+        runs_on = runs_on or not all(trial.status.is_finished for trial in restored.trials)
+        if lost and runs_on and not self._changes:
+            words = "trials of %s get plain dicts and lists in place of %s: give a param_space that has them"
+            logger.warning(words, self.folder, ", ".join(lost))
         if self._changes:
             self._facts |= {"space_since": len(restored.trials), "containers": self._space.containers}
             restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))
