@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = (
-    False  # nothing is imported before the finder is in its place: another thread may import meanwhile
-)
+TYPE_CHECKING = False  # the finder must be installed first, because another thread may import meanwhile
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -20,20 +18,20 @@ if TYPE_CHECKING:
 
 
 NEEDED = ("trainkit.compat", "trainkit.errors", "trainkit.lazy")
-"""Modules that the finder needs; they have no other paths."""
+"""Modules that the finder itself imports. They have no former paths."""
 
 
 class OldPaths:
-    """Finder of former paths and of Ray's, which `trainkit/compat` has.
+    """Finder of former module paths and of Ray's paths, both defined in `trainkit/compat`.
 
-    It stands first in `sys.meta_path`: to Python, a folder that holds nothing but stubs for type checkers is
-    a package without names, and the path of a former module may be that of a package today.
+    It comes first in `sys.meta_path`, for two reasons. Python treats a folder that holds only type stubs as a
+    namespace package without names. And the path of a former module may be the path of a package today.
     """
 
     def find_spec(
         self, path: str, search: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
-        """Return how to import `path`; None leaves it to the other finders."""
+        """Return the import spec of `path`, or None to leave it to the other finders."""
         if not path.startswith("trainkit.") or path.startswith(NEEDED):
             return None
         from trainkit.compat import finder

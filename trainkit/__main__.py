@@ -1,4 +1,4 @@
-"""`python -m trainkit`: the same as the command `trainkit`."""
+"""Entry point of `python -m trainkit`, equivalent to the command `trainkit`."""
 
 from trainkit.cli.main import main
 

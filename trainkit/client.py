@@ -1,4 +1,4 @@
-"""Client of one experiment: read it and steer it, from any process of its machine."""
+"""Client that reads and steers one experiment, from any process of the experiment's machine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of an experiment to a command, which its history keeps.
+    """Answer of an experiment to a command. The experiment's history keeps it.
 
     Attributes:
-        id: of the command.
-        verb: such as "pause".
-        arguments: of the verb, by name.
-        by: who gave it.
-        outcome: in words.
-        done: False if it was refused.
-        seq: its place in the history.
-        time: in seconds since 1970.
+        id: identifier of the command.
+        verb: verb of the command, such as "pause".
+        arguments: arguments of the verb, by name.
+        by: name of the sender.
+        outcome: description of the effect.
+        done: False if the command was refused.
+        seq: position in the history.
+        time: time in seconds since 1970.
     """
 
     id: str
@@ -48,11 +48,11 @@ class Answer:
 
     @classmethod
     def of(cls, event: LogEvent) -> Self:
-        """Return the answer in an entry of the log."""
+        """Return the answer that a log entry records."""
         return cls(**json.loads(event.detail), seq=event.seq, time=event.time)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer as JSON values."""
+        """Return the answer as values that JSON can hold."""
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
@@ -63,17 +63,17 @@ class Answer:
 class Experiment:
     """One experiment, to read and to steer, whichever process runs it.
 
-    A command returns once the process that runs the experiment has acted and what it did is on disk, with
-    who asked for it.
+    A command returns after the process that runs the experiment has acted, and after the outcome and the
+    sender's name are on disk.
 
     Args:
-        folder: of the experiment.
-        by: says who steers, in the experiment's history; None: user, host and process.
-        timeout_s: to wait for an answer, in seconds.
+        folder: folder of the experiment.
+        by: name of the sender in the experiment's history; None means user, host and process.
+        timeout_s: seconds to wait for an answer.
 
     Raises:
         ConfigError: `by` is empty.
-        StoreError: there is no experiment in `folder`, or its file is damaged or foreign.
+        StoreError: `folder` has no experiment, or its file is damaged or from another program.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class Experiment:
     def __repr__(self) -> str:
         return f"Experiment({str(self.folder)!r})"
 
-    # --- what it is -------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def overview(self) -> Overview:
-        """Return how the experiment stands."""
+        """Return a summary of the experiment's current state."""
         return Overview.of(self.folder, SYSTEM.now(), with_trials=False)
 
     def status(self) -> dict[str, Any]:
-        """Return how the experiment stands, as JSON values.
+        """Return the experiment's current state as JSON values.
 
-        By name: `folder`, `state` in words, `owner` (the pid of what runs it, None if nothing does),
-        `created`, `metric`, `mode`, `counts` of trials by state, `total` (None: without end), `best` (a
-        trial's id and its value), `ending`, `remaining_s`,
-        `paused_by` ('': nobody), `held` (ids of the trials that were paused by themselves).
+        The keys are `folder`, `state` in words, `owner` (pid of the process that runs the experiment, or
+        None), `created`, `metric`, `mode`, `counts` of trials by state, `total` (None: unlimited), `best` (a
+        trial's id and its value), `ending`, `remaining_s`, `paused_by` ('' if the experiment is not paused)
+        and `held` (ids of trials that were paused individually).
         """
         seen = self.overview()
         with LogReader(self.folder) as reader:
@@ -124,75 +124,75 @@ class Experiment:
         }
 
     def trials(self) -> list[Trial]:
-        """Return the trials in the order suggested, as they stand."""
+        """Return all trials with their current state, in the order in which they were suggested."""
         return list(Overview.of(self.folder, SYSTEM.now()).trials)
 
     def commands(self) -> list[Answer]:
-        """Return the commands that were given to the experiment, in order, with what came of them."""
+        """Return all commands given to the experiment, in order, with their outcomes."""
         with LogReader(self.folder) as reader:
             return [Answer.of(event) for event in reader.commands()]
 
-    # --- what it is told --------------------------------------------------------------------------
+    # --- steering ---------------------------------------------------------------------------------
 
     def stop(self, trial: str | None = None) -> Answer:
-        """End a trial for good, or with None the experiment as Ctrl-C does.
+        """End a trial for good. Without a trial, end the experiment as Ctrl-C does.
 
         Args:
-            trial: its id.
+            trial: id of the trial.
 
         Raises:
-            TuneError: as `command`.
+            TuneError: see `command`.
         """
         return self.command("stop", trial=trial)
 
     def pause(self, trial: str | None = None) -> Answer:
-        """Hold a trial until it is resumed, or with None the experiment: nothing starts any more.
+        """Pause a trial until it is resumed. Without a trial, pause the experiment: no more trials start.
 
-        A trial that runs is paused at its next report, from whose checkpoint it goes on. While the experiment
-        is paused, those that can't save one run on to their end.
+        A running trial is paused at its next report and later continues from that report's checkpoint. When
+        the whole experiment is paused, running trials that cannot save a checkpoint continue to their end.
 
         Args:
-            trial: its id.
+            trial: id of the trial.
 
         Raises:
-            TuneError: as `command`; such as for a trial that runs and has no checkpoint to go on from.
+            TuneError: see `command`; for example, the running trial has no checkpoint to continue from.
         """
         return self.command("pause", trial=trial)
 
     def resume(self, trial: str | None = None) -> Answer:
-        """Let a trial that was paused by its id go on, or with None the experiment.
+        """Resume a trial that was paused by its id. Without a trial, resume the experiment.
 
         Args:
-            trial: its id.
+            trial: id of the trial.
 
         Raises:
-            TuneError: as `command`; such as where nobody has paused it.
+            TuneError: see `command`; for example, it is not paused.
         """
         return self.command("resume", trial=trial)
 
     def prioritise(self, trial: str) -> Answer:
-        """Have a trial that waits, or is paused, run before the others.
+        """Run a waiting or paused trial before the others.
 
         Args:
-            trial: its id.
+            trial: id of the trial.
 
         Raises:
-            TuneError: as `command`; such as for a trial that runs already.
+            TuneError: see `command`; for example, the trial is already running.
         """
         return self.command("prioritise", trial=trial)
 
     def add(self, config: Mapping[str, Any]) -> Answer:
-        """Have a configuration tried next.
+        """Try a configuration next.
 
-        It counts as one of `num_samples`, as a point to evaluate does; beside a grid, which is tried whole,
-        and once all samples were suggested, it is one more. What it leaves open is drawn.
+        The configuration counts towards `num_samples`, like a point to evaluate. With a grid, or after all
+        samples have been suggested, it is an additional sample. Parameters that it leaves out are sampled.
 
         Args:
             config: hyperparameters of the search space, by name or nested.
 
         Raises:
-            ConfigError: as `command`.
-            TuneError: as `command`; such as for a value outside the space.
+            ConfigError: see `command`.
+            TuneError: see `command`; for example, a value is outside the search space.
         """
         return self.command("add", config=dict(config))
 
@@ -203,16 +203,16 @@ class Experiment:
         time_budget_s: float | None = None,
         max_concurrent_trials: int | None = None,
     ) -> Answer:
-        """Raise or lower what the experiment goes by; None leaves a setting as it is.
+        """Raise or lower limits of the experiment; None leaves a limit unchanged.
 
         Args:
-            num_samples: as in the TuneConfig, with those of before; -1: without end.
+            num_samples: total number of samples, as in TuneConfig, including earlier samples; -1: unlimited.
             time_budget_s: seconds from the beginning of this run; -1: no budget.
-            max_concurrent_trials: trials at once, of which those that run are never ended; 0: as many as the
-                resources allow.
+            max_concurrent_trials: number of concurrent trials; 0: as many as the resources allow. Running
+                trials are never ended to meet a lower limit.
 
         Raises:
-            TuneError: as `command`; such as for fewer samples than were suggested.
+            TuneError: see `command`; for example, more samples have already been suggested.
         """
         return self.command(
             "set",
@@ -222,17 +222,17 @@ class Experiment:
         )
 
     def command(self, verb: str, **arguments: Any) -> Answer:
-        """Have the process that runs the experiment carry out a command, and wait until it has.
+        """Send a command to the process that runs the experiment, and wait until it has been executed.
 
         Args:
-            verb: of the command.
-            arguments: of the verb; those that are None are left out.
+            verb: verb of the command.
+            arguments: arguments of the verb; arguments that are None are left out.
 
         Raises:
             ConfigError: an argument can't be written as JSON.
             StoreError: the experiment's folder can't be written.
-            TuneError: the command is refused, nobody runs the experiment, or the process that does has ended
-                before it took the command up, or has not answered in time.
+            TuneError: the command was refused, no process runs the experiment, or the process that runs it
+                ended before it read the command or did not answer in time.
         """
         given = {name: value for name, value in arguments.items() if value is not None}
         with LogReader(self.folder) as reader:
@@ -247,7 +247,7 @@ class Experiment:
             try:
                 answer = self._await(reader, file, since, owner)
             finally:
-                file.unlink(missing_ok=True)  # whoever is told of no answer is told the truth
+                file.unlink(missing_ok=True)  # a failed command must not be executed later
         if not answer.done:
             raise TuneError(f"{verb} was refused: {answer.outcome}")
         return answer
@@ -257,11 +257,11 @@ class Experiment:
         while True:
             overdue = SYSTEM.monotonic() >= deadline
             lost = owner_of(self.folder) is None
-            # Not taken yet, it never will be once it is taken back.
+            # Withdraw the command, so that no process executes it after this call has failed.
             withdrawn = (overdue or lost) and _taken_back(file)
-            # Asked again, as one that goes on with the experiment may have come and taken it.
+            # Check again: a process that resumed the experiment may have taken the command meanwhile.
             lost = lost and (withdrawn or owner_of(self.folder) is None)
-            # Last: of a process that ends now, the answer is seen.
+            # Read the answers last, to see an answer that was written just before the process ended.
             for event in reader.commands(since):
                 since = event.seq
                 answer = Answer.of(event)
@@ -291,23 +291,22 @@ class Experiment:
 def trace(
     pid: int, path: str | os.PathLike[str], *, steps: int = 5, timeout_s: float = ranks.TRACE_S
 ) -> Path:
-    """Have a rank of a running trainer record its next steps by `torch.profiler`.
+    """Record the next steps of one rank of a running trainer with `torch.profiler`.
 
-    A step goes from one batch to the next. The rank is slower while it is recorded, and so are those that
-    wait for it.
+    A step lasts from one batch to the next. Recording slows down the rank, and the ranks that wait for it.
 
     Args:
-        pid: of the rank's process, on this machine; see `trainkit status` or the dashboard.
-        path: of the file to write: JSON that Perfetto and Chrome's `about:tracing` show.
-        steps: 1 to 100.
-        timeout_s: for the rank to make them, in seconds.
+        pid: process id of the rank, on this machine; `trainkit status` and the dashboard show it.
+        path: file to write, as JSON for Perfetto and Chrome's `about:tracing`.
+        steps: number of steps, 1 to 100.
+        timeout_s: seconds to wait for the rank to finish the steps.
 
     Returns:
         The file's path.
 
     Raises:
-        ConfigError: an argument is out of range, or the process is no rank of a trainer.
-        TrainkitError: the rank makes no steps, has ended, or is traced by somebody else.
+        ConfigError: an argument is out of range, or the process is not a rank of a trainer.
+        TrainkitError: the rank makes no steps, has ended, or another client is tracing it.
     """
     target = Path(path).expanduser().absolute()
     with ranks.trace(pid, target.parent, steps, timeout_s) as recorded:
@@ -315,7 +314,7 @@ def trace(
         try:
             with aside.open("wb") as file:
                 shutil.copyfileobj(recorded, file)
-            aside.replace(target)  # so that nobody takes a part for the whole
+            aside.replace(target)  # a reader must never see a partly written file
         finally:
             aside.unlink(missing_ok=True)
     return target

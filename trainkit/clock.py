@@ -1,4 +1,4 @@
-"""Time as an argument: the one file that reads a clock, so that rules never do."""
+"""Clocks, passed as arguments. This is the only module that reads the system's time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the parts that need time are given."""
+    """Interface of a clock, for all parts that need time."""
 
     def now(self) -> float:
-        """Seconds since the epoch; may jump when the system's clock is set."""
+        """Return seconds since the epoch; they may jump when the system's clock is set."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never goes back. For durations and deadlines."""
+        """Return seconds from an arbitrary start, for durations and deadlines; they never go back."""
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
 
 
 class SystemClock:
     """The machine's own clock."""
 
-    # The functions themselves: a wait asks for the time again and again.
+    # Waits read the time very often, so these are the C functions without a wrapper.
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
@@ -36,14 +36,14 @@ SYSTEM = SystemClock()
 
 
 def thread_clock() -> Callable[[], float]:
-    """Return a clock of the seconds that the calling thread has computed, for other threads to read.
+    """Return a clock of the CPU seconds that the calling thread has used; any thread may read the clock.
 
-    It raises an OSError once the thread has ended.
+    Reading it raises OSError once the thread has ended.
     """
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)
 
 
 def busy_s() -> float:
-    """Return for how many seconds the calling thread has kept a core busy; waiting does not count."""
+    """Return the CPU seconds that the calling thread has used; waiting does not count."""
     return time.thread_time()

@@ -1,4 +1,4 @@
-"""Every exception a user can meet; each class stands for a different thing to do about it.
+"""All exceptions that a user can meet. Each class calls for a different action by the user.
 
 TrainkitError
 ├── ConfigError (also ValueError)          an argument is wrong: correct it
@@ -9,33 +9,33 @@ TrainkitError
 │   └── InfeasibleError                    the request exceeds the machine: ask for less
 ├── MissingDependencyError (also ImportError)   install the extra that the message names
 ├── NotInitializedError                    the runtime is not running: call trainkit.init()
-├── SerializationError (also TypeError, PicklingError)   a value cannot travel: remove the part that it names
-├── GetTimeoutError (also TimeoutError)    the result is not there yet: wait longer, or give up
+├── SerializationError (also TypeError, PicklingError)   a value can't be sent: remove the part that it names
+├── GetTimeoutError (also TimeoutError)    the result is not ready yet: wait longer, or give up
 ├── TaskError                              user code raised; also an instance of what it raised
 ├── TaskCancelledError                     the call was cancelled before it finished
-├── WorkerDiedError                        the process that ran a task ended: look at its last lines
-│   └── ActorDiedError                     the same for an actor, with every call still waiting on it
-│       └── ActorUnavailableError          the actor is being made anew: call again
-├── NodeDiedError                          the supervising process is gone: init again
-├── ObjectLostError                        a reference outlived what it pointed to
-│   └── OwnerDiedError                     the process that owed a result is gone
+├── WorkerDiedError                        the process of a task ended: look at its last output lines
+│   └── ActorDiedError                     the process of an actor ended: all calls waiting on it fail
+│       └── ActorUnavailableError          the actor is restarting: call again
+├── NodeDiedError                          the supervising process is gone: call trainkit.init() again
+├── ObjectLostError                        a reference outlived its value
+│   └── OwnerDiedError                     the process that should have delivered a result is gone
 ├── ObjectStoreFullError                   release references, or raise object_store_memory
-│   └── OutOfDiskError                     the disk that values then go to is full too: free space there
+│   └── OutOfDiskError                     the disk for values that left memory is full too: free space there
 ├── TrainingError                          training cannot go on: the message says which worker and why
 │   ├── CheckpointError                    a checkpoint cannot be written or read
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
 │   ├── GangError                          the workers could not form, or re-form, a group
 │   └── TrainingFailedError                the run of a training function has failed
 │       ├── WorkerGroupError               a worker failed: see worker_failures
-│       └── ControllerError                the process that waits for them did
+│       └── ControllerError                the process that waits for the workers failed
 ├── DashboardError                         the dashboard can't be served: name another folder, or port
 └── TuneError (also RuntimeError)          an experiment cannot go on
     ├── MetricError                        the metric is missing or not a number: correct its name
-    ├── StoreError                         the experiment file is damaged, foreign or in use
-    │   └── ExperimentNotFoundError (also FileNotFoundError, ValueError)   there is none: correct the path
-    ├── StorageError                       the address that an experiment is copied to can't be used
-    └── TrialError                         one trial failed; the others went on
-        └── TrialTimeoutError              an attempt took longer than trial_timeout_s, and was killed
+        ├── StoreError                         the experiment file is damaged, in use or from another program
+        │   └── ExperimentNotFoundError (also FileNotFoundError, ValueError)   not found: correct the path
+        ├── StorageError                       the address that an experiment is copied to can't be used
+        └── TrialError                         one trial failed; the others continued
+            └── TrialTimeoutError              an attempt took longer than trial_timeout_s and was killed
 """
 
 from __future__ import annotations
@@ -83,31 +83,31 @@ __all__ = [
 
 
 DISTRIBUTION = "trainkit-ml"
-"""Name of the distribution; on the public index, "trainkit" is another project."""
+"""Name of the distribution. On the public index, "trainkit" is a different project."""
 
 
 class TrainkitError(Exception):
-    """Base of all errors that trainkit raises by itself."""
+    """Base of all errors that trainkit itself raises."""
 
 
 class ConfigError(TrainkitError, ValueError):
-    """An argument has a value that cannot work; the message echoes it and says what would."""
+    """An argument has a value that cannot work; the message repeats the value and names valid ones."""
 
 
 class ArgumentTypeError(ConfigError, TypeError):
-    """An argument is of a type that cannot work; the message names the types that can."""
+    """An argument has a type that cannot work; the message names valid types."""
 
 
 class AlreadyInitializedError(ConfigError, RuntimeError):
-    """The runtime is running in this process already."""
+    """The runtime is already running in this process."""
 
 
 class SpaceError(ConfigError):
-    """A search space, or one of its domains, is wrong."""
+    """A search space, or one of its domains, is invalid."""
 
 
 class InfeasibleError(ConfigError):
-    """A resource request can never be met here; the message says what was asked and what exists."""
+    """A resource request can never be met here; the message names the request and the existing resources."""
 
 
 class MissingDependencyError(TrainkitError, ImportError):
@@ -115,12 +115,12 @@ class MissingDependencyError(TrainkitError, ImportError):
 
     @classmethod
     def of(cls, need: str, extra: str, cause: ImportError | None = None) -> MissingDependencyError:
-        """Return the error for a need that an extra of this distribution meets.
+        """Return the error for a missing package that an extra of this distribution installs.
 
         Args:
-            need: such as "OptunaSearch needs Optuna".
-            extra: the name that pyproject.toml gives the packages.
-            cause: the error of the import, which may be that of a package installed in part.
+            need: reason, such as "OptunaSearch needs Optuna".
+            extra: name of the extra in pyproject.toml.
+            cause: error of the import; a partly installed package can raise it too.
         """
         return cls(f"{need}: pip install '{DISTRIBUTION}[{extra}]'" + (f" ({cause})" if cause else ""))
 
@@ -130,26 +130,26 @@ class NotInitializedError(TrainkitError):
 
 
 class SerializationError(TrainkitError, TypeError, PicklingError):
-    """A value cannot be sent to another process; the message names the attribute or variable."""
+    """A value cannot be sent to another process; the message names the attribute or variable at fault."""
 
 
 class GetTimeoutError(TrainkitError, TimeoutError):
-    """A wait ended by its timeout; the result is still on its way and can be asked for again."""
+    """A wait timed out; the result is still pending and can be requested again."""
 
 
 class TaskError(TrainkitError):
     """User code raised in another process.
 
-    What `get` raises is an instance of this class and, where Python allows it, of the original
-    exception's class too, so `except ValueError` works across processes.
+    The error that `get` raises is an instance of this class and, where Python allows it, also of the original
+    exception's class, so that `except ValueError` works across processes.
 
     Attributes:
-        cause: the original exception, rebuilt here; None when it could not travel.
-        remote_traceback: the traceback of the process that raised, as text; `str` shows it below the message.
-        traceback_str: the same, by Ray's name. Like the next two, absent where the exception's class
-            has an attribute of that name, which stays.
-        function_name: what raised, such as 'Model.fit'.
-        pid: the process that raised.
+        cause: the original exception, rebuilt here; None if it could not be sent.
+        remote_traceback: traceback of the process that raised, as text; `str` shows it below the message.
+        traceback_str: Ray's name for `remote_traceback`. If the exception's class already has an attribute of
+            this name, that attribute stays; the same holds for the next two.
+        function_name: function that raised, such as 'Model.fit'.
+        pid: id of the process that raised.
     """
 
     cause: BaseException | None = None
@@ -160,7 +160,7 @@ class TaskError(TrainkitError):
         pid: int | None
 
     def as_instanceof_cause(self) -> TaskError:
-        """Return this error, which is of its cause's class already."""
+        """Return this error, which is already an instance of its cause's class."""
         return self
 
     def __str__(self) -> str:
@@ -176,8 +176,9 @@ class WorkerDiedError(TrainkitError):
     """The worker process of a task ended without answering.
 
     Attributes:
-        pid: of the worker; None when it never started.
-        exit_code: as `os.waitstatus_to_exitcode` gives it: -9 is SIGKILL; None when unknown.
+        pid: process id of the worker; None if it never started.
+        exit_code: exit code as `os.waitstatus_to_exitcode` returns it, such as -9 for SIGKILL; None if
+            unknown.
         stderr_tail: the worker's last lines of standard error.
     """
 
@@ -187,32 +188,32 @@ class WorkerDiedError(TrainkitError):
 
 
 class ActorDiedError(WorkerDiedError):
-    """An actor's process ended; calls that were waiting on it, and new ones, fail with this.
+    """An actor's process ended; all its pending and new calls fail with this error.
 
     Attributes:
-        actor_id: hexadecimal digits of the actor's id; None where it is not known.
-        preempted: False, as a session has one machine.
+        actor_id: the actor's id in hexadecimal digits; None if unknown.
+        preempted: always False, because a session has one machine.
     """
 
     actor_id: str | None = None
     preempted: bool = False
 
-    @cached_property  # which a user's own attribute of that name may replace
+    @cached_property  # a user's exception class may have an own attribute of that name
     def error_msg(self) -> str:
-        """The message, by the name that Ray has for it."""
+        """The message, under Ray's name."""
         return str(self)
 
 
 class ActorUnavailableError(ActorDiedError):
-    """An actor's process ended, and is being made anew; later calls are answered."""
+    """An actor's process ended and is being restarted; later calls will be answered."""
 
 
 class NodeDiedError(TrainkitError):
-    """The process that supervises the workers is gone, and so are they; `init` starts anew.
+    """The process that supervises the workers is gone, and the workers with it; `init` starts a new session.
 
     Attributes:
-        how: what became of it, such as 'killed by signal 9'; '' where that is not known.
-        ended_by: who ended the session by `trainkit stop`; '' if nobody did.
+        how: how the process ended, such as 'killed by signal 9'; '' if unknown.
+        ended_by: name of the user that ended the session by `trainkit stop`; '' if nobody did.
     """
 
     how: str = ""
@@ -220,23 +221,23 @@ class NodeDiedError(TrainkitError):
 
 
 class ObjectLostError(TrainkitError):
-    """The object behind a reference is gone, or the reference belongs to a session that has ended."""
+    """The object of a reference is gone, or the reference belongs to a session that has ended."""
 
 
 class OwnerDiedError(ObjectLostError):
-    """The process that owed this result ended before delivering it."""
+    """The process that should have delivered this result ended before it did."""
 
 
 class ObjectStoreFullError(TrainkitError):
-    """Shared memory for objects is used up; the message says who holds what."""
+    """Shared memory for objects is full; the message lists the holders."""
 
 
 class OutOfDiskError(ObjectStoreFullError):
-    """Shared memory for objects is used up, and the disk that values then go to is full."""
+    """Shared memory for objects is full, and so is the disk that takes the overflow."""
 
 
 class TrainingError(TrainkitError):
-    """Training cannot go on; the message says which worker and why."""
+    """Training cannot continue; the message names the worker and the reason."""
 
 
 class CheckpointError(TrainingError):
@@ -244,7 +245,7 @@ class CheckpointError(TrainingError):
 
 
 class NonFiniteLossError(TrainingError, ArithmeticError):
-    """The loss of a batch is NaN or infinite, and `detect_nan=True` asked to stop there."""
+    """The loss of a batch is NaN or infinite, and `detect_nan=True` requests a stop."""
 
 
 class GangError(TrainingError, RuntimeError):
@@ -252,47 +253,47 @@ class GangError(TrainingError, RuntimeError):
 
 
 class TrainingFailedError(TrainingError, RuntimeError):
-    """The run of a training function has failed: it is a WorkerGroupError or a ControllerError."""
+    """The run of a training function failed, with a WorkerGroupError or a ControllerError."""
 
 
 class WorkerGroupError(TrainingFailedError):
-    """Workers of a training function have failed.
+    """Workers of a training function failed.
 
     Attributes:
-        worker_failures: the error of each worker that is to blame, by rank.
+        worker_failures: by rank, the error of each worker that caused the failure.
     """
 
     worker_failures: Mapping[int, BaseException] = {}
 
 
 class ControllerError(TrainingFailedError):
-    """The process that waits for the workers of a training function has failed.
+    """The process that waits for the workers of a training function failed.
 
     Attributes:
-        controller_failure: its error.
+        controller_failure: error of that process.
     """
 
     controller_failure: BaseException | None = None
 
 
 class TuneError(TrainkitError, RuntimeError):
-    """An experiment cannot start or go on."""
+    """An experiment cannot start or continue."""
 
 
 class TuneArgumentError(ConfigError, TuneError):
-    """An argument of an experiment cannot work: a trainable, or a setting."""
+    """An argument of an experiment cannot work, such as its trainable or a setting."""
 
 
 class MetricError(TuneError):
-    """The metric to optimise was not reported, or is not a number."""
+    """The metric to optimize was not reported, or is not a number."""
 
 
 class StoreError(TuneError):
-    """The experiment file is damaged, was not written by trainkit, or another process has it open."""
+    """The experiment file is damaged, was written by another program, or is open in another process."""
 
 
 class ExperimentNotFoundError(StoreError, FileNotFoundError, ValueError):
-    """There is no experiment, or no trial, where one was to be read or gone on with."""
+    """The experiment or trial to read or resume does not exist."""
 
 
 class StorageError(TuneError):
@@ -300,25 +301,25 @@ class StorageError(TuneError):
 
 
 class DashboardError(TrainkitError):
-    """The dashboard can't be served: there is no such folder, or the port is taken."""
+    """The dashboard can't be served: the folder does not exist, or the port is taken."""
 
 
 class TrialError(TuneError):
-    """One trial failed; `result.error` holds it with the remote traceback."""
+    """One trial failed; `result.error` holds this error with the remote traceback."""
 
 
 class TrialTimeoutError(TrialError):
-    """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows, and was killed."""
+    """An attempt of a trial took longer than `TuneConfig(trial_timeout_s=...)` allows and was killed."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error for the middle of a line: of a TaskError without its remote traceback."""
+    """Return the text of an error for use within a line; a TaskError's remote traceback is left out."""
     return super(TaskError, error).__str__() if isinstance(error, TaskError) else str(error)
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
-    """Return " Did you mean 'loss'?" for the one of `names` that is most like `name`, or ''."""
-    import difflib  # only for an error's message
+    """Return " Did you mean 'loss'?" for the most similar of `names`, or '' if none is similar."""
+    import difflib  # needed only for an error's message
 
     by_lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)

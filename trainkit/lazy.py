@@ -1,4 +1,4 @@
-"""Packages whose names are loaded when first used."""
+"""Packages that import each of their names on first use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from trainkit.errors import did_you_mean
 
 
 def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
-    """Return the error of a package that lacks a name; it names the nearest one that there is.
+    """Return the error for a name that a package lacks; its message suggests the most similar name.
 
     Args:
-        module: name of the package, whose `__getattr__` was called.
-        name: asked for.
-        names: that it has.
+        module: name of the package whose `__getattr__` was called.
+        name: the missing name.
+        names: names that the package has.
     """
-    # Python asks for a name of `from package import name` before it looks for a module of that name, and then
-    # shows no text of an AttributeError. Between the two may stand the function that adds old names.
+    # For `from package import name`, Python calls `__getattr__` before it tries the submodule of that name,
+    # and then discards the text of the AttributeError. The function that adds former names may be a frame in
+    # between.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
     if imported and importlib.util.find_spec(f"{module}.{name}") is not None:
@@ -40,10 +41,10 @@ ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Lay the collector to rest while much is made that stays, such as modules or the trials of a file.
+    """Turn the garbage collector off while many long-lived objects are made, such as modules or trials.
 
-    It would look through all of that again and again, and find nothing. A thread that comes here meanwhile
-    finds it at rest; the one that laid it to rest wakes it.
+    The collector would traverse these objects repeatedly without finding garbage. If several threads enter,
+    only the thread that turned the collector off turns it on again.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -55,9 +56,10 @@ def without_collection() -> Iterator[None]:
 
 
 def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package by the imports of its `__init__.pyi`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, made from the imports in its
+    `__init__.pyi`.
 
-    So there is one list of a package's names: the one that type checkers read.
+    The stub that type checkers read is thus the only list of a package's names.
     """
     folder = os.path.dirname(str(sys.modules[module].__file__))
     with open(os.path.join(folder, "__init__.pyi"), encoding="utf-8") as file:

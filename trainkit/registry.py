@@ -1,4 +1,4 @@
-"""Registries: by name, what trainkit ships of a kind, and what other packages add by entry points."""
+"""Registries of named components: those that trainkit ships, and those of other packages' entry points."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Things of one kind, such as schedulers, each loaded when it is first asked for.
+    """Components of one kind, such as schedulers. Each is loaded on first use.
 
-    Other packages add theirs as entry points of the group `trainkit.schedulers`, and so on:
+    Other packages add components as entry points of the group `trainkit.schedulers`, and so on:
 
         [project.entry-points."trainkit.schedulers"]
         mine = "my_package.my_module:MyScheduler"
 
-    A thing is known by its name, in any case, and by the name of its class. trainkit's own names come first.
-    Entry points are looked up only for a name that is none of them, since that looks into all installed
+    A component is found by its name, in any case, or by the name of its class. trainkit's own names take
+    precedence. Entry points are searched only for other names, because the search reads all installed
     packages.
 
     Args:
-        kind: the word for one, in messages and in the group's name.
-        rows: by name, "module:attribute". A thing may have several names.
-        base: "module:class" that each extends; None: that is not checked.
+        kind: singular noun for the component, used in messages and in the group's name.
+        rows: target "module:attribute" of each name. A component may have several names.
+        base: base class of all components, as "module:class"; None turns this check off.
     """
 
     def __init__(self, kind: str, rows: Mapping[str, str], base: str | None = None) -> None:
@@ -44,22 +44,22 @@ class Registry:
 
     @property
     def homes(self) -> dict[str, str]:
-        """By the name of a class of ours, the module that has it."""
+        """The module of each class that trainkit ships, by the class's name."""
         return {_attribute_of(target): target.partition(":")[0] for target in self._rows.values()}
 
     def own_names(self) -> list[str]:
-        """Return the names of what trainkit ships, sorted."""
+        """Return the names of the components that trainkit ships, sorted."""
         return sorted(self._rows)
 
     def names(self) -> list[str]:
-        """Return the names of all that there are, sorted."""
+        """Return the names of all components, sorted."""
         return sorted({*self._rows, *(each.name for each in self._entries())})
 
     def find(self, name: str) -> Any:
-        """Return what has this name, loaded now; None where nothing has.
+        """Load and return the component of this name; None if no component has it.
 
         Raises:
-            ConfigError: another package adds it, but it can't be loaded.
+            ConfigError: another package adds the component, but it can't be loaded.
         """
         target = self._own.get(name) or self._own.get(name.lower())
         if target is not None:
@@ -70,14 +70,14 @@ class Registry:
         return None
 
     def get(self, name: object, argument: str | None = None) -> Any:
-        """Return what has this name, loaded now.
+        """Load and return the component of this name.
 
         Args:
-            name: that was given.
-            argument: as which it was given, for the message; None: the kind.
+            name: name to look up.
+            argument: name of the user's argument, for the message; None means the kind.
 
         Raises:
-            ConfigError: nothing has this name, or it can't be loaded.
+            ConfigError: no component has this name, or it can't be loaded.
         """
         found = self.find(name) if isinstance(name, str) else None
         if found is None:
@@ -87,14 +87,14 @@ class Registry:
         return found
 
     def name_of(self, cls: type) -> str:
-        """Return the name of a class that `find` finds it by; of a class that it does not find, another."""
+        """Return a class's own name, or "module.name" if `find` would return another class for its name."""
         name = cls.__qualname__
         is_of_nobody = name not in self._own and cls.__module__.startswith(f"{__package__}.")
         return name if not is_of_nobody and self.find(name) in (None, cls) else f"{cls.__module__}.{name}"
 
     def _entries(self) -> Iterator[EntryPoint]:
         if _may_be_declared(self.group.encode()):
-            from importlib.metadata import entry_points  # slow to import, and seldom needed
+            from importlib.metadata import entry_points  # the import is slow and seldom needed
 
             yield from entry_points(group=self.group)
 
@@ -112,10 +112,10 @@ class Registry:
 
 
 def _may_be_declared(group: bytes) -> bool:
-    """Return False if no installed package names the group: a look takes a tenth of reading them all."""
+    """Return False if no installed package names the group; this takes a tenth of the time of reading all."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
-        return True  # packages lie elsewhere than in folders, such as in archives
+        return True  # packages may also be outside folders, such as in archives
     for folder in sys.path:
         for name in iglob(f"{escape(folder or '.')}/*-[Ii]*/entry_points.txt"):
             with contextlib.suppress(OSError), open(name, "rb") as file:

@@ -1,4 +1,4 @@
-"""Resource requests as plain data: {"CPU": 1, "GPU": 0.5, "disk": 2}, checked and named one way."""
+"""Resource requests as plain data, such as {"CPU": 1, "GPU": 0.5, "disk": 2}: validation and naming."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, did_you_mean
 
 Bundle = Mapping[str, float]
-"""Amounts by resource name; "CPU" and "GPU" are upper case, custom names are kept as given."""
+"""Amounts by resource name. "CPU" and "GPU" are upper case; custom names are kept unchanged."""
 
 _CANONICAL = {"cpu": "CPU", "gpu": "GPU"}
 
 QUANTUM = 10_000
-"""Amounts are counted in ten-thousandths, so that 0.1 taken ten times is exactly 1."""
+"""Amounts are counted in ten-thousandths, so that ten times 0.1 is exactly 1."""
 
 
 def checked_names(request: Mapping[str, float] | None, *, what: str = "resource request") -> Bundle:
-    """Return `request`, or nothing for None; raise ArgumentTypeError if it holds no amounts by name."""
+    """Return `request`, or {} for None; raise ArgumentTypeError if `request` is not a mapping by name."""
     if request is None:
         return {}
     if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
@@ -27,7 +27,7 @@ def checked_names(request: Mapping[str, float] | None, *, what: str = "resource 
 
 
 def normalize(request: Mapping[str, float], *, what: str = "resource request") -> dict[str, float]:
-    """Return `request` with canonical names, without zeros; amounts are non-negative numbers.
+    """Return `request` with canonical names and without zero amounts.
 
     Raises:
         ConfigError: an amount is negative, not a number, or a fraction of more than one GPU.
@@ -51,7 +51,7 @@ def normalize(request: Mapping[str, float], *, what: str = "resource request") -
 
 
 def total(bundles: Iterable[Bundle]) -> dict[str, float]:
-    """Sum of all bundles, by name."""
+    """Return the sum of all bundles, by name."""
     units: dict[str, int] = {}
     for bundle in bundles:
         for name, amount in bundle.items():
@@ -60,12 +60,12 @@ def total(bundles: Iterable[Bundle]) -> dict[str, float]:
 
 
 def describe(bundle: Bundle) -> str:
-    """Text for messages: '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
+    """Return text for messages, such as '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
     return ", ".join(f"{_amount(name, bundle)} {name}" for name in sorted(bundle)) or "nothing"
 
 
 def describe_use(used: Bundle, existing: Bundle) -> str:
-    """Text for people: '2 of 4 CPU, 0 of 1 GPU'; of what is neither, only what is used."""
+    """Return text such as '2 of 4 CPU, 0 of 1 GPU'; other resources appear only if in use."""
     names = [name for name in sorted({**existing, **used}) if used.get(name) or name in ("CPU", "GPU")]
     return (
         ", ".join(f"{_amount(name, used)} of {_amount(name, existing)} {name}" for name in names) or "nothing"
@@ -78,7 +78,7 @@ def _amount(name: str, bundle: Bundle) -> str:
 
 
 def describe_bytes(count: float) -> str:
-    """Text for messages: '512 MiB', '1.5 GiB'."""
+    """Return text for messages, such as '512 MiB' or '1.5 GiB'."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -93,14 +93,14 @@ def require_feasible(
     has: str = "this machine has",
     more: str = "declare more in trainkit.init()",
 ) -> None:
-    """Raise InfeasibleError if `bundles` together exceed what exists when all of it is free.
+    """Raise InfeasibleError if `bundles` together exceed all existing resources.
 
     Args:
-        bundles: what is asked for.
-        existing: what there is.
-        what: asks for it, in words.
-        has: who has what exists, in words.
-        more: how to have more, in words.
+        bundles: requested amounts.
+        existing: existing amounts.
+        what: the requester, in words.
+        has: the owner of the existing resources, in words.
+        more: a way to get more resources, in words.
     """
     asked = total(bundles)
     short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
@@ -113,13 +113,13 @@ def require_feasible(
 
 
 def file_system(mounts: str, device: int) -> str:
-    """Return the type of the file system with that number, such as "ext4"; "" for one that is not mounted.
+    """Return the type of the file system with a device number, such as "ext4"; "" if it is not mounted.
 
-    Some, such as Btrfs, give their files other numbers than that of their mount.
+    Files of some file systems, such as Btrfs, have other device numbers than their mount.
 
     Args:
         mounts: text of /proc/self/mountinfo.
-        device: the number.
+        device: device number.
     """
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mounts.splitlines():
