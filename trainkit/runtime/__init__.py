@@ -1,6 +1,6 @@
 """Actors, tasks and objects on this machine's processes, in the calling process, or on a Ray cluster.
 
-Names that only some need are loaded when first used; they are in `__init__.pyi`.
+Optional names are imported on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

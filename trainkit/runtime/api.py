@@ -1,4 +1,4 @@
-"""Functions that users call: `init`, `shutdown`, `put`, `get`, `wait`, `kill`, `cancel` and the others."""
+"""Public functions of the runtime: `init`, `shutdown`, `put`, `get`, `wait`, `kill`, `cancel` and others."""
 
 from __future__ import annotations
 
@@ -101,63 +101,63 @@ def init(
     preload: Sequence[str] = (),
     **private: Any,
 ) -> SessionContext:
-    """Start the runtime; the first call that needs it does so by itself with the defaults.
+    """Start the runtime. Otherwise, the first call that needs it starts it with the defaults.
 
-    In a worker it has no effect: that is part of its session, and may import a module that calls this.
-    `with trainkit.init():` ends the session behind the block.
+    In a worker, `init` has no effect: the worker belongs to its session already, and may import a module that
+    calls `init`. `with trainkit.init():` ends the session after the block.
 
     Args:
-        address: a Ray cluster's, such as "auto" or "ray://host:10001", to run on it; None or "local" runs
-            on this machine alone.
-        engine: "local" runs calls in forked processes of this machine; "inline" runs them in this
-            process, in order, for a debugger and for fast tests; "ray" runs them on Ray. Or the name of one
-            that a package adds. Default: "ray" with an `address`, else "local".
-        num_cpus: CPUs to share out; default, those this process may use.
-        num_gpus: GPUs to share out; default, those this process may see. A number larger than the
-            machine's is taken at its word, so that placement can be tried without hardware.
+        address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
+            runs on this machine only.
+        engine: "local" runs calls in forked processes of this machine. "inline" runs them in this process,
+            one after the other, for a debugger and for fast tests. "ray" runs them on Ray. Other packages can
+            add engines by name. Default: "ray" with an `address`, else "local".
+        num_cpus: number of CPUs to schedule; default: the CPUs that this process may use.
+        num_gpus: number of GPUs to schedule; default: the GPUs that this process may see. A number larger
+            than the machine's is accepted, so that placement can be tried without hardware.
         resources: custom resources by name, such as {"licence": 2}.
-        labels: of this machine, such as {"region": "eu"}, for `label_selector` and
+        labels: labels of this machine, such as {"region": "eu"}, for `label_selector` and
             `NodeLabelSchedulingStrategy`.
-        memory: bytes to share out among those that ask for `memory=`; default, all that the machine has.
-        object_store_memory: bytes of memory that large objects may take together, 1 MiB or more; default,
-            three tenths of the machine's memory.
-        object_spilling_directory: where those that find no room in memory are written, on a disk; default,
-            the temporary folder, or /var/tmp if that lies in memory. False refuses: a full store is an
-            error then.
-        local_mode: the same as engine="inline".
-        ignore_reinit_error: leave a running runtime as it is instead of raising.
-        include_dashboard: Ray's; without effect on the other engines, as a log line then says once. So are
-            the arguments that refer to this one.
+        memory: bytes to schedule for requests with `memory=`; default: all memory of the machine.
+        object_store_memory: bytes of memory that all large objects together may take, at least 1 MiB;
+            default: three tenths of the machine's memory.
+        object_spilling_directory: folder on disk for objects that do not fit in memory; default: the
+            temporary folder, or /var/tmp if the temporary folder is in memory. False turns spilling off: a
+            full store is then an error.
+        local_mode: equivalent to engine="inline".
+        ignore_reinit_error: leave a running runtime unchanged instead of raising.
+        include_dashboard: argument of Ray. On the other engines it has no effect, which is logged once. The
+            same holds for all arguments that refer to this one.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
         job_config: see `include_dashboard`.
-        configure_logging: False leaves the level of the log as it is.
-        logging_level: of trainkit's log, such as "warning" or `logging.WARNING`.
+        configure_logging: False leaves the log level unchanged.
+        logging_level: level of trainkit's log, such as "warning" or `logging.WARNING`.
         logging_format: see `include_dashboard`.
         logging_config: see `include_dashboard`.
-        log_to_driver: print the workers' output lines here, with the name and pid of the worker; None is
-            True.
-        namespace: of this program's named actors; default, one for all programs of a user.
-        runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for a folder that they run in.
+        log_to_driver: print the workers' output lines here, with the worker's name and pid; None means True.
+        namespace: namespace of this program's named actors; default: one namespace for all programs of a
+            user.
+        runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for the folder in which they run.
         enable_resource_isolation: see `include_dashboard`.
         cgroup_path: see `include_dashboard`.
         system_reserved_cpu: see `include_dashboard`.
         system_reserved_memory: see `include_dashboard`.
         proxy_server_url: see `include_dashboard`.
-        preload: modules that are imported once, and forked with every worker, besides those of the
-            well-known heavy ones that this process has imported. Called before a script's own
-            imports, as in `trainkit.init(preload=["torch"])`, both go on at the same time.
-        **private: arguments of Ray's with an underscore, such as `_temp_dir`. `_memory` is `memory` and
-            `_object_spilling_directory` is `object_spilling_directory`; for the others see
+        preload: modules to import once before workers are forked from them, in addition to the well-known
+            heavy modules that this process has imported. If `trainkit.init(preload=["torch"])` comes before
+            the script's own imports, both imports run at the same time.
+        **private: arguments of Ray that begin with an underscore, such as `_temp_dir`. `_memory` means
+            `memory`, and `_object_spilling_directory` means `object_spilling_directory`; for the others, see
             `include_dashboard`.
 
     Returns:
         Facts about the session, such as `context["node_id"]`.
 
     Raises:
-        AlreadyInitializedError: it is running already.
-        ConfigError: an argument is wrong.
-        MissingDependencyError: Ray is asked for and not installed.
+        AlreadyInitializedError: the runtime is already running.
+        ConfigError: an argument is invalid.
+        MissingDependencyError: the Ray engine is requested and Ray is not installed.
     """
     unknown = sorted(set(private) - RAY_PRIVATE)
     if unknown:
@@ -213,10 +213,10 @@ def is_initialized() -> bool:
 
 
 def put(value: T) -> ObjectRef[T]:
-    """Keep `value` for other processes; large ones are written to shared memory once.
+    """Store `value` for other processes. A large value is written to shared memory once.
 
     Raises:
-        SerializationError: the value can't be pickled; the message names the part.
+        SerializationError: the value can't be pickled; the message names the part at fault.
     """
     if isinstance(value, ObjectRef):
         raise ArgumentTypeError(
@@ -230,16 +230,16 @@ def get(refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
 @overload
 def get(refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """Wait for one reference or several and return the value or values.
+    """Wait for one or several references and return their value or values.
 
     Args:
-        refs: a reference, or a sequence of them.
-        timeout: seconds; None, or less than 0 as in Ray, waits as long as it takes.
+        refs: a reference, or a sequence of references.
+        timeout: seconds; None, or less than 0 as in Ray, means no limit.
 
     Raises:
-        TaskError: user code raised; also an instance of the class it raised.
-        ActorDiedError, WorkerDiedError: the process that owed the value ended.
-        GetTimeoutError: `timeout` passed; the value can be asked for again.
+        TaskError: user code raised; the error is also an instance of the class that it raised.
+        ActorDiedError, WorkerDiedError: the process that should have delivered the value ended.
+        GetTimeoutError: `timeout` passed; the value can be requested again.
     """
     if timeout is not None:
         _require_seconds("get", timeout)
@@ -260,15 +260,15 @@ def wait(
     """Wait until `num_returns` of `refs` are done, or `timeout` seconds have passed.
 
     Args:
-        refs: references, each once; and generators of references, which are done as long as their next
-            reference, or their end, is there.
-        num_returns: how many to wait for.
-        timeout: seconds; None waits as long as it takes.
-        fetch_local: without effect on one machine, where every value is at hand.
+        refs: references without duplicates, or generators of references. A generator counts as done while
+            its next reference, or its end, is available.
+        num_returns: number of references to wait for.
+        timeout: seconds; None means no limit.
+        fetch_local: no effect on one machine, where every value is local.
 
     Returns:
-        The done ones, at most `num_returns`, and the rest; both in the order of `refs`. A failed
-        call counts as done.
+        At most `num_returns` done references, and the rest, both in the order of `refs`. A failed call counts
+        as done.
     """
     generators: dict[int, Any] = {}
     if isinstance(refs, Sequence) and any(isinstance(ref, ObjectRefGenerator) for ref in refs):
@@ -319,11 +319,11 @@ def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:
-    """End an actor and all its descendants at once; calls waiting on it fail with ActorDiedError.
+    """End an actor and all its descendants at once; calls that wait for it fail with ActorDiedError.
 
     Args:
-        actor: its handle.
-        no_restart: False lets an actor with `max_restarts` be made anew.
+        actor: handle of the actor.
+        no_restart: False restarts the actor if its `max_restarts` allows.
     """
     if not isinstance(actor, ActorHandle):
         raise ArgumentTypeError(f"kill() takes an actor's handle, not {actor!r}")
@@ -331,20 +331,25 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Stop the call that owes a result; its `get` then raises TaskCancelledError.
+    """Cancel the call that produces a result; `get` then raises TaskCancelledError.
 
-    A call that has not begun never does. In a running task KeyboardInterrupt is raised, once, so that its
-    `finally` blocks run to their end, unless it handles SIGINT itself; a generator is closed where it yields;
-    a running `async def` method of an actor is cancelled as asyncio does it; another running method goes on.
-    What is done already stays done.
+    The effect depends on the call:
+
+    - A call that has not begun never starts.
+    - A running task receives one KeyboardInterrupt, so that its `finally` blocks run. A task that handles
+      SIGINT itself gets the signal.
+    - A generator is closed where it yields.
+    - A running `async def` method of an actor is cancelled as asyncio does it.
+    - Any other running method continues.
+    - A finished call keeps its result.
 
     Args:
         ref: a reference, or the generator of a streaming call.
-        force: end the worker process of a running task; not for actors, see `kill`.
-        recursive: also cancel what the task has started.
+        force: end the worker process of a running task; for actors, use `kill` instead.
+        recursive: also cancel the calls that the task has started.
 
     Raises:
-        ConfigError: `ref` is none, or `force` is asked for an actor's call.
+        ConfigError: `ref` is not a reference, or `force` is given for a call of an actor.
     """
     if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
         raise ArgumentTypeError(f"cancel() takes a reference, not {ref!r}")
@@ -352,17 +357,17 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
-    """The handle of a named actor of this session, or of a detached one of any of the user's sessions.
+    """Return the handle of a named actor of this session, or a detached actor of any session of the user.
 
-    Which class it is of, only the caller knows: `counter: ActorProxy[Counter] = get_actor("counter")`,
-    with `ActorProxy` from `trainkit.actor`, lets type checkers know it too.
+    The caller knows the actor's class and can declare it for type checkers: `counter: ActorProxy[Counter] =
+    get_actor("counter")`, with `ActorProxy` from `trainkit.actor`.
 
     Args:
-        name: as given to `.options(name=)`.
-        namespace: None means this session's.
+        name: name given to `.options(name=)`.
+        namespace: None means this session's namespace.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no actor has that name.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(
@@ -372,19 +377,19 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
 
 
 def end_processes(function: RemoteFunction[..., Any]) -> None:
-    """Let the processes go that the session keeps for tasks like this one, as it does for what comes next.
+    """End the worker processes that the session keeps for this function, once they have finished their calls.
 
     Args:
-        function: after it was called; the same object.
+        function: the same object whose calls have run.
     """
     session.engine().end_processes(function._placement)
 
 
 def exit_actor() -> NoReturn:
-    """End the actor whose method calls this; the call, and those behind it, fail with ActorDiedError.
+    """End the actor whose method calls this; that call and all later calls fail with ActorDiedError.
 
     Raises:
-        ConfigError: this is no actor.
+        ConfigError: the calling process is not an actor.
     """
     session.engine().exit_actor()
 
@@ -395,34 +400,34 @@ def placement_group(
     name: str = "",
     lifetime: str | None = None,
 ) -> PlacementGroup:
-    """Reserve `bundles`, all or none; returns at once, see `PlacementGroup.wait`.
+    """Reserve all of `bundles` together. The function returns at once; see `PlacementGroup.wait`.
 
     Args:
-        bundles: one mapping of amounts a worker, such as [{"CPU": 1}, {"CPU": 1, "GPU": 1}].
-        strategy: "PACK" on few nodes, "SPREAD" over many, "STRICT_PACK" on one, "STRICT_SPREAD" each on
-            another; one machine is one node.
-        name: by which `get_placement_group` finds it.
-        lifetime: "detached" lets it outlive this program.
+        bundles: one mapping of amounts per worker, such as [{"CPU": 1}, {"CPU": 1, "GPU": 1}].
+        strategy: "PACK" uses few nodes, "SPREAD" many, "STRICT_PACK" only one, and "STRICT_SPREAD" a
+            different node for each bundle. One machine is one node.
+        name: name for `get_placement_group`.
+        lifetime: "detached" keeps the group when this program ends.
 
     Raises:
-        InfeasibleError: together they exceed what there is, or the strategy can't be followed.
-        ConfigError: an argument is wrong, or the name is taken.
+        InfeasibleError: the bundles together exceed the existing resources, or the strategy can't be met.
+        ConfigError: an argument is invalid, or the name is taken.
     """
     return groups.reserve(bundles, strategy, name, lifetime)
 
 
 def get_placement_group(name: str) -> PlacementGroup:
-    """The placement group of that name; raises ConfigError if there is none."""
+    """Return the placement group with that name; raise ConfigError if it does not exist."""
     return groups.find(name)
 
 
 def remove_placement_group(group: PlacementGroup) -> None:
-    """Give the bundles back; what runs in them is ended."""
+    """Free the bundles and end everything that runs in them."""
     session.engine().release(group.id)
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """The group that this worker was started in; None in the driver and outside any group."""
+    """Return the group in which this worker was started; None in the driver and outside any group."""
     engine = session.running()
     found = engine.current_group() if engine is not None else None
     if found is None:
@@ -432,7 +437,7 @@ def get_current_placement_group() -> PlacementGroup | None:
 
 
 def scratch_dir() -> Path:
-    """A private folder for files that the session's processes share; it goes with the session."""
+    """Return a private folder for files that the session's processes share; it goes when the session ends."""
     return session.engine().scratch_dir()
 
 

@@ -14,7 +14,7 @@ from trainkit.runtime.specs import ActorID, JobID, NodeID, PlacementGroupID, Tas
 
 
 def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
-    """Return the facts of a session of this machine by Ray's names; those of what it has not are None."""
+    """Return the facts of a session of this machine by Ray's names; facts of missing services are None."""
     return {
         "node_ip_address": "127.0.0.1",
         "node_id": node_id,
@@ -38,15 +38,16 @@ class SessionContext(Mapping[str, Any]):
     """Return value of `init`: facts about the session, and a context manager that ends it.
 
     Args:
-        address_info: see the attribute.
-        shutdown: ends the session.
+        address_info: facts about the session.
+        shutdown: function that ends the session.
 
     Attributes:
-        address_info: facts by Ray's names, such as "node_id", "address" and "session_dir"; those of what
-            is not here, such as "gcs_address" on one machine, are None. `context["node_id"]` reads them too.
-        dashboard_url: of Ray's dashboard; "" where there is none.
-        python_version: of this process.
-        ray_version: of the Ray that runs the session; None on the other engines.
+        address_info: facts by Ray's names, such as "node_id", "address" and "session_dir". Facts of services
+            that do not exist, such as "gcs_address" on one machine, are None. `context["node_id"]` reads them
+            too.
+        dashboard_url: address of Ray's dashboard; "" if there is none.
+        python_version: Python version of this process.
+        ray_version: version of Ray; None on the other engines.
     """
 
     def __init__(self, address_info: Mapping[str, Any], shutdown: Callable[[], None]) -> None:
@@ -80,11 +81,11 @@ class SessionContext(Mapping[str, Any]):
 
 
 class RuntimeContext:
-    """Place of the calling code in the session. Ids that methods return are hexadecimal texts.
+    """Position of the calling code in the session. Its methods return ids as hexadecimal strings.
 
     Attributes:
-        namespace: of the session's named actors.
-        was_current_actor_reconstructed: this actor was made anew after its process had died.
+        namespace: namespace of the session's named actors.
+        was_current_actor_reconstructed: True if this actor was restarted after its process died.
     """
 
     def __init__(self, where: WhereAmI) -> None:
@@ -93,7 +94,7 @@ class RuntimeContext:
         self.was_current_actor_reconstructed = where.was_restarted
 
     def get(self) -> dict[str, Any]:
-        """Return the ids and the namespace; those of a task and of an actor only where there is one."""
+        """Return the ids and the namespace; the task's and the actor's id only inside a task or an actor."""
         found = {
             "job_id": self.job_id,
             "node_id": self.node_id,
@@ -116,45 +117,46 @@ class RuntimeContext:
         return self._where.worker_id
 
     def get_actor_id(self) -> str | None:
-        """Return the id of the actor that this runs in; None outside one."""
+        """Return the id of the actor that runs this code; None outside an actor."""
         return self._where.actor_id
 
     def get_actor_name(self) -> str | None:
-        """Return the name given by `.options(name=)`, "" for an actor without one; None outside an actor."""
+        """Return the name given by `.options(name=)`; "" for an unnamed actor, None outside an actor."""
         return self._where.actor_name
 
     def get_task_id(self) -> str | None:
-        """Return the id of the call that this runs in; None outside one."""
+        """Return the id of the call that runs this code; None outside a call."""
         return self._where.task_id
 
     def get_task_name(self) -> str | None:
-        """Return the name of the call that this runs in, "Class.method" in an actor; None outside one."""
+        """Return the name of the call that runs this code, such as "Class.method"; None outside a call."""
         return self._where.task_name
 
     def is_canceled(self) -> bool:
-        """Return True if the call that this runs in was cancelled, so that it can end early.
+        """Return True if the call that runs this code was cancelled, so that the call can end early.
 
-        Only a method of an actor has to ask, as it goes on then; a task is interrupted.
+        Only methods of actors need to check, because cancelling does not interrupt them as it interrupts
+        tasks.
 
         Raises:
-            ConfigError: no call runs here.
+            ConfigError: the code does not run in a call.
         """
         if self._where.task_id is None:
             raise ConfigError("is_canceled() was asked for outside a call")
         return engine().is_cancelled()
 
     def get_placement_group_id(self) -> str | None:
-        """Return the id of the placement group that this process was started in; None outside one."""
+        """Return the id of the placement group in which this process was started; None outside a group."""
         group = self.current_placement_group_id
         return None if group is None else group.hex()
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """Return what this process holds."""
+        """Return the resources that this process holds, by name."""
         held = self._where.resources
         return {name: float(amount) for name, amount in held.items()}
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Return the indices of the GPUs given to this process, as {"GPU": ["0"]}."""
+        """Return the indices of the GPUs assigned to this process, such as {"GPU": ["0"]}."""
         return {"GPU": [str(index) for index in engine().gpu_ids()]}
 
     def get_node_labels(self) -> dict[str, str]:
@@ -164,10 +166,10 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> Any:
-        """A handle of the actor that this runs in.
+        """Handle of the actor that runs this code.
 
         Raises:
-            ConfigError: this is no actor.
+            ConfigError: the code does not run in an actor.
         """
         found = engine().current_actor()
         if found is None:
@@ -176,61 +178,61 @@ class RuntimeContext:
 
     @property
     def job_id(self) -> JobID:
-        """The id of `get_job_id`."""
+        """Id that `get_job_id` returns, as an object."""
         return JobID.from_hex(self._where.job_id)
 
     @property
     def node_id(self) -> NodeID:
-        """The id of `get_node_id`."""
+        """Id that `get_node_id` returns, as an object."""
         return NodeID.from_hex(self._where.node_id)
 
     @property
     def task_id(self) -> TaskID | None:
-        """The id of `get_task_id`."""
+        """Id that `get_task_id` returns, as an object."""
         return None if self._where.task_id is None else TaskID.from_hex(self._where.task_id)
 
     @property
     def actor_id(self) -> ActorID | None:
-        """The id of `get_actor_id`."""
+        """Id that `get_actor_id` returns, as an object."""
         return None if self._where.actor_id is None else ActorID.from_hex(self._where.actor_id)
 
     @property
     def current_placement_group_id(self) -> PlacementGroupID | None:
-        """The id of the placement group that this process was started in; None outside one."""
+        """Id of the placement group in which this process was started; None outside a group."""
         found = engine().current_group()
         return None if found is None else PlacementGroupID(found[0].group)
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """True if what is started here goes into this process's own placement group."""
+        """True if tasks and actors started here use this process's own placement group."""
         found = engine().current_group()
         return found is not None and found[0].capture
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Where this code runs: ids of its node, worker, actor and task."""
+    """Return the position of the calling code: ids of its node, worker, actor and task."""
     return RuntimeContext(engine().where_am_i())
 
 
 def promises() -> frozenset[str]:
-    """Return the promises of the engine in use, by the names of `trainkit.runtime.engine.PROMISES`."""
+    """Return the promises of the current engine; `trainkit.runtime.engine.PROMISES` explains their names."""
     return engine().promises
 
 
 def cluster_resources() -> dict[str, float]:
-    """All resources of the session, such as {"CPU": 4.0}; with what large objects may take in memory."""
+    """Return all resources of the session, such as {"CPU": 4.0}, including memory for large objects."""
     stores = [_object_store(node) for node in engine().state("nodes")]
     return _shown(total([engine().cluster_resources(), *stores]))
 
 
 def available_resources() -> dict[str, float]:
-    """The resources that nobody holds now; one that is used up is left out."""
+    """Return the free resources; resources that are used up are left out."""
     stores = [_object_store(node, free=True) for node in engine().state("nodes")]
     return _shown(total([engine().available_resources(), *stores]))
 
 
 def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
-    """Return what large objects may take on a node, or what of it is free, by the resource's name."""
+    """Return the memory for large objects on a node, or only its free part, by the resource's name."""
     store = node["object_store"]
     if not store:
         return {}
@@ -243,10 +245,9 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The machines of the session, each with its name, address, resources and whether it is alive.
+    """Return the session's machines, each with name, address, resources and whether it is alive.
 
-    What Ray's `nodes` tells of each, such as NodeID, Alive, NodeManagerAddress and Resources, is there by
-    those names too.
+    Each row also has Ray's names, such as NodeID, Alive, NodeManagerAddress and Resources.
     """
     return [
         {
@@ -264,28 +265,28 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def list_actors() -> list[dict[str, Any]]:
-    """The session's actors, living and dead, with state, name, pid and resources."""
+    """Return the session's actors, living and dead, with state, name, pid and resources."""
     return engine().state("actors")
 
 
 def list_tasks() -> list[dict[str, Any]]:
-    """Tasks that wait or run, with state, name, pid and resources."""
+    """Return the tasks that wait or run, with state, name, pid and resources."""
     return engine().state("tasks")
 
 
 def list_objects() -> list[dict[str, Any]]:
-    """Large objects, with size in bytes, who holds them, and whether they were spilled to disk."""
+    """Return the large objects with their size in bytes, their holders, and whether they are on disk."""
     return engine().state("objects")
 
 
 def list_placement_groups() -> list[dict[str, Any]]:
-    """Placement groups, with state, bundles and strategy."""
+    """Return the placement groups, with state, bundles and strategy."""
     return engine().state("placement_groups")
 
 
 def get_gpu_ids() -> list[int | str]:
-    """Return the GPUs given to this worker as CUDA_VISIBLE_DEVICES names them; in the program, all.
+    """Return the ids of the GPUs assigned to this worker; in the driver, of all GPUs.
 
-    Those are numbers or UUIDs. Where the variable isn't set, the numbers count from 0.
+    The ids are numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. If that is not set, the numbers count from 0.
     """
     return engine().gpu_ids()

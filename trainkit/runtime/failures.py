@@ -1,4 +1,4 @@
-"""Exceptions across processes, and their tracebacks without trainkit's own frames."""
+"""Transfer of exceptions between processes, with tracebacks that omit trainkit's own frames."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WRAPPERS = (
     "/torch/nn/parallel/distributed.py",
     "/torch/utils/_contextlib.py",
 )
-"""Files of PyTorch whose frames stand between a call and what was called."""
+"""Files of PyTorch whose frames come between a call and the called function."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
 _PLACE = re.compile(r"(.*?)(?: \(pid (\d+)\))?:\n")
-"""Beginning of the traceback of another process."""
+"""First line of another process's traceback."""
 
 
 def formatted(error: BaseException, *, chain: bool = True) -> str:
@@ -38,7 +38,7 @@ def formatted(error: BaseException, *, chain: bool = True) -> str:
 
     Args:
         error: the exception.
-        chain: also those that it was raised from, or while handling.
+        chain: also include the exceptions in its `__cause__` and `__context__`.
     """
     whole = traceback.TracebackException.from_exception(error)
     _cut(whole, error)
@@ -46,15 +46,15 @@ def formatted(error: BaseException, *, chain: bool = True) -> str:
 
 
 def user_frames(error: BaseException) -> bool:
-    """Return whether any frame of the exception's own traceback is left by `formatted`."""
+    """Return True if `formatted` shows any frame of the exception's own traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames if settings.full_traceback() else kept(frames, error))
 
 
 def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames that are shown: those outside trainkit, but for wrappers of PyTorch.
+    """Return the frames to show: those outside trainkit and outside PyTorch's wrappers.
 
-    The others stay where they are what raised and the error does not say what to do about it.
+    If trainkit or a wrapper raised the error, its last frames are kept, unless the message says what to do.
     """
     foreign = [
         place
@@ -67,9 +67,10 @@ def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list
 
 
 def last_user_frame(text: str) -> str:
-    """Return the place in the user's code that a traceback's text ends in, such as 'train.py:12 in f'.
+    """Return the last place in the user's code that a traceback shows, such as 'train.py:12 in f'; '' if
+    none.
 
-    Code of installed packages, of Python and of trainkit is not the user's; '' where there is no other.
+    Installed packages, Python and trainkit are not the user's code.
     """
     found = [frame for frame in _FRAME.finditer(text) if not frame["file"].startswith(_installed())]
     if not found:
@@ -79,7 +80,7 @@ def last_user_frame(text: str) -> str:
 
 
 def without_frames(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a public method raise what another process raised without the frames that lie beneath it."""
+    """Wrap a public method so that errors from other processes are raised without trainkit's local frames."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,7 +102,7 @@ def without_frames(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _foreign(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without trainkit's own frames, but for those after the last other one."""
+    """Return a traceback without trainkit's frames, except those after the last other frame."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -116,7 +117,7 @@ def _foreign(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _cut(whole: traceback.TracebackException, error: BaseException) -> None:
-    """Leave out of a traceback, and of those in its chain, what `kept` leaves out."""
+    """Remove the frames that `kept` drops from a traceback and from its whole chain."""
     if settings.full_traceback():
         return
     whole.stack = traceback.StackSummary.from_list(kept(whole.stack, error))
@@ -131,7 +132,7 @@ def _cut(whole: traceback.TracebackException, error: BaseException) -> None:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of code that is not the user's; of a frozen or generated module, its sign."""
+    """Return the path prefixes of code that is not the user's, including that of frozen modules."""
     paths = sysconfig.get_paths()
     named = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders = {os.path.join(path, "") for path in [*named, *site.getsitepackages()]}
@@ -139,9 +140,10 @@ def _installed() -> tuple[str, ...]:
 
 
 class RemoteTraceback(Exception):
-    """The other process's traceback, shown above the local one as the cause.
+    """Traceback of another process, shown above the local traceback as the cause.
 
-    Of an error whose own text does not hold it: what a TaskError was made of, or one of trainkit's own.
+    It is used for errors whose own text does not include that traceback: the cause of a TaskError, or an
+    error of trainkit.
     """
 
     def __init__(self, text: str) -> None:
@@ -153,29 +155,31 @@ class RemoteTraceback(Exception):
 
 
 class ResultCountError(ValueError):
-    """The error of a function that gave another number of values than its call asks for."""
+    """Error of a function that returned a different number of values than its call requests."""
 
 
 class ConstructorError(TaskError, ActorDiedError):
-    """The error of an actor's constructor, as every call of that actor raises it."""
+    """Error of an actor's constructor. Every call of that actor raises it."""
 
 
 class ActorExit(BaseException):
-    """Ends the actor that raises it; no `except Exception` of the user's stops it."""
+    """Signal that ends the actor that raises it. The user's `except Exception` does not catch it."""
 
 
 def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
-    """Pack what user code raised, with its traceback; never fails.
+    """Pack an exception of user code with its traceback; fall back to text if it cannot be pickled.
 
     Args:
         error: the exception.
-        where: what ran, such as "Model.fit (pid 12)".
-        of_constructor: an actor's constructor raised it, so there is no actor.
+        where: the code that ran, such as "Model.fit (pid 12)".
+        of_constructor: True if an actor's constructor raised it, so that no actor exists.
     """
-    if isinstance(error, TaskError):  # a nested call's failure: keep its cause and add this hop
+    if isinstance(error, TaskError):  # a nested call failed: keep its cause and add this process
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
-    if isinstance(error, TrainkitError) and isinstance(error.__cause__, RemoteTraceback):  # of `raisable`
+    if isinstance(error, TrainkitError) and isinstance(
+        error.__cause__, RemoteTraceback
+    ):  # made by `raisable`
         return _pack(error, f"{error.__cause__.text}{_hop(error, where)}", where, of_constructor)
     return _pack(error, f"{where}:\n{_format(error)}", where, of_constructor)
 
@@ -191,14 +195,14 @@ def _pack(error: BaseException, text: str, where: str, of_constructor: bool) -> 
         try:
             packed = pack(candidate)
             unpack(packed)
-        except Exception:  # not picklable, or not to be rebuilt: try the next, plainer form
+        except Exception:  # not picklable, or can't be rebuilt: try the next, simpler form
             continue
         return packed
     raise SerializationError(f"{where} raised {summary}, which could not be packed even as text")
 
 
 def unpack_failure(packed: Packed) -> TaskError:
-    """The exception to raise for what `pack_failure` made; also an instance of the original class."""
+    """Return the exception that `pack_failure` packed; it is also an instance of the original class."""
     try:
         parts = unpack(packed)
     except Exception as error:
@@ -209,10 +213,10 @@ def unpack_failure(packed: Packed) -> TaskError:
 
 
 def raisable(failure: TaskError) -> Exception:
-    """Return the exception that `get` raises; trainkit's own errors stay themselves."""
+    """Return the exception that `get` raises: trainkit's own errors unchanged, all others as a TaskError."""
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
-        if isinstance(cause, TaskError):  # of a class that can't be rebuilt, passed on by a task
+        if isinstance(cause, TaskError):  # its class can't be rebuilt, and a task passed it on
             cause.remote_traceback = failure.remote_traceback
         else:
             cause.__cause__ = RemoteTraceback(failure.remote_traceback)
@@ -228,9 +232,10 @@ def make_task_error(
     summary: str,
     of_constructor: bool = False,
 ) -> TaskError:
-    """Build a TaskError that is also a `kind`, or a plain one where Python doesn't allow that.
+    """Return a TaskError that is also an instance of `kind`, or a plain TaskError if Python doesn't allow
+    both.
 
-    That of a constructor is an ActorDiedError too.
+    The error of a constructor is also an ActorDiedError.
     """
     base = ConstructorError if of_constructor else TaskError
     cause = rebuilt(kind, args, attributes) if kind is not None else None
@@ -248,10 +253,11 @@ def make_task_error(
         "pid": int(place[2]) if place and place[2] else None,
     }
     for name, value in seen.items():
-        # The user's class may have one of its own, which is not asked: it may be a property that raises.
+        # The user's class may have an own attribute of this name. It is not read: a property may raise.
         if not hasattr(type(failure), name) and name not in vars(failure):
             setattr(failure, name, value)
-    # Python shows the text of an error, but of a SyntaxError: there the traceback is shown as the cause.
+    # The text of most errors includes the traceback. Python formats a SyntaxError differently, so its
+    # traceback is shown as the cause.
     failure.__cause__ = RemoteTraceback(text) if isinstance(failure, SyntaxError) else None
     return failure
 
@@ -265,13 +271,13 @@ def _combine(
         failure = rebuilt(both, args, attributes)
         str(failure)
         repr(failure)
-    except Exception:  # a sealed class, a layout that can't be combined, a raising __str__
+    except Exception:  # a final class, incompatible layouts, or a __str__ that raises
         return None
     return failure if isinstance(failure, TaskError) else None
 
 
 class _PicklesByParts:
-    """Lets a combined error be pickled although its class exists nowhere by name."""
+    """Base of combined errors, which makes them picklable although no module has their class."""
 
     def __reduce__(self) -> Any:
         error: Any = self
@@ -289,23 +295,23 @@ class _PicklesByParts:
 def _summary(error: BaseException) -> str:
     try:
         return f"{type(error).__qualname__}: {message_of(error)}"
-    except Exception:  # a raising __str__ must not hide which class it was
+    except Exception:  # a __str__ that raises must not hide the class
         return f"{type(error).__qualname__} (its __str__ raises)"
 
 
 def _format(error: BaseException, *, chain: bool = True) -> str:
-    """The traceback as text."""
+    """Return the traceback as text."""
     try:
         return formatted(error, chain=chain)
-    except Exception:  # formatting runs user code (__str__), which may raise
+    except Exception:  # formatting calls the user's __str__, which may raise
         return _summary(error)
 
 
 def _hop(error: TrainkitError, where: str) -> str:
-    """Return the frames and notes that this process adds to the traceback of a failure it was told of."""
+    """Return the frames and notes that this process adds to the traceback of a received failure."""
     try:
         passed_on = user_frames(error)
-    except Exception:  # as above
+    except Exception:  # extracting frames may raise
         passed_on = True
     if passed_on:
         own = _format(error, chain=False).replace(str(error), message_of(error))
