@@ -1,4 +1,4 @@
-"""Options of `@remote`, `.options()` and `@method`, checked when they are given."""
+"""Options of `@remote`, `.options()` and `@method`, validated when they are given."""
 
 from __future__ import annotations
 
@@ -61,31 +61,29 @@ def method(
     retry_exceptions: bool | Sequence[type[BaseException]] = False,
     enable_task_events: bool = True,
 ) -> Any:
-    """Say how a method of a remote class is called, as a decorator with or without options.
+    """Set how a method of a remote class is called, as a decorator with or without options.
 
-    Without options it changes nothing but what type checkers know: a marked method's `.remote(...)` has
-    its arguments checked, and returns a reference to a value of the right type. Inside the class it is
-    called as any other method.
+    Without options, it only informs type checkers: they check the arguments of the method's `.remote(...)`
+    and know the type of the returned reference. Inside the class, the method is called as usual.
 
     Args:
-        function: the method, if the decorator stands without parentheses.
-        num_returns: how many references a call returns; see `Options.num_returns`.
-        concurrency_group: the group of `concurrency_groups` that it runs in.
-        max_task_retries: see `Options.max_task_retries`; None is the actor's own.
-        retry_exceptions: such a call is also made again when it raises: True for any exception, or a list of
-            classes.
-        enable_task_events: without effect: what Ray can do without for it is not recorded here.
+        function: the method, if the decorator is used without parentheses.
+        num_returns: number of references that a call returns; see `Options.num_returns`.
+        concurrency_group: group of `concurrency_groups` in which the method runs.
+        max_task_retries: see `Options.max_task_retries`; None uses the actor's value.
+        retry_exceptions: also retry a call that raises: True for any exception, or a list of classes.
+        enable_task_events: no effect; the events that it controls in Ray are not recorded here.
 
     Raises:
-        ConfigError: it is given something else than a method, or an impossible `num_returns`.
+        ConfigError: the argument is not a method, or `num_returns` is invalid.
     """
-    returns_of(num_returns, generator=False)  # a wrong one is told where it stands
+    returns_of(num_returns, generator=False)  # report an error at the decorator
     kinds = retried(retry_exceptions)
 
     def mark(marked: Any) -> Any:
         if not inspect.isroutine(marked):
             raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
-        plain = getattr(marked, "__func__", marked)  # of a staticmethod or classmethod, what the class shows
+        plain = getattr(marked, "__func__", marked)  # a staticmethod or classmethod hides its function
         setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries, kinds))
         return marked
 
@@ -93,7 +91,7 @@ def method(
 
 
 def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[BaseException], ...]:
-    """Return `retry_exceptions` in a form that a call can carry; raises ArgumentTypeError if it is none."""
+    """Return `retry_exceptions` in the form that a call carries; raise ArgumentTypeError if it is invalid."""
     if isinstance(kinds, bool):
         return kinds
     if not isinstance(kinds, Sequence) or not all(
@@ -104,12 +102,12 @@ def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[Ba
 
 
 def is_generator(function: Any) -> bool:
-    """Return True if a call yields its results one by one."""
+    """Return True if a call of the function yields its results one by one."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, generator: bool) -> int:
-    """`num_returns` as a number; STREAMING or DYNAMIC for as many as the function yields."""
+    """Return `num_returns` as a number; STREAMING or DYNAMIC mean as many results as the function yields."""
     if num_returns is None:
         return specs.STREAMING if generator else 1
     if num_returns == "streaming":
@@ -143,13 +141,13 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
 BUILT_IN: Mapping[str, specs.MethodSpec] = {
     name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
-"""The methods that every actor has: it is there; it calls a function with its object; it ends."""
+"""Methods of every actor: check that it is running, call a function with its object, and end it."""
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
     """Return the method of that name, bound to `instance`.
 
-    It is looked up on the class, so that an attribute of the same name does not hide it.
+    The method is looked up on the class, so that an instance attribute of the same name does not hide it.
     """
     built_in = _BUILT_IN.get(name)
     if built_in is not None:
@@ -164,12 +162,12 @@ def method_of(instance: Any, name: str) -> Callable[..., Any]:
 
 
 def _takes_self(cls: type, name: str) -> bool:
-    """Return True if a method takes the object as its first argument, and is not bound to it already."""
+    """Return True if a method takes the object as its first argument, because it is not bound to it."""
     return inspect.isfunction(inspect.getattr_static(cls, name))
 
 
 def has_async_init(cls: Any) -> bool:
-    """Return True if an instance is made by an `async def __init__`, on its event loop."""
+    """Return True if the class has an `async def __init__`, which runs on the actor's event loop."""
     return inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__", None))
 
 
@@ -210,7 +208,7 @@ _NOT_HERE = {
     "max_pending_calls": "to keep at most n calls under way, take one of n by "
     "wait(refs, num_returns=1) before the next",
 }
-"""Options of Ray's, and what to do instead."""
+"""Options of Ray that are not supported, and the alternative to each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,40 +216,43 @@ class Options:
     """Options of a remote function or class.
 
     Attributes:
-        num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's
-            thread pools follow it.
-        num_gpus: GPUs held: a whole number, or a fraction of one.
-        memory: bytes; the worker is ended when it and what it started hold more that is not shared.
+        num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's thread
+            pools get this size.
+        num_gpus: GPUs held, as a whole number or a fraction of one GPU.
+        memory: bytes held, which is also a limit: a worker is ended when it and its descendants hold more
+            unshared memory.
         resources: custom resources by name, as declared in `init(resources=)`.
-        num_returns: of a task: how many references one call returns, its value then being a sequence of
-            as many, or a generator that yields as many; of 0, `.remote()` returns None. Or "streaming" for a
-            generator of references, or "dynamic" for a reference to such a one, which is there when the
-            function has ended. None means "streaming" for generator functions and 1 for others.
-        max_retries: of a task: runs again after its process died, and after what `retry_exceptions` names;
-            -1 without end.
-        retry_exceptions: of a task: also run again when it raises: True for any exception, or a list of
+        num_returns: for tasks. Number of references that one call returns; the function then returns a
+            sequence, or yields values, of that number. With 0, `.remote()` returns None. "streaming" returns
+            a generator of references. "dynamic" returns one reference to a generator of references, which is
+            ready when the function has ended. None means "streaming" for generator functions and 1 for
+            others.
+        max_retries: for tasks. Number of retries after the task's process died, or after an exception that
+            `retry_exceptions` names; -1 means no limit.
+        retry_exceptions: for tasks. Also retry a task that raises: True for any exception, or a list of
             classes.
-        max_calls: of a task: a worker ends after so many runs of this function; 0 never. None means 1 with
-            GPUs, so that their memory is free when the task has ended, and 0 without.
-        name: of a task: shown in errors, logs and state listings. Of an actor: `get_actor` finds it by
-            this name, which no other living actor of its namespace may have.
-        label: of an actor: shown in errors and logs instead of the class's name.
-        namespace: of a named actor; None means the session's own.
-        lifetime: of an actor: "detached" lets it outlive its handles and the program that made it.
-        get_if_exists: of a named actor: `.remote()` returns the one of that name if there is one.
-        max_restarts: of an actor: so often it is made anew when its process dies; -1 without end.
-        max_task_retries: of an actor: calls that its death interrupted, or that raised what the method's
-            `retry_exceptions` names, are made again so often; -1 without end.
-        max_concurrency: of an actor: calls that run at once, in threads, or for a class with `async def`
-            methods on its event loop; None means 1, or 1,000 for the latter.
-        concurrency_groups: of an actor: names of groups of methods and how many calls of each run at once.
-        env: environment variables added for the process.
-        runtime_env: the same in Ray's words, {"env_vars": {...}}, with "working_dir" for a folder to run in.
+        max_calls: for tasks. A worker ends after this number of runs of the function; 0 means never. None
+            means 1 for tasks with GPUs, so that GPU memory is free after the task, and 0 for others.
+        name: for tasks: name shown in errors, logs and state listings. For actors: name for `get_actor`,
+            unique among the living actors of the namespace.
+        label: for actors. Name shown in errors and logs instead of the class's name.
+        namespace: for named actors; None means the session's namespace.
+        lifetime: for actors. "detached" keeps the actor after its handles and its program are gone.
+        get_if_exists: for named actors. `.remote()` returns the existing actor of that name, if any.
+        max_restarts: for actors. Number of restarts after the process died; -1 means no limit.
+        max_task_retries: for actors. Number of retries of a call that the actor's death interrupted, or that
+            raised an exception in the method's `retry_exceptions`; -1 means no limit.
+        max_concurrency: for actors. Number of concurrent calls, in threads, or on the event loop if the class
+            has `async def` methods; None means 1, or 1,000 with `async def` methods.
+        concurrency_groups: for actors. Names of groups of methods, with the number of concurrent calls of
+            each group.
+        env: environment variables to add for the process.
+        runtime_env: Ray's form of `env`, {"env_vars": {...}}, with "working_dir" for the folder to run in.
         scheduling_strategy: "DEFAULT", "SPREAD", or an object of `trainkit.util.scheduling_strategies`.
-        label_selector: labels that the node must have, such as {"region": "eu"}; "!eu" for another one,
-            "in(eu,us)" for one of several. See `init(labels=)`.
-        placement_group: where the resources are taken from; None takes them from the machine.
-        placement_group_bundle_index: which bundle of the group; -1 any that fits.
+        label_selector: required labels of the node, such as {"region": "eu"}; "!eu" requires another value,
+            "in(eu,us)" one of several. See `init(labels=)`.
+        placement_group: group that provides the resources; None takes them from the machine.
+        placement_group_bundle_index: bundle of the group to use; -1 means any bundle that fits.
     """
 
     num_cpus: float | None = None
@@ -308,7 +309,7 @@ class Options:
         self.retries()
 
     def placement(self, *, default_cpus: float) -> specs.Placement:
-        """The request for a process, with `default_cpus` where the user gave none."""
+        """Return the request for a process, with `default_cpus` if the user gave no number of CPUs."""
         amounts = dict(checked_names(self.resources, what="resources"))
         for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
             if key in amounts:
@@ -353,14 +354,14 @@ class Options:
         return specs.PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
     def returns(self, *, is_generator: bool) -> int:
-        """Return how many references a call returns; STREAMING or DYNAMIC for a generator of them."""
+        """Return the number of references that a call returns; STREAMING and DYNAMIC mean a generator."""
         return returns_of(self.num_returns, generator=is_generator)
 
     def registration(self) -> specs.Registration | None:
-        """How an actor is to be found; None if only by its handles.
+        """Return the registration of an actor; None if only its handles can reach it.
 
         Raises:
-            ConfigError: it is detached and has no name.
+            ConfigError: the actor is detached and has no name.
         """
         if self.name is None:
             if self.lifetime == "detached":
@@ -376,19 +377,19 @@ class Options:
         )
 
     def concurrency(self) -> specs.Concurrency:
-        """How many calls of an actor run at once."""
+        """Return the limits on concurrent calls of an actor."""
         return specs.Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
 
     def retries(self) -> bool | tuple[type[BaseException], ...]:
-        """`retry_exceptions` in a form that a call can carry."""
+        """Return `retry_exceptions` in the form that a call carries."""
         return retried(self.retry_exceptions)
 
     def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
-        """A copy with `changes`; raises ConfigError naming an option that doesn't exist.
+        """Return a copy with `changes`; raise ConfigError that names an unknown option.
 
         Args:
             changes: options by name.
-            foreign: those that what is asked for does not have.
+            foreign: options that the target does not support.
         """
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)

@@ -1,4 +1,4 @@
-"""Pure rules of placement: ledgers, the order of requests, node labels, and reasons of a wait."""
+"""Placement as pure functions: ledgers, the order of requests, node labels, and reasons for waits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainkit.resources import QUANTUM, Bundle, describe, total
 GPU = "GPU"
 
 _TASK_S = 60.0
-"""A task is expected to end so soon; a request that waits for it holds up later ones meanwhile."""
+"""Age in seconds up to which a task is expected to end; a request that waits for it blocks later ones."""
 
 _OTHERS_S = 600.0
-"""The end of an actor or a placement group is expected while it is younger than this, and not longer."""
+"""Age in seconds up to which an actor or a placement group is expected to end."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Allocation:
     """Resources given to one holder.
 
     Attributes:
-        amounts: ten-thousandths by resource name, GPUs not included.
-        gpus: ten-thousandths of each GPU index.
+        amounts: ten-thousandths by resource name, without GPUs.
+        gpus: ten-thousandths by GPU index.
     """
 
     amounts: Mapping[str, int] = field(default_factory=dict)
@@ -41,16 +41,16 @@ class Allocation:
 
 
 def units(bundle: Bundle) -> dict[str, int]:
-    """Amounts in ten-thousandths."""
+    """Return the amounts in ten-thousandths."""
     return {name: round(amount * QUANTUM) for name, amount in bundle.items()}
 
 
 class Ledger:
-    """Free resources of a machine, or of one reserved bundle.
+    """Free resources of a machine or of one reserved bundle.
 
     Args:
-        amounts: ten-thousandths by name that exist, GPUs not included.
-        gpus: ten-thousandths of each GPU index that exist.
+        amounts: existing ten-thousandths by resource name, without GPUs.
+        gpus: existing ten-thousandths by GPU index.
     """
 
     def __init__(self, amounts: Mapping[str, int], gpus: Mapping[int, int]) -> None:
@@ -59,18 +59,18 @@ class Ledger:
 
     @classmethod
     def of_machine(cls, totals: Bundle) -> Ledger:
-        """A ledger in which all of `totals` is free; GPUs are numbered from 0."""
+        """Return a ledger in which all of `totals` is free; GPUs are numbered from 0."""
         amounts = units(totals)
         gpus = dict.fromkeys(range(amounts.pop(GPU, 0) // QUANTUM), QUANTUM)
         return cls(amounts, gpus)
 
     @classmethod
     def of_bundle(cls, allocation: Allocation) -> Ledger:
-        """A ledger in which all of a reserved bundle is free."""
+        """Return a ledger in which all of a reserved bundle is free."""
         return cls(allocation.amounts, allocation.gpus)
 
     def lacking(self, request: Bundle) -> list[str]:
-        """Names of the resources of which `request` wants more than is free; empty if it fits."""
+        """Return the names of resources that `request` needs more of than is free; [] if it fits."""
         wanted = units(request)
         gpu = wanted.pop(GPU, 0)
         short = [name for name, amount in wanted.items() if amount > self.free.get(name, 0)]
@@ -79,7 +79,7 @@ class Ledger:
         return sorted(short)
 
     def take(self, request: Bundle) -> Allocation | None:
-        """Hold `request`; None, with nothing changed, if it does not fit."""
+        """Hold `request` and return its allocation; return None and change nothing if it does not fit."""
         if self.lacking(request):
             return None
         amounts = units(request)
@@ -89,7 +89,7 @@ class Ledger:
         return allocation
 
     def retake(self, allocation: Allocation) -> None:
-        """Hold exactly `allocation` again after lending it; what is free may fall below zero."""
+        """Hold `allocation` again after it was lent; free amounts may fall below zero."""
         self._add(allocation, -1)
 
     def unused(self, name: str) -> int:
@@ -97,15 +97,15 @@ class Ledger:
         return max(0, self.free.get(name, 0))
 
     def is_overdrawn(self, name: str) -> bool:
-        """Return whether more of a resource is held than exists, after `retake`."""
+        """Return whether more of a resource is held than exists, which `retake` can cause."""
         return self.free.get(name, 0) < 0
 
     def give_back(self, allocation: Allocation) -> None:
-        """Free what `take` returned."""
+        """Free an allocation that `take` returned."""
         self._add(allocation, 1)
 
     def take_all(self, bundles: Sequence[Bundle]) -> list[Allocation] | None:
-        """Hold every bundle, or none of them."""
+        """Hold all bundles, or none if they do not all fit."""
         held: list[Allocation] = []
         for bundle in bundles:
             allocation = self.take(bundle)
@@ -117,11 +117,11 @@ class Ledger:
         return held
 
     def lacking_for_all(self, bundles: Sequence[Bundle]) -> list[str]:
-        """Names of what is missing to hold every bundle at once; empty if they fit."""
+        """Return the names of resources that are missing to hold all bundles at once; [] if they fit."""
         asked = total(bundles)
         asked.pop(GPU, None)
         short = self.lacking(asked)
-        # These do not simply add up: parts of two don't make one.
+        # GPUs can't be summed: free parts of two GPUs do not make one GPU.
         gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
         if gpus is None:
             return sorted([*short, GPU])
@@ -130,7 +130,7 @@ class Ledger:
         return short
 
     def earmark(self, bundles: Sequence[Bundle], lacking: Iterable[str]) -> list[Allocation]:
-        """Hold what `bundles` ask for and is there, `lacking` left out."""
+        """Hold the parts of `bundles` that are free, without the resources named in `lacking`."""
         names = set(lacking)
         present = [
             {name: amount for name, amount in bundle.items() if name not in names} for bundle in bundles
@@ -161,16 +161,16 @@ class Ledger:
 
 @dataclass
 class Demand:
-    """A request in the queue, as `serve` and `explain_wait` see it.
+    """Request in the queue, as input of `serve` and `explain_wait`.
 
     Attributes:
-        key: the caller's name for it.
-        bundles: to be held all or none.
-        group: take them from this reserved group instead of the machine.
-        nested: a worker asked, so something that already holds resources may be waiting for it.
-        bundle: of the group, if only one will do.
-        what: as shown to the user, such as "a group of 3 bundles".
-        since: when it took its turn, by a monotonic clock.
+        key: the caller's key for the request.
+        bundles: amounts that are granted together.
+        group: reserved group that provides the resources; None means the machine.
+        nested: a worker made the request, so a holder of resources may be waiting for it.
+        bundle: required bundle of the group; None means any.
+        what: description for the user, such as "a group of 3 bundles".
+        since: time at which it joined the queue, by a monotonic clock.
     """
 
     key: int
@@ -183,7 +183,7 @@ class Demand:
 
     @functools.cached_property
     def kind(self) -> Hashable:
-        """Equal for requests that wait for the same resources; the oldest of them is judged for all."""
+        """Key that is equal for requests for the same resources; only the oldest of them is tried."""
         return self.nested, self.group, self.bundle, *(frozenset(each.items()) for each in self.bundles)
 
 
@@ -191,19 +191,19 @@ D = TypeVar("D", bound=Demand)
 
 
 def order(queue: Iterable[D]) -> list[D]:
-    """The queue in the order in which it is served.
+    """Return the queue in the order in which it is served.
 
-    What workers ask for comes first: who waits for it holds resources, and would hold them for ever
-    if a large request of the driver's, which needs those very resources, stood before it.
+    Requests of workers come first. A worker that waits holds resources. It would hold them for ever behind a
+    large request of the driver that needs these very resources.
     """
     return sorted(queue, key=lambda waiting: not waiting.nested)
 
 
 def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
-    """Return True if `request` must wait behind an earlier one that is `short` of some resources.
+    """Return True if `request` must wait behind an earlier request that is `short` of some resources.
 
-    A later request may pass an earlier one only if it takes nothing that the earlier one lacks; so a
-    gang gets its turn however many small requests come after it.
+    A later request may pass only if it takes nothing that the earlier request lacks. A gang therefore gets
+    its turn no matter how many small requests follow.
     """
     names = set(short)
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
@@ -211,13 +211,13 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """Resources that somebody holds, as `is_in_reach` sees them.
+    """Held resources, as input of `is_in_reach`.
 
     Attributes:
-        allocation: what is held.
-        since: when it was granted, by the clock of `Demand.since`.
-        is_task: a task has it, else an actor or a placement group, whose end nobody can expect.
-        waits: the holder waits for others.
+        allocation: the resources.
+        since: time of the grant, by the clock of `Demand.since`.
+        is_task: True for a task; False for an actor or a placement group, which may never end.
+        waits: the holder waits for other requests.
     """
 
     allocation: Allocation
@@ -227,19 +227,19 @@ class Hold:
 
 
 Place = tuple[Ledger, Sequence[Hold]]
-"""What is free of the machine, or of one bundle of a group, and who holds the rest."""
+"""Ledger of the machine, or of one bundle of a group, and the holders of its resources."""
 
 
 def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
-    """Return True if `waiting` would fit once those holders have ended whose end can be expected.
+    """Return True if `waiting` would fit after the end of all holders whose end is expected.
 
-    A task is expected to end within a minute. Any holder is, as long as it is younger than half of the wait,
-    an actor or a group also than ten minutes: so what ends lets a large request have its turn some day, and
-    what never ends is waited for a limited time.
+    A task's end is expected while it is younger than one minute or than half of the wait. An actor's or a
+    group's end is expected while it is younger than ten minutes and than half of the wait. A large request
+    thus gets its turn some day if holders end, and its wait for holders that never end is limited.
 
     Args:
         waiting: the request.
-        places: where it may be met, one of them being enough.
+        places: places that can serve the request; one is enough.
         now: the time.
     """
     waited = now - waiting.since
@@ -248,7 +248,7 @@ def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
             hold.allocation
             for hold in holds
             if now - hold.since < (max(_TASK_S, waited / 2) if hold.is_task else min(_OTHERS_S, waited / 2))
-            and not (hold.waits and waiting.nested)  # it may wait for a later request
+            and not (hold.waits and waiting.nested)  # the holder may wait for a later request
         ]
         for allocation in ending:
             ledger.give_back(allocation)
@@ -266,25 +266,25 @@ def serve(
     grant: Callable[[D], list[str] | None],
     in_reach: Callable[[D], bool],
 ) -> list[D]:
-    """Grant what can be granted now, in order, and let nobody wait for ever.
+    """Grant all requests that can be granted now, in order, without starving any.
 
-    A request that must wait holds up later ones while what it lacks is `in_reach`, else it would wait for
-    ever if enough small ones came. Those pass it when it is not, else they would wait with it for an end
-    that may never come.
+    A request that must wait blocks later requests while its missing resources are `in_reach`; otherwise, many
+    small requests could starve it. When they are out of reach, later requests pass, because the release may
+    never come.
 
-    Whoever is first among those who hold up others is kept what they need of what is free, so that it can't
-    be that there are CPUs whenever there are no GPUs and the other way round; in a group, nobody passes who
-    asks for the same. Only what the driver asks for is treated so: between workers, the later request may
-    be what the holder of the missing rest waits for.
+    The first blocking request keeps the free part of its resources. Otherwise, CPUs might be free only when
+    GPUs are not, and vice versa. Within a group, no request passes a blocking request for the same resources.
+    Both rules apply only to requests of the driver: the holder of the missing resources may be waiting for a
+    worker's later request.
 
     Args:
-        queue: in the order in which it was asked for.
-        machine: what requests outside any group are taken from.
-        grant: carries a request out; returns the names of what it lacks, or None if it was granted.
-        in_reach: `is_in_reach` of a request that was not granted.
+        queue: requests in the order in which they were made.
+        machine: ledger for requests outside any group.
+        grant: function that grants a request; returns the names of missing resources, or None if granted.
+        in_reach: function that applies `is_in_reach` to a request that was not granted.
 
     Returns:
-        What was granted.
+        The granted requests.
     """
     granted: list[D] = []
     short: set[str] = set()
@@ -319,7 +319,7 @@ def serve(
 
 
 def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
-    """Return True if an earlier request of the same group waits for a bundle that would serve both."""
+    """Return True if an earlier request of the same group waits for a bundle that could serve this one."""
     if waiting.group is None:
         return False
     return any(
@@ -330,13 +330,13 @@ def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, s
 
 
 Condition = tuple[str, str, tuple[str, ...]]
-"""A label's name, one of "in", "not in", "exists" and "not exists", and the values of the first two."""
+"""Name of a label, then "in", "not in", "exists" or "not exists", and the values for the first two."""
 
 _SELECTOR = re.compile(r"(?P<negated>!?)in\((?P<values>[^()]*)\)")
 
 
 class _Operator:
-    """Part of a condition: how a label's value is compared."""
+    """Operator that compares a label's value, part of a condition."""
 
     name = ""
 
@@ -350,19 +350,19 @@ class _Operator:
 
 
 class In(_Operator):
-    """The label is there and has one of these values."""
+    """Condition that the label exists and has one of these values."""
 
     name = "in"
 
 
 class NotIn(_Operator):
-    """The label is not there, or has none of these values."""
+    """Condition that the label does not exist, or has none of these values."""
 
     name = "not in"
 
 
 class Exists(_Operator):
-    """The label is there."""
+    """Condition that the label exists."""
 
     name = "exists"
 
@@ -371,7 +371,7 @@ class Exists(_Operator):
 
 
 class DoesNotExist(_Operator):
-    """The label is not there."""
+    """Condition that the label does not exist."""
 
     name = "not exists"
 
@@ -380,14 +380,14 @@ class DoesNotExist(_Operator):
 
 
 class NodeLabelSchedulingStrategy:
-    """Run on a node whose labels meet conditions, such as {"region": In("eu"), "spot": DoesNotExist()}.
+    """Strategy to run on a node whose labels meet conditions, such as {"region": In("eu"), "spot": Exists()}.
 
     Args:
-        hard: conditions that the node must meet, by the name of the label.
-        soft: conditions that it should rather meet; without effect on one machine.
+        hard: conditions that the node must meet, by the label's name.
+        soft: conditions that the node should meet if possible; no effect on one machine.
 
     Raises:
-        ConfigError: there is no condition, or one is none of In, NotIn, Exists and DoesNotExist.
+        ConfigError: no condition is given, or a condition is not In, NotIn, Exists or DoesNotExist.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str
     """Return `labels` as a dictionary.
 
     Raises:
-        ConfigError: a name or a value is no text.
+        ConfigError: a name or a value is not a string.
     """
     found = dict(labels or {})
     if not all(isinstance(key, str) and isinstance(value, str) for key, value in found.items()):
@@ -425,10 +425,10 @@ def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str
 
 
 def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
-    """Return the conditions of a `label_selector`: {"a": "x"}, "!x" for not, "in(x,y)" and "!in(x,y)".
+    """Return the conditions of a `label_selector`; values are "x", "!x" for not, "in(x,y)" and "!in(x,y)".
 
     Raises:
-        ConfigError: it is no dictionary of texts.
+        ConfigError: the selector is not a dictionary of strings.
     """
     if selector is None:
         return ()
@@ -448,12 +448,12 @@ def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
 
 
 def require_labels(conditions: Sequence[Condition], node: Mapping[str, Any], what: str) -> None:
-    """Raise InfeasibleError if the one node there is doesn't meet `conditions`.
+    """Raise InfeasibleError if the only node does not meet `conditions`.
 
     Args:
-        conditions: of the request.
-        node: the node as it is listed.
-        what: asks.
+        conditions: conditions of the request.
+        node: listing row of the node.
+        what: name of the requester.
     """
     labels: Mapping[str, str] = node["labels"]
     unmet = [condition for condition in conditions if not _meets(labels, *condition)]
@@ -477,16 +477,16 @@ def _meets(labels: Mapping[str, str], key: str, operator: str, values: Sequence[
 
 
 _MOST_NAMED = 5
-"""So many holders, or requests before this one, are named one by one."""
+"""Number of holders, or of earlier requests, that a message lists individually."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Holder of resources, with the amounts.
+    """Holder of resources.
 
     Attributes:
-        who: as shown to the user, such as "trainer (pid 12)".
-        amounts: what is not free because of it.
+        who: name for the user, such as "trainer (pid 12)".
+        amounts: amounts that it holds.
     """
 
     who: str
@@ -495,13 +495,13 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """A place that a request may be met from: the machine, or one bundle of a placement group.
+    """Place that can serve a request: the machine, or one bundle of a placement group.
 
     Attributes:
-        name: "" for the machine, else how it is called in texts, such as "bundle 0".
-        existing: what it has in all.
-        ledger: what of that is free.
-        holders: who has the rest.
+        name: "" for the machine, else its name in messages, such as "bundle 0".
+        existing: total amounts.
+        ledger: free amounts.
+        holders: holders of the other amounts.
     """
 
     name: str = ""
@@ -512,12 +512,12 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Why a request waits.
+    """Explanation of a request's wait.
 
     Attributes:
-        lacking: names of what is not free wherever the request could be met.
-        holders: who has some of that, as texts.
-        reasons: all of it in sentences.
+        lacking: names of resources that are missing in any place that could serve the request.
+        holders: descriptions of their holders.
+        reasons: complete explanation, in sentences.
     """
 
     lacking: list[str] = field(default_factory=list)
@@ -526,13 +526,12 @@ class Wait:
 
 
 def explain_wait(ask: Demand, rooms: Sequence[Room], before: Sequence[Demand] = ()) -> Wait:
-    """Why `ask` waits.
+    """Explain why `ask` waits.
 
     Args:
         ask: the request.
-        rooms: where it may be met, one of them being enough; none if its placement group is not reserved.
-        before: the requests that are served earlier, in order; only those count that ask for something of
-            the same kind.
+        rooms: places that can serve the request; empty if its placement group is not reserved.
+        before: earlier requests, in order; only requests for the same kinds of resources count.
     """
     if not rooms:
         return Wait(reasons=["its placement group is not reserved yet"])

@@ -38,7 +38,7 @@ Y = TypeVar("Y")
 
 
 class RemoteFunction(Generic[P, R]):
-    """A function whose `.remote(...)` runs in a worker process and returns a reference at once."""
+    """Function whose `.remote(...)` runs in a worker process and returns a reference at once."""
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         self._function = function
@@ -56,11 +56,11 @@ class RemoteFunction(Generic[P, R]):
         raise TypeError(f"{name} is a remote function: call {name}.remote(...), or use the plain function")
 
     def options(self, **changes: Any) -> RemoteFunction[P, R]:
-        """Return a copy of the function with other options, see `Options`."""
+        """Return a copy of the function with other options; see `Options`."""
         return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Start a call; returns its reference, or several or none, as `num_returns` says."""
+        """Start a call; return one reference, a list of references, or None, depending on `num_returns`."""
         arity = self._arity
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
@@ -80,16 +80,16 @@ class RemoteFunction(Generic[P, R]):
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
 
     def bind(self, /, *args: Any, **kwargs: Any) -> graph.FunctionNode:
-        """Return a node of a graph that makes this call; see `trainkit.runtime.graphs.graph`."""
+        """Return a graph node that makes this call; see `trainkit.runtime.graphs.graph`."""
         return graph.FunctionNode(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Start a call with these arguments and options, in Ray's older words."""
+        """Start a call with these arguments and options, through Ray's older interface."""
         return _with(self, options).remote(*(args or ()), **(kwargs or {}))
 
 
 class ActorMethod:
-    """A method of an actor; `.remote(...)` sends a call and returns its reference at once."""
+    """Method of an actor; `.remote(...)` sends a call and returns its reference at once."""
 
     __slots__ = ("_actor", "_name", "_spec")
 
@@ -111,15 +111,15 @@ class ActorMethod:
         enable_task_events: bool = True,
         name: str | None = None,
     ) -> ActorMethod:
-        """Return the method, called otherwise.
+        """Return the method with other options for its calls.
 
         Args:
-            num_returns: see `trainkit.method`, for this and the next four.
-            concurrency_group: as above.
-            max_task_retries: as above.
-            retry_exceptions: as above.
-            enable_task_events: as above.
-            name: of the call, which `get_task_name()` returns in it; None is "Class.method".
+            num_returns: see `trainkit.method`.
+            concurrency_group: see `trainkit.method`.
+            max_task_retries: see `trainkit.method`.
+            retry_exceptions: see `trainkit.method`.
+            enable_task_events: see `trainkit.method`.
+            name: name of the call, which `get_task_name()` returns inside it; None means "Class.method".
         """
         spec = self._spec
         if num_returns is not None:
@@ -137,7 +137,7 @@ class ActorMethod:
         return ActorMethod(self._actor, self._name, spec)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Send a call; methods run in the order sent, one at a time unless the class says otherwise."""
+        """Send a call. Calls run in the order sent, one at a time unless the class allows more."""
         arity = self._spec.arity
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
@@ -145,23 +145,23 @@ class ActorMethod:
         return refs[0] if len(refs) == 1 else refs or None
 
     def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassMethodNode:
-        """Return a node of a graph that sends this call; see `trainkit.runtime.graphs.graph`."""
+        """Return a graph node that sends this call; see `trainkit.runtime.graphs.graph`."""
         return graph.ClassMethodNode(lambda _: self, args, kwargs, label=self._name, actor=self._actor)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Send a call with these arguments and options, in Ray's older words."""
+        """Send a call with these arguments and options, through Ray's older interface."""
         return _with(self, options).remote(*(args or ()), **(kwargs or {}))
 
 
 class ActorHandle:
-    """Stands for an actor; it ends when its last handle is gone and the calls sent are done."""
+    """Handle of an actor. The actor ends when its last handle is gone and its calls are done."""
 
     def __init__(self, actor: Any, interface: Interface) -> None:
         self._actor = actor
         self._interface = interface
 
     def __getattr__(self, name: str) -> ActorMethod:
-        # Only reached for what is not in __dict__, so a method is made once and then found at once.
+        # Python calls this only for names missing in __dict__, so each method is made once.
         interface = self.__dict__.get("_interface")
         spec = None if interface is None else interface.methods.get(name) or BUILT_IN.get(name)
         if spec is None:
@@ -175,13 +175,13 @@ class ActorHandle:
 
     @property
     def _actor_id(self) -> ActorID:
-        """The actor's id, by the name that Ray's handles have for it."""
+        """Id of the actor, under the name that Ray's handles use."""
         return ActorID.from_hex(self._actor.actor_id)
 
     _ray_actor_id = _actor_id
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)  # for annotations alone: ActorHandle[Counter]
+        return GenericAlias(cls, item)  # only for annotations, such as ActorHandle[Counter]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and self._actor == other._actor
@@ -197,13 +197,13 @@ class ActorHandle:
 
 
 class ActorClass(Generic[T]):
-    """A class whose `.remote(...)` makes an instance in a process of its own."""
+    """Class whose `.remote(...)` makes an instance in its own process."""
 
     def __init__(self, cls: type[T], options: Options, known: ActorClass[T] | None = None) -> None:
         self._cls = cls
         self._options = options
         label = options.label or options.name or cls.__name__
-        # To look a class through takes long; no option changes what there is to see but the name.
+        # Inspecting a class is slow, and options change only the name in the result.
         if known is None:
             self._interface = interface_of(cls, label)
             self._arity = arity_of(cls.__init__, bound=True)
@@ -230,11 +230,11 @@ class ActorClass(Generic[T]):
         raise TypeError(f"{name} is an actor class: extend the plain class, and make that one remote")
 
     def options(self, **changes: Any) -> ActorClass[T]:
-        """Return a copy of the class with other options, see `Options`."""
+        """Return a copy of the class with other options; see `Options`."""
         return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Ask for an actor; returns its handle at once, before its process has started."""
+        """Request an actor; return its handle at once, before its process has started."""
         options, methods = self._options, self._interface.methods
         unknown = {each.concurrency_group for each in methods.values()} - {None, *options.concurrency_groups}
         if unknown:
@@ -257,11 +257,11 @@ class ActorClass(Generic[T]):
         return ActorHandle(engine().start_actor(spec), self._interface)
 
     def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassNode:
-        """Return a node of a graph that makes an actor; see `trainkit.runtime.graphs.graph`."""
+        """Return a graph node that makes an actor; see `trainkit.runtime.graphs.graph`."""
         return graph.ClassNode(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
-        """Ask for an actor with these arguments and options, in Ray's older words."""
+        """Request an actor with these arguments and options, through Ray's older interface."""
         return _with(self, options).remote(*(args or ()), **(kwargs or {}))  # type: ignore[no-any-return]
 
 
@@ -297,16 +297,16 @@ def remote(target: Any = None, /, **options: Any) -> Any:
         **options: see `Options`.
 
     Raises:
-        ConfigError: an option is unknown or has an impossible value.
+        ConfigError: an option is unknown or has an invalid value.
     """
-    Options().updated(options)  # a wrong one is told where it stands, before there is a target
+    Options().updated(options)  # report an error at the decorator, before the target is known
     if target is None:
         return functools.partial(_make_remote, options=options)
     return _make_remote(target, options=options)
 
 
 def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
-    if inspect.isclass(get_origin(target)):  # Box[int], which tells type checkers what the class is of
+    if inspect.isclass(get_origin(target)):  # such as Box[int], whose parameter is for type checkers only
         target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))

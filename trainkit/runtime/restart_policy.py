@@ -1,4 +1,4 @@
-"""Pure rules for the end of a process: retries, restarts, and their descriptions."""
+"""Retries and restarts after the end of a process, as pure functions, with texts for messages."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 RetriedKinds = bool | tuple[type[BaseException], ...]
 
 MOST_LOSSES = 3
-"""Deaths of the node in a row, without progress in between, that are survived; one more ends the work."""
+"""Number of consecutive node deaths without progress that are survived; one more ends the work."""
 
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2
 
 
 def lost_text(how: str) -> str:
-    """Say that a session was lost; `how` tells how its node ended, if that is known."""
+    """Return the message for a lost session; `how` says how its node ended, or is ""."""
     return f"the runtime's node died ({how})" if how else "the runtime's node died"
 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a worker process ended.
+    """End of a worker process.
 
     Attributes:
-        pid: of the process; None if it never started.
-        code: as `os.waitstatus_to_exitcode`; negative for a signal; None if unknown.
-        requested: trainkit ended it itself, by `kill`, by the end of its owner, or at shutdown.
-        reason: why it was ended or could not start; "" if it ended by itself.
-        stderr_tail: its last lines.
-        out_of_memory: the kernel killed a process for memory while this one was alive.
-        may_restart: though requested, an actor that can be made anew is.
-        log_files: where all that it printed is; "" if it printed nothing.
+        pid: id of the process; None if it never started.
+        code: exit code as from `os.waitstatus_to_exitcode`, negative for a signal; None if unknown.
+        requested: trainkit ended the process, by `kill`, after the end of its owner, or at shutdown.
+        reason: reason why it was ended or could not start; "" if it ended by itself.
+        stderr_tail: last lines of its standard error.
+        out_of_memory: the kernel killed some process for lack of memory during its life.
+        may_restart: the actor may be restarted although its end was requested.
+        log_files: files with all its output; "" if it printed nothing.
     """
 
     pid: int | None = None
@@ -45,16 +45,16 @@ class ExitRecord:
 
 
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
-    """Return True if a task is run again after such an end of its worker; -1 retries are without end."""
+    """Return True if a task is retried after this end of its worker; -1 retries mean no limit."""
     return retries_left != 0 and not exit_.requested
 
 
 def retries_on(error: BaseException | None, kinds: RetriedKinds) -> bool:
-    """Return True if a call that raised `error` is made again, as far as retries are left.
+    """Return True if a call that raised `error` is retried while retries are left.
 
     Args:
-        error: None if nothing was raised.
-        kinds: the classes of exceptions; True for any Exception, False for none.
+        error: the exception; None if nothing was raised.
+        kinds: classes of exceptions to retry; True means any Exception, False none.
     """
     if isinstance(kinds, bool):
         return kinds and isinstance(error, Exception)
@@ -62,20 +62,21 @@ def retries_on(error: BaseException | None, kinds: RetriedKinds) -> bool:
 
 
 def restarts_left(max_restarts: int, restarts: int) -> int:
-    """How often an actor can still be made anew; -1 without end."""
+    """Return the remaining number of restarts of an actor; -1 means no limit."""
     return -1 if max_restarts < 0 else max(0, max_restarts - restarts)
 
 
 def should_restart(exit_: ExitRecord, restarts_left: int) -> bool:
-    """Return whether an actor whose process ended so is made anew, whatever its exit code."""
+    """Return whether an actor is restarted after this end of its process; the exit code does not matter."""
     return restarts_left != 0 and (exit_.may_restart or not exit_.requested)
 
 
 def restart_delay_s(early_deaths: int) -> float:
-    """How long to wait before a process is started again that has died soon after its start.
+    """Return the seconds to wait before a restart of a process that died soon after its start.
 
     Args:
-        early_deaths: how often in a row; one whose constructor kills it must not keep a CPU busy.
+        early_deaths: number of consecutive early deaths. The delay keeps a failing constructor from using a
+            whole CPU.
     """
     return (
         0.0 if early_deaths < 1 else min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(early_deaths - 1, 30))
@@ -83,11 +84,11 @@ def restart_delay_s(early_deaths: int) -> float:
 
 
 def retries_after_restart(sent: bool, retries_left: int) -> int | None:
-    """Return how often an unanswered call of a restarted actor is still made again; None if it fails.
+    """Return the remaining retries of an unanswered call after its actor's restart; None if the call fails.
 
     Args:
-        sent: it may have begun; one that was made since the actor's process ended can't have.
-        retries_left: before; -1 without end.
+        sent: the call may have begun. A call made after the actor's process ended can't have begun.
+        retries_left: remaining retries so far; -1 means no limit.
     """
     if not sent:
         return retries_left
@@ -95,7 +96,7 @@ def retries_after_restart(sent: bool, retries_left: int) -> int | None:
 
 
 def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
-    """The message of the error that callers of `name` get; `consequence` says what follows from it."""
+    """Return the error message for callers of `name`; `consequence` is text on what happens next."""
     who = f"{name} (pid {exit_.pid})" if exit_.pid is not None else name
     if exit_.requested:
         text = f"{who} was ended: {exit_.reason}"
@@ -122,7 +123,7 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, or its number if it has none, as most realtime signals."""
+    """Return the name of a signal, or its number if it has no name, like most realtime signals."""
     try:
         return signal.Signals(number).name
     except ValueError:

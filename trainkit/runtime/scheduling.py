@@ -1,4 +1,4 @@
-"""Placement groups, scheduling strategies, and the resources that objects of a program hold."""
+"""Placement groups, scheduling strategies, and resources that objects of the program hold."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainkit.runtime.specs import ObjectRef, Placement, PlacementGroupID, Place
 
 
 class PlacementGroup:
-    """Bundles of one reservation; made by `placement_group`, given to `.options(placement_group=)`.
+    """Reservation of bundles, made by `placement_group` and used by `.options(placement_group=)`.
 
     Attributes:
-        id: names the reservation within the session; groups with the same id are equal.
-        bundle_specs: the bundles asked for, in order.
-        strategy: how they are spread over nodes; None where that is not known, as on one machine it makes
-            no difference to a group that could be reserved.
-        name: by which `get_placement_group` finds it; "" for none.
+        id: id of the reservation in the session; groups with equal ids are equal.
+        bundle_specs: requested bundles, in order.
+        strategy: placement strategy; None if unknown, because on one machine it makes no difference to a
+            reserved group.
+        name: name for `get_placement_group`; "" if unnamed.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class PlacementGroup:
         self.bundle_specs: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """True once all bundles are reserved; False if `timeout_seconds` passed before."""
+        """Return True once all bundles are reserved, False if `timeout_seconds` passed before."""
         return engine().await_group(self.id, timeout_seconds)
 
     def ready(self) -> ObjectRef[Any]:
-        """A reference for `get` and `wait` that is done once all bundles are reserved."""
+        """Return a reference for `get` and `wait` that is done once all bundles are reserved."""
         return engine().group_ref(self.id)
 
     def require_room(self, request: Bundle, index: int) -> None:
-        """Raise InfeasibleError if no bundle, or not that of `index`, could ever hold `request`."""
+        """Raise InfeasibleError if no bundle, or not bundle `index`, could ever hold `request`."""
         bundles = self.bundle_specs if index < 0 else [self.bundle_specs[index]]
         if not any(
             all(amount <= bundle.get(name, 0) for name, amount in request.items()) for bundle in bundles
@@ -64,7 +64,7 @@ class PlacementGroup:
 
     @property
     def bundle_count(self) -> int:
-        """How many bundles the group has."""
+        """Number of bundles in the group."""
         return len(self.bundle_specs)
 
     def __eq__(self, other: object) -> bool:
@@ -81,14 +81,14 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 def find(name: str) -> PlacementGroup:
-    """The group of that name; see `trainkit.get_placement_group`."""
+    """Return the group with that name; see `trainkit.get_placement_group`."""
     return PlacementGroup(*engine().find_group(name), name=name)
 
 
 def reserve(
     bundles: Sequence[Mapping[str, float]], strategy: str, name: str, lifetime: str | None
 ) -> PlacementGroup:
-    """Ask the running engine for `bundles`; see `trainkit.placement_group`."""
+    """Request `bundles` from the running engine; see `trainkit.placement_group`."""
     if strategy not in STRATEGIES:
         raise ConfigError(f"strategy={strategy!r}; there are {', '.join(STRATEGIES)}")
     if lifetime not in (None, "detached"):
@@ -108,7 +108,7 @@ def reserve(
 
 
 def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
-    """Raise InfeasibleError if `strategy` needs more nodes than one machine is."""
+    """Raise InfeasibleError if `strategy` needs more than one node."""
     if strategy == "STRICT_SPREAD" and len(bundles) > 1:
         raise InfeasibleError(
             f"STRICT_SPREAD puts each of the {len(bundles)} bundles on another node, and this machine is "
@@ -117,14 +117,14 @@ def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
 
 
 def captured(placement: Placement, own: tuple[PlacementGroupId, list[Bundle]] | None) -> Placement:
-    """Where something goes that a process starts.
+    """Return the placement of something that a process starts.
 
     Args:
-        placement: as asked for.
-        own: the group of the process that asks, and its bundles; None if it is in none.
+        placement: requested placement.
+        own: group of the requesting process and its bundles; None if it is in no group.
 
     Raises:
-        InfeasibleError: the group captures it, and none of its bundles is large enough.
+        InfeasibleError: the group captures the request, and no bundle is large enough for it.
     """
     if own is None or not own[0].capture or placement.group is not None or placement.outside:
         return placement
@@ -135,14 +135,14 @@ def captured(placement: Placement, own: tuple[PlacementGroupId, list[Bundle]] | 
 
 @dataclass(frozen=True)
 class PlacementGroupSchedulingStrategy:
-    """Take the resources from a placement group.
+    """Strategy to take resources from a placement group.
 
     Args:
-        placement_group: the group; None takes them from the machine, also in a process whose own group
-            captures what it starts.
-        placement_group_bundle_index: which of its bundles; -1 any that fits.
-        placement_group_capture_child_tasks: what runs there starts its own tasks and actors in the same
-            group, unless they say otherwise; default False.
+        placement_group: the group. None takes them from the machine, even if the process's own group captures
+            its children.
+        placement_group_bundle_index: index of the bundle to use; -1 means any bundle that fits.
+        placement_group_capture_child_tasks: children of the task or actor run in the same group by default;
+            default False.
     """
 
     placement_group: PlacementGroup | None
@@ -152,22 +152,22 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass(frozen=True)
 class NodeAffinitySchedulingStrategy:
-    """Run on the node of this id, as `nodes()` and `get_runtime_context().get_node_id()` give it.
+    """Strategy to run on one node, whose id `nodes()` and `get_runtime_context().get_node_id()` return.
 
     Args:
-        node_id: hexadecimal.
-        soft: where there is no such node, run anywhere, instead of an error.
+        node_id: id in hexadecimal digits.
+        soft: if the node does not exist, run anywhere instead of raising.
     """
 
     node_id: str
     soft: bool
 
     def require_node(self) -> None:
-        """Raise if what runs here would not be on the node asked for.
+        """Raise an error if work started here would run on another node.
 
         Raises:
-            InfeasibleError: there is no such node.
-            ConfigError: there are several, and none can be chosen by its id.
+            InfeasibleError: the node does not exist.
+            ConfigError: the session has several nodes, and none can be chosen by its id.
         """
         if self.soft:
             return
@@ -194,7 +194,7 @@ SchedulingStrategy = (
 
 
 def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
-    """`strategy` itself; raises ConfigError if it is none, or InfeasibleError if its node is not there."""
+    """Return `strategy`; raise ConfigError if it is invalid, InfeasibleError if its node is missing."""
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         strategy.require_node()
         return strategy
@@ -224,7 +224,7 @@ _IDLE_THREADS = (
     "torch",
     "trainkit",
 )
-"""Packages whose threads shut down nothing of the user's."""
+"""Packages whose background threads never shut down a user's object."""
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,9 @@ class Holding:
 
     Attributes:
         owner: the object.
-        place: where it was made, for messages.
-        amounts: asks how much it holds now.
-        close: gives it back.
+        place: place in the code where it was made, for messages.
+        amounts: function that returns the amounts it holds now.
+        close: function that frees them.
     """
 
     owner: weakref.ref[Any]
@@ -248,33 +248,35 @@ _holdings: list[Holding] = []
 
 
 def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None]) -> None:
-    """Note that an object holds something, as long as it lives.
+    """Record that an object holds resources, for as long as it lives.
 
     Args:
-        owner: the object, as the user has it.
-        amounts: asks how much it holds now; refers to the owner only weakly.
-        close: the owner's method to end it, by name in messages; refers to the owner only weakly.
+        owner: the object that the user has.
+        amounts: function that returns the amounts it holds now; must refer to the owner only weakly.
+        close: method of the owner that frees them, named in messages; must refer to the owner only weakly.
     """
     place = place_of(_user_frame())
     _holdings.append(Holding(weakref.ref(owner), place, amounts, close))
 
 
 def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
-    """Let a request of this program pass, or refuse it, if only objects of this program stand in its way.
+    """Raise or warn if a request would wait for resources that only this program's own objects could free.
+
+    Objects that the running statement replaces are closed first, and garbage is collected.
 
     Args:
-        bundles: what is asked for.
-        existing: what the machine has in all.
-        what: makes the request, as shown to the user.
+        bundles: requested amounts.
+        existing: total amounts of the machine.
+        what: name of the requester, for the user.
 
     Raises:
-        InfeasibleError: this thread would wait for what only it could give back.
+        InfeasibleError: the thread would wait for resources that only this thread could free.
     """
     if engine().name == "ray" or not _in_the_way(bundles, existing):  # a cluster may grow
         return
-    if Ledger.of_machine(existing).take_all(bundles) is None:  # never to be met: nothing is closed for it
+    if Ledger.of_machine(existing).take_all(bundles) is None:  # it can never be met
         return
-    gc.collect()  # an object that is held by nobody, but for a circle of references, is dropped
+    gc.collect()  # drops objects that only reference cycles keep alive
     for holding in _in_the_way(bundles, existing):
         owner = holding.owner()
         if owner is not None and _is_being_replaced(owner):
@@ -299,7 +301,7 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
 
 
 def _in_the_way(bundles: Sequence[Bundle], existing: Bundle) -> list[Holding]:
-    """Return what would have to be given back even if all others of the session did so; [] if nothing."""
+    """Return this program's holdings that block the request even if all others free their resources."""
     _holdings[:] = [holding for holding in _holdings if holding.owner() is not None]
     held = [(holding, amounts) for holding in _holdings if (amounts := holding.amounts())]
     own = total([amounts for _, amounts in held])
@@ -316,7 +318,7 @@ def _words(holding: Holding) -> str:
 
 
 def _waits_for_itself() -> bool:
-    """Return whether no other thread of the program could give anything back."""
+    """Return whether no other thread of the program could free resources."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return all(
@@ -333,7 +335,7 @@ def _is_idle(thread: threading.Thread) -> bool:
 
 
 def _is_being_replaced(owner: Any) -> bool:
-    """Return whether the user's statement binds the name anew that alone holds `owner`."""
+    """Return whether the running statement assigns a new value to the only name that refers to `owner`."""
     frame = _user_frame()
     if frame is None or frame.f_code.co_name != "<module>":
         return False
@@ -346,9 +348,9 @@ def _is_being_replaced(owner: Any) -> bool:
 
 
 def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
-    """Return the names of `owner`, but those of a notebook's history.
+    """Return the names that refer to `owner`, without those of a notebook's history.
 
-    It is a loop, as a comprehension would hold `owner` in a cell, one more object that refers to it.
+    This is a loop because a comprehension would keep `owner` in a cell, which is one more reference to it.
     """
     names = []
     for name, value in list(namespace.items()):
@@ -358,12 +360,12 @@ def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
 
 
 def _is_history(name: str) -> bool:
-    """Return whether a notebook has given the name to what a cell showed, such as '_' or '_12'."""
+    """Return whether a notebook uses the name for the output of a cell, such as '_' or '_12'."""
     return name.startswith("_") and (name.strip("_") == "" or name[1:].isdigit())
 
 
 def _assigned_name(frame: FrameType) -> str | None:
-    """Return the name that the statement which runs in `frame` binds; None if it binds none, or several."""
+    """Return the name that the running statement of `frame` assigns; None if it assigns none or several."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     with contextlib.suppress(SyntaxError):
         for node in ast.parse(source).body:
@@ -376,7 +378,7 @@ def _assigned_name(frame: FrameType) -> str | None:
 
 
 def _user_frame() -> FrameType | None:
-    """Return the innermost frame that is not of trainkit."""
+    """Return the innermost frame outside trainkit."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
@@ -384,7 +386,7 @@ def _user_frame() -> FrameType | None:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return file and line, such as 'train.py:12'; of a notebook's cell its number and line."""
+    """Return file and line, such as 'train.py:12'; in a notebook, the cell's number and line."""
     if frame is None:
         return "an unknown place"
     filename = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Serialization: pickles with out-of-band buffers, and handles that travel as descriptors."""
+"""Serialization: pickles with out-of-band buffers, and handles that are sent as descriptors."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _MOST_TRIES = 500
 
 
 def find_unpicklable(value: Any, name: str, dump: Callable[[Any], object]) -> tuple[str | None, Any]:
-    """Path and object of the deepest part of `value` that `dump` refuses.
+    """Return the path and the object of the deepest part of `value` that `dump` can't pickle.
 
     Args:
-        value: what failed.
-        name: how the user knows it; the path starts with it.
-        dump: raises for what can't be pickled.
+        value: object that could not be pickled.
+        name: the user's name for it, with which the path begins.
+        dump: function that raises if its argument can't be pickled.
 
     Returns:
-        Such as ("config['lock']", <lock>); (None, value) if each part alone can be pickled.
+        A pair such as ("config['lock']", <lock>), or (None, value) if each part alone can be pickled.
     """
     tries = 0
 
@@ -69,7 +69,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for variable, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             try:
                 yield f"{path}: variable {variable!r} of the enclosing scope", cell.cell_contents
-            except ValueError:  # the cell is still empty, so nothing of it is pickled
+            except ValueError:  # the cell is still empty, so it contributes nothing to the pickle
                 continue
         for variable in code.co_names:
             if variable in value.__globals__:
@@ -92,25 +92,25 @@ PROTOCOL = 5
 
 
 class Handle(Protocol):
-    """Something that reaches another process as an open descriptor.
+    """Object that reaches another process as an open descriptor.
 
     Attributes:
-        kind: one byte that tells the receiver what to make of the descriptor.
+        kind: one byte that tells the receiver how to use the descriptor.
     """
 
     @property
     def kind(self) -> int: ...
 
     def open_fd(self) -> int:
-        """A fresh descriptor for one receiver; the caller closes it once it is sent."""
+        """Return a new descriptor for one receiver; the caller closes it after sending it."""
 
 
 class LostHandle:
-    """In place of a handle that came when this process could open no descriptor for it.
+    """Placeholder for a handle that arrived when this process could open no more descriptors.
 
     Args:
-        kind: of the handle.
-        why: in words for the user.
+        kind: kind of the handle.
+        why: reason, in words for the user.
     """
 
     def __init__(self, kind: int, why: str) -> None:
@@ -122,22 +122,22 @@ class LostHandle:
 
 
 def present(handle: Handle) -> Handle:
-    """Return `handle`; raises ObjectLostError if it is a lost one."""
+    """Return `handle`; raise ObjectLostError if it is a LostHandle."""
     if isinstance(handle, LostHandle):
         raise ObjectLostError(handle.why)
     return handle
 
 
 class Packed:
-    """A value ready to be sent, written to a segment, or rebuilt, any number of times.
+    """Packed value that can be sent, written to a segment, or rebuilt any number of times.
 
     Attributes:
         payload: the pickle.
-        buffers: what the pickle refers to out of band, in order, each a flat view of bytes.
-        handles: what the pickle refers to by position.
-        stored: the value lies in shared memory: the first handle is its segment, and the payload only
-            tells where in it the parts are.
-        writable: something in it may be written to once it is rebuilt, so no two may share its memory.
+        buffers: out-of-band buffers of the pickle, in order, each a flat view of bytes.
+        handles: handles that the pickle refers to by index.
+        stored: the value is in shared memory. Then the first handle is its segment, and the payload only says
+            where the parts are.
+        writable: some part can be written to after it is rebuilt, so rebuilt values must not share memory.
     """
 
     __slots__ = ("buffers", "handles", "payload", "stored", "writable")
@@ -157,14 +157,14 @@ class Packed:
         self.writable = writable
 
     def owned(self) -> Packed:
-        """This value without any memory of its maker's, who may go on to change it."""
+        """Return the value with copies of its buffers, since their owner may change them later."""
         if not self.buffers:
             return self
         return Packed(self.payload, [bytes(buffer) for buffer in self.buffers], self.handles, self.stored)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that a copy of the value takes."""
+        """Size of a copy of the value, in bytes."""
         return len(self.payload) + sum(len(buffer) for buffer in self.buffers)
 
 
@@ -173,14 +173,14 @@ ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 NUMBERS = frozenset({int, float, bool, type(None)})
 
 SHORT = 1024
-"""Characters, or bytes, up to which a text is small."""
+"""Number of characters or bytes up to which a string is small."""
 
 _PLAIN_DEPTH = 4
 _CONTAINERS = frozenset({tuple, list, dict})
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True if a value is plain, and so small that a copy costs next to nothing."""
+    """Return True if a value is plain and so small that copying costs almost nothing."""
     kind = type(value)
     if kind in NUMBERS:
         return True
@@ -193,7 +193,7 @@ def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True for atoms and short containers of atoms, which the fast C pickler may take as they are."""
+    """Return True for atoms and short containers of atoms, which the fast C pickler can handle alone."""
     if type(value) in ATOMS:
         return True
     for item in (items := _short_items(value, depth)) or ():
@@ -214,7 +214,7 @@ def pack(value: Any, what: str = "value") -> Packed:
     """Pickle `value`.
 
     Raises:
-        SerializationError: naming `what` and the part of it that can't be pickled.
+        SerializationError: the message names `what` and the part that can't be pickled.
     """
     if is_plain(value):
         return Packed(pickle.dumps(value, PROTOCOL))
@@ -230,7 +230,7 @@ def pack(value: Any, what: str = "value") -> Packed:
 
 
 def explain(value: Any, what: str, error: BaseException) -> str:
-    """A message that names the part of `value` which raised `error` when it was pickled."""
+    """Return a message that names the part of `value` that raised `error` when pickled."""
     path, culprit = find_unpicklable(value, what, lambda part: _Pickler(io.BytesIO(), []).dump(part))
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
     where = f"{path.removeprefix(f'{what}: ')} (a {kind})" if path else "it"
@@ -241,7 +241,7 @@ def explain(value: Any, what: str, error: BaseException) -> str:
 
 
 class _Decoding(threading.local):
-    """The handles of the value that this thread is rebuilding."""
+    """Handles of the value that the current thread is rebuilding."""
 
     handles: Sequence[Handle] = ()
 
@@ -250,11 +250,11 @@ _decoding = _Decoding()
 
 
 def unpack(packed: Packed) -> Any:
-    """Rebuild the value; each call makes a new one, sharing buffers that lie in shared memory.
+    """Rebuild the value. Each call makes a new value; buffers in shared memory are shared.
 
     Raises:
-        SerializationError: a class or module that the value needs can't be imported here, or an object in it
-            can't be made.
+        SerializationError: a class or module of the value can't be imported here, or an object in it can't be
+            rebuilt.
     """
     outer = _decoding.handles
     _decoding.handles = packed.handles
@@ -278,16 +278,16 @@ def unpack(packed: Packed) -> Any:
 
 
 def claim(index: int) -> Handle:
-    """The handle at `index` of the value being rebuilt; for the functions that pickles name.
+    """Return the handle at `index` of the value being rebuilt; functions named in pickles call this.
 
     Raises:
-        ObjectLostError: this process had no descriptor left for it when it came.
+        ObjectLostError: this process had no descriptor left when the handle arrived.
     """
     return present(_decoding.handles[index])
 
 
 def attached(pickler: _Pickler, handle: Handle) -> Any:
-    """Reduce a handle that arrives as what it is."""
+    """Reduce a handle so that the receiver gets the handle itself."""
     return claim, (pickler.attach(handle),)
 
 
@@ -296,19 +296,19 @@ _REDUCERS: dict[type, Reducer] = {}
 
 
 def register(kind: type, reducer: Reducer) -> None:
-    """Pickle instances of exactly `kind` by `reducer(pickler, instance)`, as `__reduce__` would."""
+    """Pickle instances of exactly `kind` with `reducer(pickler, instance)`, which works like `__reduce__`."""
     _REDUCERS[kind] = reducer
 
 
 def deregister(kind: type) -> None:
-    """Pickle instances of `kind` as others again."""
+    """Pickle instances of `kind` in the default way again."""
     _REDUCERS.pop(kind, None)
 
 
 def rebuilt(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> BaseException | None:
-    """Return an exception made without its class's own constructor, or None where that is not possible."""
+    """Return an exception made without calling the constructor of its class; None if that fails."""
     try:
         error = _made(kind, args)
         _set_attributes(error, attributes)
@@ -319,14 +319,14 @@ def rebuilt(
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    # A class of both has the one of TaskError, and Python refuses to call MemoryError's own for it.
+    # A class with both bases has the `__new__` of TaskError; Python refuses to call MemoryError's on it.
     combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
     error = (BaseException if combined else kind).__new__(kind, *args)
     error.args = args[:2] if isinstance(error, OSError) else args
     built_in = next(
         base for base in kind.__mro__ if base.__module__ == "builtins" and "__init__" in vars(base)
     )
-    with contextlib.suppress(TypeError):  # a C constructor fills fields that no __dict__ shows
+    with contextlib.suppress(TypeError):  # a C constructor fills fields that are not in __dict__
         vars(built_in)["__init__"](error, *args)
     return error
 
@@ -337,18 +337,18 @@ def _set_attributes(error: BaseException, attributes: dict[str, Any]) -> None:
 
 
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments for the constructor: `args`, with those that a built-in class took out of them."""
+    """Return the arguments for the constructor: `args`, and those that a built-in class removed from it."""
     if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
         return (*error.args, error.filename, None, error.filename2)
     return error.args
 
 
 _FIELDS = {ImportError: ("name", "path"), AttributeError: ("name",), NameError: ("name",)}
-"""Attributes that built-in classes keep beside `args` and `__dict__`."""
+"""Attributes that built-in classes keep outside `args` and `__dict__`."""
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Return what an exception holds beside its arguments."""
+    """Return the state of an exception except its arguments."""
     fields = {
         name: value
         for kind, names in _FIELDS.items()
@@ -356,7 +356,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
         for name in names
         if (value := getattr(error, name, None)) is not None
     }
-    state = object.__getstate__(error)  # with slots: what is in __dict__, and what is in them
+    state = object.__getstate__(error)  # for a class with slots, a pair of the __dict__ and the slots
     slots = state[1] if isinstance(state, tuple) else {}
     own = {
         key: value
@@ -372,29 +372,30 @@ def _reduce_exception(error: BaseException) -> Any:
     own = any(
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
-    # tblib, which Dask installs, registers its own way for every class. It keeps the cause, and loses slots.
+    # Dask installs tblib, which registers a reducer for every class. It keeps the cause but loses slots.
     way = getattr(copyreg.dispatch_table.get(kind, _reduce_exception), "__module__", "")
     has_slots = isinstance(object.__getstate__(error), tuple)
     plain = maker.__module__ == "builtins" or way != __name__
     if own or way not in (__name__, "tblib.pickling_support") or (plain and not has_slots):
         return NotImplemented
-    # The attributes come once the exception is there, as they may refer to it.
+    # The attributes are set after the exception exists, because they may refer to it.
     return _load_exception, (kind, arguments_of(error)), attributes_of(error), None, None, _set_attributes
 
 
 _OWN_WAYS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__new__")
-"""Methods by which a class says itself how it is pickled, or made."""
+"""Methods by which a class itself defines how it is pickled or made."""
 
 
 def _load_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     try:
         return _made(kind, args)
     except Exception:
-        return kind(*args)  # which says what is wrong
+        return kind(*args)  # raises an error that explains the failure
 
 
 def _reduce_code(code: types.CodeType) -> Any:
-    # cloudpickle 3.1.3 writes "<dynamic-code>" in place of the file, so that nobody finds its source lines.
+    # cloudpickle 3.1.3 writes "<dynamic-code>" instead of the file name, so tracebacks would lack source
+    # lines.
     make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
     return make, tuple(
         code.co_filename if isinstance(each, str) and each == "<dynamic-code>" else each for each in arguments
@@ -402,13 +403,13 @@ def _reduce_code(code: types.CodeType) -> Any:
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler of functions and classes, as cloudpickle's, that keeps the names of their files."""
+    """Pickler of functions and classes that, unlike cloudpickle's, keeps the names of their files."""
 
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
 
 
 def dumps(value: Any, protocol: int = PROTOCOL) -> bytes:
-    """Return a value's pickle, which `pickle.loads` reads anywhere."""
+    """Return a value's pickle, which `pickle.loads` can read anywhere."""
     file = io.BytesIO()
     CodePickler(file, protocol=protocol).dump(value)
     return file.getvalue()
@@ -421,7 +422,7 @@ class _Pickler(CodePickler):
         self.writable = False
 
     def attach(self, handle: Handle) -> int:
-        """Send `handle` along; returns the index for `claim`."""
+        """Add `handle` to the value; return its index for `claim`."""
         self.handles.append(handle)
         return len(self.handles) - 1
 
@@ -439,11 +440,11 @@ class _Pickler(CodePickler):
 
 
 _proxies: tuple[type, ...] = ()
-"""The base class of the proxies of `multiprocessing.Manager`, once that is imported."""
+"""Base class of the proxies of `multiprocessing.Manager`, if that has been imported."""
 
 
 def _register_types() -> None:
-    """Teach the pickler types of libraries, such as NumPy's arrays, once each is imported."""
+    """Register reducers for types of libraries, such as NumPy's arrays, once a library is imported."""
     global _proxies
     if not _proxies and "multiprocessing.managers" in sys.modules:
         _proxies = (getattr(sys.modules["multiprocessing.managers"], "BaseProxy", type(None)),)
@@ -459,7 +460,8 @@ def _register_types() -> None:
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
-    # A worker is no child of this process: it needs the key, which goes along as to a child that is spawned.
+    # A worker is not a child of this process and needs the key. Like for a spawned child, the key is sent
+    # along.
     from multiprocessing import context
 
     before = context.get_spawning_popen()
@@ -472,7 +474,7 @@ def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
 
 
 def _reduce_state(_: _Pickler, state: Any) -> Any:
-    # Starlette's State looks each attribute up in one of its own, which is not there yet while it is rebuilt.
+    # Starlette's State reads attributes from an inner dictionary, which does not exist yet during rebuilding.
     return type(state), (state._state,)
 
 
@@ -515,7 +517,8 @@ def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
 def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    # A mapping was made for this reader alone; any other memory is shared with whoever reads it next.
+    # A memory mapping belongs to this reader alone. Any other memory is shared with the next reader, so copy
+    # it.
     own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
     tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor
