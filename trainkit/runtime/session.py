@@ -1,4 +1,4 @@
-"""The current engine: how `init` chooses and starts it, and the environment that its workers get."""
+"""Current engine: choice and start by `init`, parking between searches, and the workers' environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import ELSEWHERE, default_namespace
 
 starting = threading.RLock()
-"""Held while an engine is started or closed."""
+"""Lock held while an engine is started or closed."""
 
 _current: Engine | None = None
 _is_closing = False
@@ -42,11 +42,11 @@ _links: dict[Path, Path] = {}
 _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 PARKED_S = 300.0
-"""Seconds for which a session that a search has begun waits for the next search, as joblib's workers do."""
+"""Seconds that a search's own session waits for the next search; joblib's workers wait as long."""
 
 
 class _Parked(NamedTuple):
-    """A session that waits; no engine is current meanwhile."""
+    """Parked session. No engine is current while a session is parked."""
 
     engine: Engine
     started: tuple[str, SessionSpec]
@@ -55,7 +55,7 @@ class _Parked(NamedTuple):
     timer: threading.Timer
 
     def taken(self) -> Engine:
-        """Return the engine, which waits no longer."""
+        """Return the engine, and cancel the timer that would end it."""
         self.timer.cancel()
         return self.engine
 
@@ -64,20 +64,20 @@ _parked: _Parked | None = None
 
 
 def current() -> Engine | None:
-    """Return the engine of this process, also while it is being closed; None if there is none."""
+    """Return the engine of this process, even while it is being closed; None if no engine exists."""
     return _current
 
 
 def running() -> Engine | None:
-    """Return the engine of this process unless it is being closed; None if there is none."""
+    """Return the engine of this process; None if no engine exists or it is being closed."""
     return None if _is_closing else _current
 
 
 def engine() -> Engine:
-    """Return the running engine; start one with the defaults if there is none.
+    """Return the running engine; start an engine with the defaults if none is running.
 
     Raises:
-        ObjectLostError: this process was forked from the engine's own.
+        ObjectLostError: this process was forked from the engine's process.
     """
     found = _current
     if found is None or _is_closing:
@@ -88,26 +88,26 @@ def engine() -> Engine:
 
 
 def put_again(value: Any) -> Any:
-    """Return a reference to the value of one that was pickled by hand, and comes back by this."""
+    """Store the value of a reference that was pickled by hand; return a new reference, used on unpickling."""
     return engine().put(value)
 
 
 def begin(name: str, spec: SessionSpec) -> Engine:
-    """Make an engine of that name the current one: the same one if it waits for a search, or else a new one.
+    """Make an engine of that name current: a parked session with the same settings, or a new engine.
 
-    A new one takes the place of one whose node has died.
+    A new engine replaces one whose node has died.
     """
     global _current, _started
     config = spec.extra.get("_system_config", {})
     if not isinstance(config, Mapping):
         raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
     with starting:
-        if name != "ray":  # the rest has no use for Ray's arguments
+        if name != "ray":  # the other engines do not use Ray's arguments
             _warn_of_system_config(name, config)
             _heed_logging(spec.extra)
             _tell_of_no_effect(name, spec.extra)
-            spec = replace(spec, extra={})  # a session that waits is compared by what engines heed
-        takes_over = signals.is_default()  # the Ray engine would put a handler of its own in place
+            spec = replace(spec, extra={})  # parked sessions are compared only by settings that engines use
+        takes_over = signals.is_default()  # checked first, as the Ray engine installs a handler
         found = _unpark(name, spec)
         if found is None:
             shutdown()
@@ -120,13 +120,13 @@ def begin(name: str, spec: SessionSpec) -> Engine:
 
 
 def adopt(engine: Engine) -> None:
-    """Make `engine`, which exists already, the current one: a worker process does so."""
+    """Make the existing `engine` current; worker processes do so."""
     global _current
     _current = engine
 
 
 def shutdown() -> None:
-    """End all workers and free all objects, those that wait for a search too; nothing if there are none."""
+    """End all workers and free all objects, also those of a parked session; do nothing without a session."""
     global _current, _is_closing, _parked
     with starting:
         closing = _current
@@ -148,10 +148,11 @@ def shutdown() -> None:
 
 
 def park() -> None:
-    """Have the current session wait for the next `begin` of the same, and end if none comes, or another.
+    """Park the current session for the next `begin` with the same settings, or end it after `PARKED_S`.
 
-    Nothing may be left in it. Until then no session runs, as far as the program can tell. A process of
-    `multiprocessing` or joblib ends it, as it may never hear of another search.
+    The session must be empty. While it is parked, the program sees no session. A `begin` with other settings
+    ends it. In a process of `multiprocessing` or joblib, the session ends at once, because there may be no
+    further search.
     """
     from multiprocessing import parent_process
 
@@ -170,7 +171,7 @@ def park() -> None:
 
 
 def _unpark(name: str, spec: SessionSpec) -> Engine | None:
-    """Return the session that waits if it is as asked for, in this very process."""
+    """Return the parked session if this process parked it with the same settings and variables."""
     global _parked
     if _parked is None:
         return None
@@ -189,17 +190,17 @@ def _end_parked() -> None:
 
 
 def at_end(method: Callable[[], None]) -> None:
-    """Call a method of an object once the session has ended, if the object is there by then."""
+    """Call a method of an object after the session has ended, if the object still exists then."""
     _at_end[:] = [held for held in _at_end if held() is not None]
     _at_end.append(weakref.WeakMethod(method))
 
 
 def renew() -> None:
-    """Start a session like the one whose node has died; without effect if that has been done.
+    """Start a session with the settings of the current one if its node has died; otherwise do nothing.
 
     Raises:
-        NotInitializedError: there is none to go on with: it was shut down, or this is a worker of it.
-        NodeDiedError: the node of the new one has died too; call this again.
+        NotInitializedError: the session was shut down, or this process is a worker.
+        NodeDiedError: the node of the new session has died too; call this again.
     """
     global _current
     with starting:
@@ -208,23 +209,24 @@ def renew() -> None:
         if _current.alive:
             return
         _current.close()
-        _current = start(*_started)  # if that fails, the next call tries it again
+        _current = start(*_started)  # if this fails, the next call tries again
         for folder in _links:
             _link(_current, folder)
 
 
 @contextlib.contextmanager
 def linked(folder: Path) -> Iterator[None]:
-    """Have `folder` removed with the session if this process is killed before the block has ended.
+    """Let the session remove `folder` if this process is killed inside the block.
 
-    Remove it in the block: one who is killed as he removes it leaves the rest to the session.
+    Remove the folder inside the block. If the process is killed while it removes the folder, the session
+    removes the rest.
     """
-    with contextlib.suppress(NodeDiedError):  # the session that follows has the link
+    with contextlib.suppress(NodeDiedError):  # the next session gets the link
         _link(engine(), folder)
     try:
         yield
     finally:
-        _links.pop(folder).unlink(missing_ok=True)  # gone already where the session was killed
+        _links.pop(folder).unlink(missing_ok=True)  # gone if the session was killed
 
 
 def _link(engine: Engine, folder: Path) -> None:
@@ -233,22 +235,22 @@ def _link(engine: Engine, folder: Path) -> None:
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder)
     except OSError:
-        engine.require_node()  # its folder goes with it
+        engine.require_node()  # the session's folder is removed with its node
         raise
 
 
 class SessionWatch:
-    """The session that some work runs in, and those that take its place when its node dies."""
+    """Watch on the session of some work, and on the sessions that replace it when its node dies."""
 
     def __init__(self) -> None:
         self._engine = engine()
 
     def is_current(self) -> bool:
-        """Return whether this program's session is still this one, and its node is there."""
+        """Return whether this session is still the program's current one, and its node is alive."""
         return running() is self._engine and self.loss() is None
 
     def loss(self) -> NodeDiedError | None:
-        """Ask whether the node is there; return what has become of it if it is not."""
+        """Check the node; return the error if it has died, None if it is alive."""
         try:
             self._engine.require_node()
         except NodeDiedError as error:
@@ -256,11 +258,12 @@ class SessionWatch:
         return None
 
     def renew(self) -> None:
-        """Go on in a new session, started as the one before.
+        """Continue in a new session with the same settings.
 
         Raises:
-            NotInitializedError: the session was shut down, or this is a worker, which ends with its node.
-            NodeDiedError: the node of the new one has died too; call this again.
+            NotInitializedError: the session was shut down, or this process is a worker, which ends with its
+                node.
+            NodeDiedError: the node of the new session has died too; call this again.
         """
         renew()
         self._engine = engine()
@@ -271,11 +274,11 @@ _OFFERED = ("env_vars", "working_dir")
 
 @dataclass(frozen=True)
 class Environment:
-    """Additions to what a worker sees.
+    """Additions to a worker's environment.
 
     Attributes:
         variables: environment variables.
-        working_dir: absolute path of the folder to run in; None keeps the program's.
+        working_dir: absolute path of the folder to run in; None means the program's folder.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -283,10 +286,10 @@ class Environment:
 
 
 def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None) -> Environment:
-    """`env` and `runtime_env` as one.
+    """Return `env` and `runtime_env` merged.
 
     Raises:
-        ConfigError: a value is no string, or `runtime_env` asks for what is not offered.
+        ConfigError: a value is not a string, or `runtime_env` has an unsupported entry.
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
         raise ArgumentTypeError(
@@ -313,7 +316,7 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
 
 @contextlib.contextmanager
 def inside(folder: str | None) -> Iterator[None]:
-    """Run in `folder`, with its modules first on `sys.path`; None changes nothing."""
+    """Run in `folder`, with `folder` first on `sys.path`; None changes nothing."""
     if folder is None:
         yield
         return
@@ -327,7 +330,7 @@ def inside(folder: str | None) -> Iterator[None]:
 
 
 RANKS = "trainkit.train.torch.script"
-"""Module that a rank of a script is forked with; it loads nothing that only trainers use."""
+"""Module to preload for the ranks of a script; it loads nothing that only trainers use."""
 
 PRELOADS = {
     "numpy": ("numpy", "numpy.random"),
@@ -337,31 +340,31 @@ PRELOADS = {
     "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker", "trainkit.train.torch.trial"),
     RANKS: ("numpy.random", "torch", "torch._dynamo", RANKS),
 }
-"""Modules that a template imports before it forks, by the name of the set; that of torch has NumPy's."""
+"""Modules that a template imports before it forks, by name of the set; "torch" includes NumPy."""
 
 SLOW = frozenset({"torch", "torch._dynamo", RANKS})
-"""Those that take a second to import, where the rest takes tenths."""
+"""Sets whose import takes about a second; the others take tenths of a second."""
 
 HEAVY = SLOW | {"pandas", "sklearn"}
-"""Packages that are worth a template as soon as a worker has imported them by itself."""
+"""Packages that get their own template as soon as a worker has imported them."""
 
-# Every optimizer imports `torch._dynamo` on its first use, so who has torch is taken to want it, too.
+# Every optimizer imports `torch._dynamo` on first use, so workers that import torch get both.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
 
 
 def register(module: str) -> None:
-    """Have `module` imported beforehand for the workers of a process that has imported it itself."""
+    """Preload `module` for the workers of a process that has imported it."""
     _when_imported[module] = module
 
 
 def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:
-    """Return the imports that workers will want, judged by the imports of this process, or by `imported`."""
+    """Return the sets to preload for workers, based on the modules in `imported`."""
     found = frozenset(name for name, module in _when_imported.items() if module in imported)
     return found - {"numpy"} if "torch" in found else found
 
 
 class _Watcher:
-    """Finds no module, but is asked first for each one."""
+    """Import hook that only reports heavy packages. It finds no modules."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -372,15 +375,15 @@ class _Watcher:
 
 
 def watch(tell: Callable[[str], None]) -> None:
-    """Call `tell` with each heavy package when this process begins to import it."""
+    """Call `tell` with the name of each heavy package when this process begins to import it."""
     sys.meta_path.insert(0, _Watcher(tell))
 
 
 def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
-    """Return the sets of imports to begin with before the first worker is requested.
+    """Return the sets of imports to start before the first worker is requested.
 
     Args:
-        asked: the user's own wish.
+        asked: sets that the user requested.
     """
     return [first] if (first := asked | (wanted() & SLOW)) else []
 
@@ -393,7 +396,7 @@ ENGINES = Registry(
         "ray": "trainkit.runtime.ray.engine:RayEngine",
     },
 )
-"""One row for each; other packages add theirs by entry points."""
+"""Engines by name; other packages add theirs by entry points."""
 RAY_PRIVATE = frozenset(
     {
         "_driver_object_store_memory",
@@ -411,7 +414,7 @@ RAY_PRIVATE = frozenset(
         "_tracing_startup_hook",
     }
 )
-"""Arguments of `ray.init` that its signature doesn't show."""
+"""Arguments of `ray.init` that its signature does not show."""
 _NOT_HERE = (
     "include_dashboard",
     "dashboard_host",
@@ -426,23 +429,23 @@ _NOT_HERE = (
     "proxy_server_url",
     *sorted(RAY_PRIVATE - {"_memory", "_object_spilling_directory", "_system_config"}),
 )
-"""Arguments of `ray.init` that have a meaning on Ray alone."""
+"""Arguments of `ray.init` that only Ray uses."""
 _LEAST_STORE_BYTES = 1 << 20
-"""Room for a few of the smallest values that go to the object store, which have 256 KiB."""
+"""Room for a few of the smallest values in the object store, which take 256 KiB each."""
 _SYSTEM_CONFIG_HERE = {
     "object_spilling_config": "object_spilling_directory='...'",
     "automatic_object_spilling_enabled": "object_spilling_directory=False",
 }
-"""Settings of Ray's own processes, and the argument of `init` that says the same here."""
+"""Settings of Ray's own processes, and the equivalent argument of `init`."""
 
 _logger = logging.getLogger(__name__)
 
 
 def engine_name(engine: str | None, address: str | None, local_mode: bool) -> str:
-    """Which engine the arguments of `init` ask for.
+    """Return the name of the engine that the arguments of `init` select.
 
     Raises:
-        ConfigError: they contradict each other.
+        ConfigError: the arguments contradict each other.
     """
     remote = address not in (None, "local")
     if engine is None:
@@ -472,10 +475,10 @@ def session_spec(
     preload: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> SessionSpec:
-    """The arguments of `init`, checked and with their defaults; see there.
+    """Return the settings of a session from the arguments of `init`, validated and with defaults.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
     totals = normalize(
         {
@@ -544,7 +547,7 @@ def _check_logging_level(level: Any) -> None:
 
 
 def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
-    """Say that settings of Ray's own processes have no effect, and what has."""
+    """Warn that settings of Ray's own processes have no effect, and name the equivalent arguments."""
     instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
     if settings:
         _logger.warning(
@@ -567,7 +570,7 @@ _told: set[str] = set()
 
 
 def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
-    """Say once which arguments of Ray's have no meaning on an engine; what is off is off here too."""
+    """Warn once about Ray's arguments that have no effect on an engine, except those that are False."""
     asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
     if asked:
         _told.update(asked)
@@ -588,11 +591,11 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
 
 
 def start(name: str, spec: SessionSpec) -> Engine:
-    """Start the engine of that name; each is imported when it is chosen, as not every machine has each.
+    """Start the engine of that name. Its module is imported now, because not every machine can import it.
 
     Raises:
-        ConfigError: it can't run on this platform.
-        MissingDependencyError: it needs a package that is not installed.
+        ConfigError: the engine can't run on this platform.
+        MissingDependencyError: the engine needs a package that is not installed.
     """
     if name == "ray" and find_spec("ray") is None:
         raise MissingDependencyError.of("the Ray engine needs Ray", "ray")
@@ -601,6 +604,6 @@ def start(name: str, spec: SessionSpec) -> Engine:
             f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
             "everything in this process"
         )
-    with boot.begun() if name == "local" else contextlib.nullcontext():  # while the engine's code is loaded
+    with boot.begun() if name == "local" else contextlib.nullcontext():  # boot while code is loaded
         started: Engine = ENGINES.get(name).start(spec)
     return started

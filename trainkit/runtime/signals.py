@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM: held back where a wait or a transfer must not be cut short, and shared by a session.
+"""Handling of SIGINT and SIGTERM: deferral during waits and transfers, and coordination in a session.
 
-SIGTERM may come to every process of a job at once, as Slurm and systemd send it. Then the program decides who
-ends, and when: its node keeps the signal pending, by which a worker knows that it was not meant alone.
+Slurm and systemd send SIGTERM to every process of a job at once. The program then decides which processes
+end, and when. Its node keeps the signal pending, which tells a worker that the signal went to the whole job.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class _State:
 
 
 _masks = threading.local()
-"""Signals that a thread blocks, from before it forks till after."""
+"""Signal mask of a thread before it forks, to be restored after the fork."""
 
 
 def is_default() -> bool:
-    """Return whether this program leaves SIGTERM to the system, and this thread could take it over."""
+    """Return whether SIGTERM has its default effect in this program, and this thread could handle it."""
     in_main = threading.current_thread() is threading.main_thread() and not _is_over()
     return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
 
 def take_over() -> None:
-    """End this program in order by SIGTERM, from here to `give_back`; in the main thread."""
+    """End this program cleanly on SIGTERM until `give_back` is called; for the main thread."""
     _give_back_at_end()
     _watch_forks()
     _State.asked = False
@@ -48,38 +48,38 @@ def take_over() -> None:
 
 
 def give_back() -> None:
-    """Leave SIGTERM to the system again; nothing if somebody else has taken it over since."""
+    """Restore the default effect of SIGTERM, unless another handler has been installed since."""
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 node = 0
-"""Pid of the session's node; 0 where there is none."""
+"""Pid of the session's node; 0 if there is no node."""
 _JOB_S = 1.0
-"""How long the node may have SIGTERM later than another process of its job."""
+"""Seconds by which the node may receive SIGTERM later than another process of its job."""
 _LOOK_S = 0.01
 KEPT_S = 10.0
-"""How long a worker may have it later than the node, as while C code runs in it."""
+"""Seconds by which a worker may handle SIGTERM later than the node, for example while C code runs."""
 
 
 def keep_pending() -> None:
-    """Keep SIGTERM pending in this process, a node or a template: it ends with its program."""
+    """Keep SIGTERM pending in this process, a node or a template, which ends with its program."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
 
 
 def take_pending() -> None:
-    """Take the SIGTERM that is pending, so that a later one to a worker is known to be meant alone."""
+    """Clear a pending SIGTERM, so that a later SIGTERM to a worker is known to be for that worker only."""
     _signal.sigtimedwait((_signal.SIGTERM,), 0)
 
 
 def keep_no_longer() -> None:
-    """Act on SIGTERM from now on, and on one that is pending."""
+    """Stop blocking SIGTERM, and act on a pending one."""
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGTERM,))
 
 
 def is_of_job(number: int) -> bool:
-    """Return whether a signal that has just come is SIGTERM to every process of the job: the node has it."""
+    """Return whether a received signal is a SIGTERM to every process of the job; then the node has it too."""
     if number != signal.SIGTERM or not node:
         return False
     latest = SYSTEM.monotonic() + _JOB_S
@@ -89,7 +89,7 @@ def is_of_job(number: int) -> bool:
 
 
 def hand_on(send: Callable[[int], None]) -> None:
-    """Hand SIGINT and SIGTERM on by `send`, unless that to which they go has them already."""
+    """Forward SIGINT and SIGTERM by `send`, except a SIGTERM that the whole job received."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: None if is_of_job(number) else send(number))
 
@@ -102,14 +102,14 @@ def _node_has_it() -> bool:
 
 
 def serve_program() -> None:
-    """End this process, a worker, by a SIGTERM to it alone; the program ends it by one to all of its job."""
+    """Let this worker end by a SIGTERM to it alone; the program handles a SIGTERM to the whole job."""
     _watch_forks()
     signal.signal(signal.SIGTERM, _on_signal_of_worker)
     keep_no_longer()
 
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
-    # Called by a handler of the user's that has replaced it, it leaves the end to that.
+    # If the user's own handler has replaced this one and calls it, the user's handler decides about the end.
     if signal.getsignal(number) is _on_signal_of_worker and not is_of_job(number):
         _end_by(number)
 
@@ -128,7 +128,7 @@ def _watch_forks() -> None:
 
 @functools.cache
 def _give_back_at_end() -> None:
-    # Before Python waits for threads: a handler would not run if the signal came while that wait begins.
+    # This must run before Python waits for threads: a signal at the start of that wait would not be handled.
     threading._register_atexit(give_back)  # type: ignore[attr-defined]
 
 
@@ -141,44 +141,45 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child of the user's code has no session. It ends at once by SIGTERM, as `multiprocessing.Pool` wants
-    # of its workers: a handler in Python may never be called there. One that came meanwhile is kept back.
+    # A child that user code forks has no session. SIGTERM must end it at once, as `multiprocessing.Pool`
+    # expects of its workers, because a Python handler may never run there. SIGTERM is blocked until this is
+    # done.
     if _signal.getsignal(_signal.SIGTERM) in (_on_signal, _on_signal_of_worker):
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
     _after_fork_in_parent()
 
 
 def is_asked() -> bool:
-    """Return whether SIGTERM came and was held back."""
+    """Return whether a SIGTERM came and was deferred."""
     return _State.asked
 
 
 def end_if_asked() -> None:
-    """Raise SystemExit if SIGTERM came and was held back."""
+    """Raise SystemExit if a SIGTERM came and was deferred."""
     if _State.asked:
         raise SystemExit(EXIT_CODE)
 
 
 def act(handler: Handler) -> None:
-    """Do what a signal asks for that was held back: `handler` is that of SIGINT as it was before."""
+    """Carry out a deferred signal; `handler` is the SIGINT handler from before the deferral."""
     if not _holds(handler):
         end_if_asked()
     handler(signal.SIGINT, None)
 
 
 def _holds(handler: Any) -> bool:
-    """Return whether it belongs to an object that holds signals back."""
+    """Return whether the handler belongs to an object that defers signals."""
     return isinstance(getattr(handler, "__self__", None), InterruptGuard | InterruptHandler)
 
 
 def _is_over() -> bool:
-    """Return whether Python ends this program: it waits for threads, or calls exit functions."""
+    """Return whether Python is ending this program: it waits for threads or calls exit functions."""
     return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    # Of a program that is over nobody catches what is raised, Python prints it; the node ends the session
-    # once the program is gone.
+    # In a program that is ending, nothing catches an exception, and Python would print it. The node ends the
+    # session after the program.
     if _is_over():
         _end_by(number)
         return
@@ -192,34 +193,35 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 _SIGINT = int(signal.SIGINT)
 _signal: Any = importlib.import_module("_signal")
-"""The functions that `signal` wraps: without its enums a wait is some microseconds shorter."""
+"""Functions that `signal` wraps. Without the wrapper's enums, a wait is some microseconds shorter."""
 
 _LOOK_MS = 500
-"""How often a wait lets Python look for signals: one that came to another thread ends no system call here."""
+"""Interval at which a wait lets Python check for signals: a signal to another thread ends no wait here."""
 _LONGEST_MS = 2**31 - 1
 _FOLLOWER_S = 0.05
-"""How long a wait for another thread may take notice of Ctrl-C late."""
+"""Longest delay in seconds before a wait for another thread notices Ctrl-C."""
 
 
 @functools.cache
 def wake_fd() -> int:
-    """Return the descriptor that ends a wait: one for the process, as only its main thread waits on it."""
+    """Return the descriptor that ends a wait. A process needs only one: only its main thread waits on it."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches both, and each notes its own
+os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches parent and child
 
 
 class InterruptGuard:
-    """Holds SIGINT back for the length of a `with` block, and acts on it then, also in place of an error.
+    """Context manager that defers SIGINT to its end, and then acts on it even if the block raised an
+    Exception.
 
-    It is without effect outside the main thread.
+    It has no effect outside the main thread.
 
     Args:
         acts: False if the caller calls `act` itself.
 
     Attributes:
-        noted: Ctrl-C came, or SIGTERM.
+        noted: True if Ctrl-C or SIGTERM came.
     """
 
     def __init__(self, acts: bool = True) -> None:
@@ -252,12 +254,12 @@ class InterruptGuard:
                     self.act()
 
     def act(self) -> None:
-        """Call the handler that Ctrl-C was held back from, if it came; it usually raises."""
+        """Call the original handler if Ctrl-C came; the handler usually raises."""
         if self.noted and self._handler is not None:
             act(self._handler)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Those of `fds` that can be read, once there is one, or nothing after `timeout_s` or Ctrl-C."""
+        """Wait for readable `fds` and return them; return [] after `timeout_s` or Ctrl-C."""
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
@@ -270,23 +272,23 @@ class InterruptGuard:
         ready = [fd for fd, _ in found]
         if self._wake_fd in ready:
             ready.remove(self._wake_fd)
-            if not self.noted:  # a second Ctrl-C came while the guard before this one was taken down
+            if not self.noted:  # a second Ctrl-C came while the previous guard ended
                 os.eventfd_read(self._wake_fd)
         return ready
 
     def patience(self, timeout_s: float | None) -> float | None:
-        """How long to wait for another thread before looking at `noted` again."""
+        """Return the seconds to wait for another thread before `noted` must be checked again."""
         if self._handler is None:
             return timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         return _FOLLOWER_S if timeout_s is None else min(timeout_s, _FOLLOWER_S)
 
 
 class InterruptHandler:
-    """Takes SIGINT over for the time of a `with`, and gives it back.
+    """Context manager that handles SIGINT, and restores the previous handler at its end.
 
-    The first Ctrl-C is only noted, so that no step of the loop is cut in half; it ends a wait, since
-    nothing is lost there. The second raises KeyboardInterrupt wherever the program is; those after it
-    wait until what it ended is cleaned up: see `held`. SIGTERM counts as one, in a program with a session.
+    The first Ctrl-C is only noted, so that no step of the loop is interrupted. It does end a wait, where
+    nothing can be lost. The second raises KeyboardInterrupt anywhere in the program. Further ones are
+    deferred until the cleanup is done; see `held`. In a program with a session, SIGTERM counts as a Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -297,7 +299,7 @@ class InterruptHandler:
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # others can't take signals
+        if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
@@ -305,21 +307,21 @@ class InterruptHandler:
         self.give_back()
 
     def give_back(self) -> None:
-        """Give SIGINT back to whom it was taken from; nothing is left to end in order."""
+        """Restore the previous handler of SIGINT, when nothing is left to end cleanly."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
 
     def news(self) -> bool:
-        """True once after a first Ctrl-C."""
+        """Return True if Ctrl-C came since the last call."""
         is_new, self._told = self.count > self._told, self.count
         return is_new
 
     def end_wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, which must do nothing but wait; a first Ctrl-C ends it."""
+        """Call `wait`, which must do nothing but wait; the first Ctrl-C ends it."""
         try:
             self._waiting = True
-            if self.count == self._told:  # else it came just before, and waiting would hide it
+            if self.count == self._told:  # else Ctrl-C came just before, and waiting would hide it
                 wait()
             self._waiting = False
         except KeyboardInterrupt:
@@ -329,7 +331,7 @@ class InterruptHandler:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Note every Ctrl-C, and raise for none, while the `with` lasts."""
+        """Count Ctrl-C without raising while the block runs."""
         self._held = True
         try:
             yield
@@ -339,7 +341,7 @@ class InterruptHandler:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
         if not self._held and (self.count > 1 or self._waiting):
-            # A third must not come between the second and the clean-up that it leads to.
+            # A third Ctrl-C must not interrupt the cleanup that follows the second.
             self._held = self.count > 1
             if self._held:
                 end_if_asked()

@@ -1,4 +1,4 @@
-"""Frozen values that cross the boundary between the public functions and an engine."""
+"""Frozen values that the public functions pass to an engine."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ENDLESS = 1 << 30
 
 
 class Arity(NamedTuple):
-    """The arguments that a function takes.
+    """Arguments that a function takes.
 
     Attributes:
-        least: how many arguments by place suffice alone.
-        most: how many may be given by place. A function that needs an argument by name has none between
-            `least` and `most`.
-        places: the names of the arguments by place, in order.
-        required: so many of `places` have no default.
-        nameless: so many of `places` can only be given by place.
-        names: the names of the arguments that can only be given by name.
+        least: number of positional arguments that suffice without others.
+        most: largest number of positional arguments. If a keyword-only argument is required, no number lies
+            between `least` and `most`.
+        places: names of the positional arguments, in order.
+        required: number of `places` without a default.
+        nameless: number of `places` that are positional-only.
+        names: names of the keyword-only arguments.
         required_names: those of `names` that have no default.
-        any_name: arguments of any other name are taken.
+        any_name: True if arguments of any other name are accepted.
     """
 
     least: int
@@ -42,12 +42,12 @@ class Arity(NamedTuple):
     any_name: bool = False
 
     def require(self, function: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError, as a direct call would, if the arguments don't fit.
+        """Raise the TypeError of a direct call if the arguments don't fit.
 
         Args:
-            function: its name.
-            args: the arguments by place.
-            kwargs: the arguments by name.
+            function: name of the function.
+            args: positional arguments.
+            kwargs: keyword arguments.
         """
         given = len(args)
         endless = self.most == _ENDLESS
@@ -74,15 +74,16 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
-    """Return the arguments that `function` takes; ANY if it doesn't tell.
+    """Return the arguments that `function` takes; ANY if it has no signature.
 
     Args:
-        function: what will be called. A decorator's own signature counts, not that of what it wraps.
-        bound: its first argument is the object it is a method of.
+        function: function to be called. The signature of a decorator's wrapper counts, not that of the
+            wrapped function.
+        bound: the first argument is the object of the method, and is left out.
     """
     try:
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    except (TypeError, ValueError):  # written in C, without a signature
+    except (TypeError, ValueError):  # a C function without a signature
         return ANY
     kinds = {item.kind for item in parameters}
     places = [item for item in parameters if item.kind in _BY_PLACE][int(bound) :]
@@ -106,7 +107,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Uncopied:
-    """Base of an object that stands for something elsewhere: a copy of it is the object itself."""
+    """Base of objects that refer to something elsewhere; copying them returns the same object."""
 
     __slots__ = ()
 
@@ -118,14 +119,14 @@ class Uncopied:
 
 
 class ObjectRef(Uncopied, Generic[T_co]):
-    """A value that is, or will be, somewhere: give it to `get`, `wait`, or as an argument to a call.
+    """Reference to a value that exists or will exist; pass it to `get`, to `wait`, or to a call.
 
-    Two references are equal when they stand for the same value, whatever process they were sent to. One that
-    is pickled by hand, into a file, say, is waited for and takes its value along: what is unpickled refers to
-    a copy of it, also in another session.
+    References are equal if they refer to the same value, in whatever process they are. Pickling a reference
+    by hand, into a file for example, waits for the value and includes it. The unpickled reference refers to a
+    copy of the value, even in another session.
 
     Attributes:
-        id: unique among all references of a session.
+        id: number that is unique among all references of a session.
     """
 
     __slots__ = ("__weakref__", "id")
@@ -139,11 +140,11 @@ class ObjectRef(Uncopied, Generic[T_co]):
         return self.id
 
     def hex(self) -> str:
-        """Its id as text."""
+        """Return the id as text."""
         return f"{self.id:016x}"
 
     def binary(self) -> bytes:
-        """Its id as bytes."""
+        """Return the id as bytes."""
         return bytes.fromhex(self.hex())
 
     def size(self) -> int:
@@ -151,7 +152,7 @@ class ObjectRef(Uncopied, Generic[T_co]):
         return len(self.binary())
 
     def is_nil(self) -> bool:
-        """Return False: it stands for a value."""
+        """Return False, because a reference always refers to a value."""
         return False
 
     def __repr__(self) -> str:
@@ -161,30 +162,30 @@ class ObjectRef(Uncopied, Generic[T_co]):
         raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        """Wait for the value on an event loop, as in `await ref`; raises what `get` would."""
+        """Wait for the value on an event loop, as in `await ref`; raise the errors of `get`."""
         return self.as_future().__await__()
 
     @abstractmethod
     def future(self, into: Future[Any] | None = None) -> Future[T_co]:
-        """Return a future of the value; what `get` would raise is its exception.
+        """Return a future for the value; an error of `get` becomes the future's exception.
 
         Args:
-            into: a future that runs, to be settled in place of a new one. Its callbacks must not wait.
+            into: a running future to settle instead of a new one. Its callbacks must not block.
         """
 
     def as_future(self) -> asyncio.Future[T_co]:
-        """Return the same future for the event loop that runs, as `await` uses it."""
-        import asyncio  # an import of a tenth of a second, for those who have an event loop anyway
+        """Return an asyncio future for the value, on the running event loop; `await` uses it."""
+        import asyncio  # takes a tenth of a second, but who has an event loop has imported it
 
         return asyncio.wrap_future(self.future())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementGroupId:
-    """Names a reserved list of bundles and one of them; index None means any that fits.
+    """Reference to a reserved list of bundles, and to one of them; bundle None means any that fits.
 
     Attributes:
-        capture: what is started there starts its own tasks and actors there too, unless told otherwise.
+        capture: tasks and actors started there also start their own children there, unless told otherwise.
     """
 
     group: int
@@ -194,17 +195,17 @@ class PlacementGroupId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Requirements of a process before it may start.
+    """Requirements for the start of a process.
 
     Attributes:
         resources: amounts by canonical name, see `trainkit.resources.normalize`; "memory" in bytes.
-        group: the reserved bundle to take them from; None takes them from the machine.
-        env: variables added to the driver's before user code runs.
-        cwd: the folder that it runs in; None is that of who asks for it.
-        outside: also if who asks is in a group that captures what it starts.
-        spread: rather on a node where little runs; without effect on one machine.
-        labels: conditions on those of the node, see `labels.Condition`.
-        soft_labels: conditions that are rather met than not.
+        group: reserved bundle that provides the resources; None means the machine.
+        env: variables to add to the driver's before user code runs.
+        cwd: folder to run in; None means the requester's folder.
+        outside: do not use the requester's placement group, even if that group captures its children.
+        spread: prefer a node with little load; no effect on one machine.
+        labels: conditions on the node's labels, see `placement.Condition`.
+        soft_labels: conditions that the node should meet if possible.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -218,23 +219,23 @@ class Placement:
 
 
 STREAMING = -1
-"""In place of a number of results: they come one by one, and are handed out by a generator."""
+"""Number of results that means: as many as the function yields, one by one through a generator."""
 
 DYNAMIC = -2
-"""In place of a number of results: one, a generator of references to what the function yielded."""
+"""Number of results that means: one, which is a generator of references to the yielded values."""
 
 
 @dataclass(slots=True)
 class TaskSpec:
-    """One call of a function in another process; nobody changes it.
+    """One call of a function in another process. It must not be changed.
 
-    Each call makes one. That takes less time than a named tuple or a frozen dataclass.
+    Every call makes one. A plain dataclass is faster to make than a named tuple or a frozen dataclass.
 
     Attributes:
-        num_returns: how many references it returns, or STREAMING, or DYNAMIC.
-        max_retries: how often the call is run again when its process dies; -1 without end.
-        retry_exceptions: also when it raises: any exception, or one of these.
-        max_calls: its worker ends after so many runs of the function; 0 never.
+        num_returns: number of references that the call returns, or STREAMING or DYNAMIC.
+        max_retries: number of retries after its process died; -1 means no limit.
+        retry_exceptions: also retry after an exception: True for any, or one of these classes.
+        max_calls: number of runs of the function after which the worker ends; 0 means never.
     """
 
     function: Callable[..., Any]
@@ -250,17 +251,17 @@ class TaskSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodSpec:
-    """How an actor's method is called.
+    """Way in which an actor's method is called.
 
     Attributes:
-        num_returns: how many references a call returns, or STREAMING, or DYNAMIC.
-        concurrency_group: the group of methods it runs in; None for the rest's.
-        max_task_retries: how often a call that the actor's death interrupted, or that raised what
-            `retry_exceptions` names, is made again; -1 without end; None as often as the actor's option says.
-        retry_exceptions: also when it raises: any exception, or one of these.
-        is_plain: it says nothing of all that, and a call returns one reference.
-        name: of a call, for the call itself and in Ray's listings; None for "Class.method".
-        arity: the arguments that it takes.
+        num_returns: number of references that a call returns, or STREAMING or DYNAMIC.
+        concurrency_group: group in which the method runs; None means the default group.
+        max_task_retries: number of retries of a call that the actor's death interrupted, or that raised an
+            exception in `retry_exceptions`; -1 means no limit; None means the actor's option.
+        retry_exceptions: also retry after an exception: True for any, or one of these classes.
+        is_plain: True if all options have their defaults, and a call returns one reference.
+        name: name of a call, shown to the call itself and in Ray's listings; None means "Class.method".
+        arity: arguments that the method takes.
     """
 
     num_returns: int = 1
@@ -278,12 +279,12 @@ class MethodSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """Methods and name of an actor, as its handles know them.
+    """Name and methods of an actor, for its handles.
 
     Attributes:
-        name: of the class, or what stands for it in errors and logs.
-        methods: by name.
-        is_async: the class has `async def` methods.
+        name: name of the class, or its replacement in errors and logs.
+        methods: the methods by name.
+        is_async: True if the class has `async def` methods.
     """
 
     name: str
@@ -293,10 +294,10 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """How an actor is found by others, and whether it outlives who made it.
+    """Name under which others find an actor, and whether it outlives its creator.
 
     Attributes:
-        namespace: None for the session's.
+        namespace: namespace of the name; None means the session's.
     """
 
     name: str
@@ -306,7 +307,7 @@ class Registration:
 
 
 def taken_message(name: str, namespace: str, holder: str) -> str:
-    """Return the message for a request for a name that `holder` has."""
+    """Return the error message for a name that `holder` already has."""
     return (
         f"the name {name!r} is taken in the namespace {namespace!r} by {holder}; choose another name or "
         "namespace, end that actor with trainkit.kill(trainkit.get_actor(...)), or pass get_if_exists=True "
@@ -316,11 +317,12 @@ def taken_message(name: str, namespace: str, holder: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Concurrency:
-    """How many calls of an actor run at once.
+    """Limits on the concurrent calls of an actor.
 
     Attributes:
-        max_concurrency: of methods in no group; None is 1, or 1,000 for a class with `async def` methods.
-        groups: names of groups of methods, and how many calls of each.
+        max_concurrency: limit for methods in no group; None means 1, or 1,000 for a class with `async def`
+            methods.
+        groups: limit for each group of methods, by the group's name.
     """
 
     max_concurrency: int | None = None
@@ -328,18 +330,18 @@ class Concurrency:
 
     @property
     def in_order(self) -> bool:
-        """True if the calls of each caller begin in the order made, unless methods are `async`."""
+        """True if calls of each caller begin in the order sent, unless methods are `async`."""
         return (self.max_concurrency or 1) == 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSpec:
-    """One object in a process of its own.
+    """Actor to be made: one object in its own process.
 
     Attributes:
-        max_restarts: how often it is made anew when its process dies; -1 without end.
-        max_task_retries: how often a call that its death interrupted is made again; -1 without end.
-        registration: None for an actor that only its handles reach.
+        max_restarts: number of restarts after its process died; -1 means no limit.
+        max_task_retries: number of retries of a call that its death interrupted; -1 means no limit.
+        registration: name of the actor; None if only its handles can reach it.
     """
 
     cls: type
@@ -354,7 +356,7 @@ class ActorSpec:
 
     @property
     def name(self) -> str:
-        """Return its name for errors and logs."""
+        """Name of the actor for errors and logs."""
         return self.interface.name
 
 
@@ -363,17 +365,18 @@ class SessionSpec:
     """Settings of a session at its start.
 
     Attributes:
-        totals: all resources, "memory" in bytes.
-        namespace: of its named actors.
-        labels: of this machine.
-        log_to_driver: show what workers print.
-        preload: modules that workers are forked with.
-        environment: variables for all its workers, besides the driver's.
-        working_dir: the folder that workers run in; None is the driver's.
-        object_store_bytes: what large objects may take together; None is three tenths of the memory.
-        object_spilling_directory: where those go that find no room; None is a folder on disk, False nowhere.
-        address: of the cluster, for an engine that joins one.
-        extra: arguments for the engine alone, such as Ray's dashboard's.
+        totals: all resources, with "memory" in bytes.
+        namespace: namespace of its named actors.
+        labels: labels of this machine.
+        log_to_driver: show the output of workers in the driver.
+        preload: modules to import before workers are forked.
+        environment: variables for all workers, in addition to the driver's.
+        working_dir: folder in which workers run; None means the driver's.
+        object_store_bytes: limit for large objects; None means three tenths of the memory.
+        object_spilling_directory: folder for objects that do not fit in memory; None means a default folder
+            on disk, False turns spilling off.
+        address: address of the cluster, for an engine that joins one.
+        extra: arguments for one engine only, such as those of Ray's dashboard.
     """
 
     totals: Mapping[str, float]
@@ -394,12 +397,12 @@ class WhereAmI:
     """Position of a process in the session; ids are hexadecimal.
 
     Attributes:
-        job_id: of the program that started the session.
-        actor_id: None outside an actor.
-        actor_name: by which `get_actor` finds it; "" for an actor without one, None outside an actor.
-        task_id: None outside a call.
-        task_name: of the call, "Class.method" in an actor; None outside a call.
-        was_restarted: this actor was made anew after its process had died.
+        job_id: id of the program that started the session.
+        actor_id: id of the actor; None outside an actor.
+        actor_name: name for `get_actor`; "" for an unnamed actor, None outside an actor.
+        task_id: id of the call; None outside a call.
+        task_name: name of the call, such as "Class.method"; None outside a call.
+        was_restarted: True if this actor was restarted after its process died.
     """
 
     node_id: str
@@ -418,7 +421,7 @@ _BYTES = 8
 
 
 class BaseID:
-    """Id of one thing of a session. Two ids of one class are equal when their digits are.
+    """Id of a part of a session. Ids of the same class with the same digits are equal.
 
     Args:
         data: the id as bytes.
@@ -431,22 +434,22 @@ class BaseID:
 
     @classmethod
     def from_hex(cls, digits: str) -> Self:
-        """Make the id of hexadecimal `digits`."""
+        """Return the id with hexadecimal `digits`."""
         return cls(bytes.fromhex(digits))
 
     @classmethod
     def from_binary(cls, data: bytes) -> Self:
-        """Make the id of `data`."""
+        """Return the id with the bytes `data`."""
         return cls(data)
 
     @classmethod
     def from_random(cls) -> Self:
-        """Make an id that nothing has."""
+        """Return a new random id."""
         return cls(os.urandom(_BYTES))
 
     @classmethod
     def nil(cls) -> Self:
-        """Make the id that stands for nothing."""
+        """Return the id that refers to nothing."""
         return cls(b"\xff" * _BYTES)
 
     def hex(self) -> str:
@@ -458,7 +461,7 @@ class BaseID:
         return bytes.fromhex(self._digits)
 
     def is_nil(self) -> bool:
-        """Return whether this stands for nothing."""
+        """Return whether the id refers to nothing."""
         return not self._digits.strip("f")
 
     def __eq__(self, other: object) -> bool:
@@ -475,7 +478,7 @@ class BaseID:
 
 
 class ActorID(BaseID):
-    """Id of an actor, the same however often its process is made anew."""
+    """Id of an actor, which stays the same when the actor is restarted."""
 
     __slots__ = ()
 
@@ -505,15 +508,15 @@ class WorkerID(BaseID):
 
 
 class PlacementGroupID(int):
-    """Id of a placement group; a number, as engines know groups by theirs."""
+    """Id of a placement group. It is an int, because engines number their groups."""
 
     @classmethod
     def from_hex(cls, digits: str) -> Self:
-        """Make the id of hexadecimal `digits`."""
+        """Return the id with hexadecimal `digits`."""
         return cls(int(digits, 16))
 
     def hex(self) -> str:
-        """Return the id as hexadecimal digits, as listings of groups show it."""
+        """Return the id as hexadecimal digits, as in listings of groups."""
         return f"{self:016x}"
 
     def binary(self) -> bytes:
@@ -522,7 +525,7 @@ class PlacementGroupID(int):
         return bytes.fromhex(digits.zfill(len(digits) + len(digits) % 2))
 
     def is_nil(self) -> bool:
-        """Return False: a group that there is has an id."""
+        """Return False, because a group always has an id."""
         return False
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Results of calls: several at once, one by one as a stream, and as futures."""
+"""Results of calls: several values at once, streams of values, and futures."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIterator[ObjectRef[T_co]]):
-    """Hands out a reference for each value that a remote generator yields, as soon as it is there.
+    """Generator of references to the values that a remote generator yields, each as soon as it exists.
 
-    `for ref in generator` and `async for ref in generator` wait for the next one. If the generator
-    raises, or its process dies, one more reference comes, whose `get` raises that; then it ends.
+    `for ref in generator` and `async for ref in generator` wait for the next value. If the remote generator
+    raises, or its process dies, one last reference follows, whose `get` raises that error.
 
-    The remote generator does not wait for its reader: what it has yielded is kept until it is taken. It is
-    stopped when the object that hands out its references is dropped, unless `completed` was called.
+    The remote generator does not wait for its reader: its values are kept until they are taken. It is stopped
+    when this object is dropped, unless `completed` was called.
     """
 
     @abstractmethod
     def __next__(self) -> ObjectRef[T_co]:
-        """The next value's reference; it is done. Raises StopIteration behind the last."""
+        """Return the next value's reference, which is done; raise StopIteration after the last."""
 
     @abstractmethod
     async def __anext__(self) -> ObjectRef[T_co]:
@@ -45,15 +45,15 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     @abstractmethod
     def upcoming(self) -> ObjectRef[Any]:
-        """A reference that is done once the next value, or the end, is there; it takes nothing."""
+        """Return a reference that is done once the next value, or the end, exists; it takes no value."""
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:
-        """A reference that is done once the remote generator has ended; its `get` raises what that raised."""
+        """Return a reference that is done once the remote generator has ended; its `get` raises its error."""
 
     @abstractmethod
     def hex(self) -> str:
-        """The call's id as text."""
+        """Return the call's id as text."""
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({self.hex()})"
@@ -66,9 +66,9 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
 
 class DynamicObjectRefGenerator:
-    """The value of a call with `num_returns="dynamic"`: references to what the function yielded.
+    """Value of a call with `num_returns="dynamic"`: references to the values that the function yielded.
 
-    If it raised, the last of them is that failure. Each reference is handed out once.
+    If the function raised, the last reference is that failure. Each reference is handed out once.
     """
 
     def __init__(self, refs: Iterable[ObjectRef[Any]]) -> None:
@@ -88,7 +88,7 @@ class DynamicObjectRefGenerator:
         put: Callable[[Any], ObjectRef[Any]],
         failed: Callable[[Exception], ObjectRef[Any]],
     ) -> DynamicObjectRefGenerator:
-        """Run a generator to its end and keep what it yields by `put`, and what it raises by `failed`."""
+        """Run a generator to its end; store its values with `put`, and its error with `failed`."""
         refs: list[ObjectRef[Any]] = []
         try:
             refs.extend(map(put, items))
@@ -98,7 +98,7 @@ class DynamicObjectRefGenerator:
 
 
 def require_iterator(result: Any, where: str, num_returns: str = "streaming") -> Any:
-    """Return `result`; raises ConfigError if no values can be pulled out of it."""
+    """Return `result`; raise ConfigError if it is not an iterator."""
     if isinstance(result, (Iterator, AsyncIterator)):
         return result
     raise ConfigError(
@@ -108,12 +108,13 @@ def require_iterator(result: Any, where: str, num_returns: str = "streaming") ->
 
 
 def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
-    """Return `result` as `num_returns` values; of none, one that nobody asks for.
+    """Return `result` as `num_returns` values; for 0, return one dummy value.
 
-    A generator is run as far as the values are taken, so the first are there also if a later one raises.
+    A generator runs only as values are taken, so the first values exist even if a later one raises.
 
     Raises:
-        ResultCountError: it is no sequence of as many, or, when that is found out, no iterator of as many.
+        ResultCountError: `result` has another number of values. For an iterator, this is raised during
+            iteration.
     """
     if num_returns == 1:
         return (result,)
@@ -143,12 +144,12 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
             yield item
     finally:
         close = getattr(items, "close", None)
-        if close is not None:  # so that its `finally` blocks run now
+        if close is not None:  # run its `finally` blocks now
             close()
 
 
 async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
-    """Take up to `most` items, all if it is negative; what stopped that is raised behind the last of them."""
+    """Take up to `most` items, or all if `most` is negative; an error is raised after the last of them."""
     taken: list[Any] = []
     failure: Exception | None = None
     try:
@@ -175,11 +176,11 @@ _KEPT_IDLE = 2
 
 
 class Callbacks:
-    """Threads that run callbacks which a thread finds due that must not wait, such as the pump's.
+    """Threads that run callbacks for a thread that must not block, such as the pump.
 
-    One thread runs them in their order, and another one stands by. That one joins in when the callbacks
-    that run seem to be blocked, maybe by each other: when none has begun for a while, which is the longer
-    the more of them run. The threads end when no callback is expected any more.
+    One thread runs the callbacks in order, and another one stands by. The standby thread joins in when the
+    running callbacks seem blocked, perhaps by each other: no callback has begun for a while. This while is
+    longer if more callbacks are running. The threads end when no callback is expected any more.
     """
 
     def __init__(self) -> None:
@@ -205,16 +206,16 @@ class Callbacks:
                 raise
 
     def forgo(self) -> None:
-        """Expect one callback less."""
+        """Expect one callback fewer."""
         with self._changed:
             self._forgo()
 
     def put(self, callback: Callable[[], object]) -> None:
-        """Have an expected callback run."""
+        """Schedule an expected callback."""
         with self._changed:
             self._due.append(callback)
             self._try_to_stand_by()
-            if len(self._due) == 1:  # else a thread looks at them anyway
+            if len(self._due) == 1:  # otherwise, a thread is already looking at the queue
                 self._changed.notify()
 
     def _forgo(self) -> None:
@@ -234,7 +235,7 @@ class Callbacks:
             raise
 
     def _try_to_stand_by(self) -> None:
-        with contextlib.suppress(RuntimeError):  # those that run take what is due when they are done
+        with contextlib.suppress(RuntimeError):  # running threads will take the due callbacks
             self._stand_by()
 
     def _serve(self) -> None:
@@ -251,7 +252,7 @@ class Callbacks:
             self._idle -= 1
 
     def _await_turn(self) -> bool:
-        """Wait until this thread is needed; False if no callback is expected any more."""
+        """Wait until this thread is needed; return False if no callback is expected any more."""
         while self._expected:
             if not self._due:
                 self._changed.wait()
@@ -271,7 +272,7 @@ class Callbacks:
         self._changed.release()
         try:
             callback()
-        except BaseException:  # shown as that of any thread; the next one is run all the same
+        except BaseException:  # report it like any thread's error, then run the next callback
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
             del callback
@@ -281,8 +282,8 @@ class Callbacks:
 def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
     """Return a future that the thread of `pump` settles.
 
-    Its callbacks are run by `callbacks` then: one that waits for a reference would else keep the pump
-    from reading the answer.
+    `callbacks` runs its callbacks. In the pump's thread, a callback that waits for a reference would keep the
+    pump from reading the answer.
     """
     future: Future[Any] = _ref_future_class()(pump, callbacks)
     return future
@@ -290,7 +291,7 @@ def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
 
 @functools.cache
 def _ref_future_class() -> Any:
-    from concurrent.futures import Future  # for those who need it: it takes a while to import
+    from concurrent.futures import Future  # the import is slow, and few programs need it
 
     class RefFuture(Future[Any]):
         def __init__(self, pump: BackgroundThread, callbacks: Callbacks) -> None:

@@ -1,20 +1,20 @@
 """Types of remote functions, actor classes and methods, for type checkers only.
 
-A call's arguments are checked as the plain call's would be, and each of the first eight given by position may
-also be a reference to such a value. Its result is what the reference leads to: the awaited value of an
-`async def`, the yielded ones of a generator. How this is expressed:
+A call's arguments are checked like those of the plain call. Each of the first eight positional arguments may
+also be a reference to a value of its type. The result is the referenced value: the awaited value of an `async
+def`, or the yielded values of a generator. The types work as follows:
 
-- `Remote[F]` holds a function type whose parameters are the call's and whose return type is what `.remote()`
-  returns, so that one list of overloads serves functions, classes and methods. The overload number n takes n
-  arguments that may be references, and the rest as they are.
-- The handle of an actor is, to a checker, an instance of the class whose marked methods have a `.remote`.
-  This is how their types get through: there is no way to say "each method of T, but remote". A method that
-  is not marked has no `.remote` there; mark it, or declare the handle as `Any`.
+- `Remote[F]` holds a function type. Its parameters are those of the call, and its return type is the result
+  of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
+  arguments that may be references, and the rest unchanged.
+- For a checker, the handle of an actor is an instance of the class whose marked methods have a `.remote`.
+  This keeps their types, since Python can't express "each method of T, but remote". An unmarked method has no
+  `.remote` there: mark it, or declare the handle as `Any`.
 
-What types can't say: `num_returns` changes what a call returns (unpacking it is allowed, and gives `Any`); a
-reference given by keyword is refused; a function whose return type is `Any` is not checked, and by mypy no
-generic one is; mypy does not heed decorators of classes, so there write
-`RemoteCounter = trainkit.remote(Counter)`.
+Types do not cover everything. `num_returns` changes the result of a call; unpacking it is allowed, and gives
+`Any`. A reference as a keyword argument is refused. A function that returns `Any` is not checked, and mypy
+checks no generic function. mypy ignores class decorators, so write `RemoteCounter = trainkit.remote(Counter)`
+for it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ A7 = TypeVar("A7")
 
 
 class Unknown:
-    """No function returns this, so only one that returns `Any` fits where it is asked for."""
+    """Return type that no function has; an overload with it matches only functions that return `Any`."""
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of functions and classes alike; see `Options`."""
+    """Options of both functions and classes; see `Options`."""
 
     num_cpus: float | None
     num_gpus: float | None
@@ -87,7 +87,7 @@ class ActorOptions(CommonOptions, total=False):
 
 
 class AnyOptions(TaskOptions, ActorOptions, total=False):
-    """Options before it is known what they are for."""
+    """Options of a decorator whose target is not yet known."""
 
 
 class MethodOptions(TypedDict, total=False):
@@ -107,7 +107,7 @@ class CallOptions(MethodOptions, total=False):
 
 
 class Remote(Protocol[F_co]):
-    """Whatever has a `.remote(...)`."""
+    """Anything that has a `.remote(...)`."""
 
     @overload
     def remote(self: Remote[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -213,14 +213,14 @@ class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
 
 
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
-    """Type of `trainkit.runtime.remote.ActorClass`; a call of `F_co`, the class, gives the handles' type."""
+    """Type of `trainkit.runtime.remote.ActorClass`; calling the class `F_co` gives its handles' type."""
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
     def bind(self, *args: Any, **kwargs: Any) -> graph.ClassNode: ...
 
 
 class Method(Remote[F_co], Protocol[F_co, Plain_co]):
-    """A marked method: `.remote(...)` for who holds a handle, a plain call inside the class."""
+    """Marked method: a handle calls it by `.remote(...)`, the class itself calls it plainly."""
 
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
