@@ -1,4 +1,4 @@
-"""Tuning: trials of a trainable with different hyperparameters, stopped early where they disappoint.
+"""Tuning: run trials of a trainable with different hyperparameters and stop the bad trials early.
 
     from trainkit import tune
 
@@ -15,7 +15,7 @@
     )
     print(tuner.fit().get_best_result().config)
 
-Names are loaded when first used; they are in `__init__.pyi`.
+Names are imported on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of an experiment: dataclasses that check themselves, also when one is assigned to."""
+"""Settings of an experiment: dataclasses that check their values, also on later assignment."""
 
 from __future__ import annotations
 
@@ -43,35 +43,37 @@ DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
 
     Args:
-        mode: "min" or "max"; for several objectives a list, with one for each metric. None will do with a
-            metric where nobody asks which is better: neither searcher, scheduler nor `get_best_result()`.
-        metric: name of the reported value to optimise, such as "eval/accuracy"; or a list of several.
-        search_alg: what suggests configurations, or its name; grid and random by default.
-        scheduler: what stops trials early, or its name; none by default.
-        num_samples: draws from the space; a grid is repeated this often; -1: until something ends it, such as
-            the time budget, a stopper, Ctrl-C, or that every configuration was tried.
-        max_concurrent_trials: trials at once; None or 0: as many as the resources allow.
-        time_budget_s: seconds, or a timedelta, for one call of `fit`; trials that then run are stopped at
-            their next report, interrupted where that takes more than half of $TRAINKIT_STOP_GRACE_S, which
-            is 5, and killed after all of it.
-        reuse_actors: trials take over the processes of those that ended, instead of one each: thousands of
-            short trials cost a fraction. What a trial leaves in its process, the next one finds there.
-        trial_name_creator: from a `Trial`, its name.
-        trial_dirname_creator: from a `Trial`, the name of its folder.
-        seed: of searcher, scheduler and trials; None draws one, which the experiment file keeps.
-        trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take, from when it has its
-            resources; then it is killed, wherever it is, and has failed.
-        allow_duplicates: False: a configuration that was drawn before is drawn anew, and when there is no
-            other, the experiment ends. A grid that num_samples repeats is repeated all the same.
-        strict_metric_checking: a first report that has the metric by another spelling ends the experiment
-            with an error, and a trial that ends without having reported the metric has failed; False: the
-            metric may come late, or not at all.
-        chdir_to_trial_dir: the older place of RunConfig's.
+        mode: "min" or "max", or a list with one entry for each of several metrics. None is allowed with a
+            metric only if neither the searcher, the scheduler nor `get_best_result()` needs a direction.
+        metric: name of the reported value to optimise, such as "eval/accuracy", or a list of names.
+        search_alg: searcher that suggests configurations, or its name; default: grid and random search.
+        scheduler: scheduler that stops trials early, or its name; default: no scheduler.
+        num_samples: number of samples from the space; a grid is repeated this often. -1: sample until a time
+            budget, a stopper, Ctrl-C or the last untried configuration ends the experiment.
+        max_concurrent_trials: maximum number of trials that run at once; None or 0: limited by resources
+            only.
+        time_budget_s: seconds, or a timedelta, for one call of `fit`. Trials that still run are stopped at
+            their next report, interrupted after half of $TRAINKIT_STOP_GRACE_S (default 5 seconds) without
+            one, and killed after all of it.
+        reuse_actors: let a new trial take over the process of an ended trial instead of starting a process.
+            Thousands of short trials then cost a fraction. A trial sees what earlier trials left in the
+            process.
+        trial_name_creator: function from a `Trial` to its name.
+        trial_dirname_creator: function from a `Trial` to the name of its folder.
+        seed: seed of searcher, scheduler and trials; None draws a seed and stores it in the experiment file.
+        trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take once it has its
+            resources. After this time the trial is killed and counts as failed.
+        allow_duplicates: False: a configuration that repeats an earlier one is sampled again; without a new
+            configuration the experiment ends. num_samples still repeats a grid.
+        strict_metric_checking: True: a first report with another spelling of the metric ends the experiment
+            with an error, and a trial that never reports the metric fails. False: the metric may be reported
+            late, or never.
+        chdir_to_trial_dir: former place of RunConfig(chdir_to_trial_dir=...).
 
     Raises:
         ConfigError: a value is out of range.
@@ -130,48 +132,50 @@ class TuneConfig(Settings):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """Several, where lists were given; none otherwise."""
+        """The objectives if lists were given; otherwise an empty tuple."""
         return objectives_of(self.metric, self.mode)
 
     @property
     def one_metric(self) -> str | None:
-        """The metric where there is one."""
+        """The metric, if it is a single name."""
         return self.metric if isinstance(self.metric, str) else None
 
     @property
     def one_mode(self) -> str | None:
-        """The mode of the one metric."""
+        """The mode, if it is a single mode."""
         return self.mode if isinstance(self.mode, str) else None
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class RunConfig(Settings):
-    """Where an experiment is kept, when its trials end, and who is told.
+    """Settings of a run: storage folder, stop rules, checkpoints, loggers and callbacks.
 
     Args:
-        name: of the experiment's folder; None: the trainable's name, the date and a few letters.
-        storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. An
-            address such as "s3://bucket/experiments": the experiment is then kept in that local folder, and
+        name: name of the experiment's folder; None: the trainable's name, the date and a few letters.
+        storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With
+            an address such as "s3://bucket/experiments", the experiment is kept in that local folder and
             copied to the address while it runs.
-        storage_filesystem: an fsspec file system that `storage_path` is a path of, or a `tune.syncer.Syncer`,
-            which is not asked what is there before; None: the local one, or the one that the address names.
-        failure_config: what happens when a trial fails.
-        checkpoint_config: which checkpoints are made and kept.
-        sync_config: how the copy at an address is kept.
-        verbose: 0, False: silent; 1, True: the console table, or short lines where there is no terminal; 2
-            and 3: more.
-        stop: {"training_iteration": 10}: any value reached ends the trial, and {"eval": {"loss": 1}} is that
-            of "eval/loss"; or (trial_id, result) -> bool; or a `Stopper`, or a list of them. A report with
-            {"done": True} ends its trial without a rule.
-        callbacks: objects that are told of every step, or names such as "mlflow"; the default loggers and
-            the console come by themselves.
-        progress_reporter: in place of the console, such as `tune.CLIReporter()`; verbose=0 silences it too.
-        log_to_file: True keeps what trials print in `stdout` and `stderr` of their folders; or one file name
-            for both, or two.
-        chdir_to_trial_dir: True runs each trial in its own folder; False: where the program does; None: in
-            its own, unless $TRAINKIT_CHDIR_TO_TRIAL_DIR is 0.
-        default_loggers: the loggers that come by themselves, of "json", "csv" and "tensorboard"; (): none.
+        storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; a Syncer is
+            not asked for existing experiments. None: the local file system, or the one that the address
+            names.
+        failure_config: policy for failed trials.
+        checkpoint_config: rules for saving and keeping checkpoints.
+        sync_config: settings of the copy at an address.
+        verbose: 0 or False: silent; 1 or True: a console table, or short lines without a terminal; 2 and 3:
+            more output.
+        stop: bounds such as {"training_iteration": 10}; a trial ends when it reaches any of them. {"eval":
+            {"loss": 1}} means "eval/loss". Or a function (trial_id, result) -> bool, a `Stopper`, or a list
+            of these. A report with {"done": True} always ends its trial.
+        callbacks: callback objects, or names such as "mlflow"; the default loggers and the console are added
+            automatically.
+        progress_reporter: replacement for the console, such as `tune.CLIReporter()`; verbose=0 silences it
+            too.
+        log_to_file: True writes the output of trials to `stdout` and `stderr` in their folders; or give one
+            file name for both streams, or two names.
+        chdir_to_trial_dir: True: run each trial in its own folder; False: in the program's current folder;
+            None: in its own folder, unless $TRAINKIT_CHDIR_TO_TRIAL_DIR is 0.
+        default_loggers: loggers to add automatically, from "json", "csv" and "tensorboard"; (): no loggers.
 
     Raises:
         ConfigError: a value is out of range.
@@ -256,7 +260,7 @@ class RunConfig(Settings):
 
 
 def _flat(rule: Any) -> Any:
-    """Return a rule whose bounds are nested as reports are by their flat names; any other as it is."""
+    """Return a stop rule with nested bounds flattened like reports; return other rules unchanged."""
     nested = isinstance(rule, Mapping) and any(isinstance(bound, Mapping) for bound in rule.values())
     return flatten(rule) if nested else rule
 

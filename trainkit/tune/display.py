@@ -1,4 +1,4 @@
-"""Tables for the terminal, the notebook and the log, and the progress of an experiment that they show."""
+"""Tables for terminal, notebook and log, and the progress of an experiment that they show."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 MAX_ROWS = 16
-"""Trials in the table of an experiment."""
+"""Maximum number of trials in the table of an experiment."""
 MAX_BEST = 8
-"""Best trials in that table while others run."""
+"""Maximum number of best trials in the table while other trials run."""
 MAX_CONFIG = 400
-"""Characters of a configuration."""
+"""Maximum number of characters of a configuration."""
 MAX_VALUE = 30
-"""Characters of one value of a configuration."""
+"""Maximum number of characters of one value of a configuration."""
 WIDEST = 100_000
-"""Characters of a line that is neither folded nor cut."""
+"""Line width, in characters, that keeps a line from being folded or cut."""
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
 def value_text(value: Any, limit: int | None = None, digits: int = 6) -> str:
-    """Return a value in one line; a float with few digits, and a long text cut."""
+    """Return a value in one line, a float with `digits` significant digits and a text cut to `limit`."""
     text = f"{value:.{digits}g}" if isinstance(value, float) else one_line(str(value))
     return text if limit is None else shortened(text, limit)
 
 
 def cell_text(value: Any, limit: int | None = None) -> str:
-    """Return a value for a cell of a table, which is empty for None."""
+    """Return a value for a table cell; None gives an empty cell."""
     return "" if value is None else value_text(value, limit)
 
 
@@ -56,12 +56,12 @@ def pairs_text(values: Mapping[str, Any], limit: int | None = None, digits: int 
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """Return a configuration in one line; a value, and the line as a whole, is cut where it is too long."""
+    """Return a configuration in one line; cut each value, and the whole line, to its maximum length."""
     return shortened(pairs_text(flatten(config), MAX_VALUE, digits=4), MAX_CONFIG)
 
 
 def number_words(value: Any) -> str:
-    """Return a metric's value with few digits; '' where it is no number."""
+    """Return a metric's value with six significant digits; '' if it is not a number."""
     return f"{value:.6g}" if is_number(value) else ""
 
 
@@ -71,12 +71,12 @@ def count_words(count: int, noun: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return `text`, with '...' at its end where it has more than `limit` characters."""
+    """Return `text`, cut to `limit` characters with '...' at its end if it is longer."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def one_line(text: str) -> str:
-    """Return `text` with spaces for line ends and for all else that a terminal would obey."""
+    """Return `text` with spaces instead of line ends and other control characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 _SHORTER = (
-    # The status beside it says that the trial was stopped, and the rest says that its scheduler did so.
+    # The status column already says that the trial stopped; the rest implies that the scheduler did it.
     (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
     (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
     (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
@@ -103,7 +103,7 @@ _SHORTER = (
 
 
 def short_reason(reason: str) -> str:
-    """Return the reason for a trial's status in one line and fewer words, for a table."""
+    """Return the reason for a trial's status in one line, abbreviated for a table."""
     text = first_line(reason)
     for pattern, shorter in _SHORTER:
         text = pattern.sub(shorter, text)
@@ -117,15 +117,15 @@ def short_reason(reason: str) -> str:
 class Table:
     """Table with lines of text above and below it.
 
-    `rich` prints it, with what is too wide for the terminal cut: the columns of the longest texts first.
+    `rich` prints the table. If it is too wide for the terminal, the columns with the longest texts are cut.
 
     Attributes:
         columns: headings.
         rows: cells, one for each column.
         lines: text above the table.
-        below: line below the table; "" for none.
-        strong: index of the most important of `lines`; None for none.
-        widths: characters that each column keeps in a narrow terminal; () for none.
+        below: line below the table, or "".
+        strong: index of the most important of `lines`, or None.
+        widths: minimum width of each column in a narrow terminal, in characters; () for no minimum.
     """
 
     columns: Sequence[str] = ()
@@ -141,7 +141,7 @@ class Table:
         from rich.text import Text
 
         def cell(text: str) -> Text:
-            # Columns whose texts are wrapped would not be narrowed but left out.
+            # rich drops columns with wrapped text instead of narrowing them.
             return Text(one_line(text), no_wrap=True, overflow="ellipsis")
 
         parts: list[RenderableType] = [
@@ -185,10 +185,10 @@ def _html_row(tag: str, cells: Iterable[str]) -> str:
 
 
 def wide_console(file: Any = None) -> Console:
-    """Return a console that neither folds nor cuts a line, and takes a text as it is.
+    """Return a console that does not fold, cut or highlight lines or read markup.
 
     Args:
-        file: to write to; None for standard output, in colours where it is a terminal.
+        file: file to write to; None: standard output, in colours if it is a terminal.
     """
     from rich.console import Console
 
@@ -207,17 +207,17 @@ def wide_console(file: Any = None) -> Console:
 
 
 class Display(Protocol):
-    """Place where a table is shown again and again, each time instead of the one before."""
+    """Output that shows a table repeatedly and replaces the previous table each time."""
 
     def show(self, table: Table) -> None:
-        """Show this table."""
+        """Show this table in place of the previous table."""
 
     def close(self) -> None:
-        """Leave the last table as it is."""
+        """Stop updating; the last table stays visible."""
 
 
 class TerminalDisplay:
-    """Block of lines in a terminal; what is printed meanwhile appears above it."""
+    """Block of lines in a terminal; other output appears above the block."""
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -233,10 +233,10 @@ class TerminalDisplay:
 
 
 class NotebookDisplay:
-    """Output of a notebook's cell, as HTML, and as text for front ends without HTML.
+    """Output of a notebook cell, as HTML, and as text for front ends without HTML.
 
     Args:
-        display: IPython's function of that name.
+        display: the function IPython.display.display.
     """
 
     def __init__(self, display: Callable[..., Any]) -> None:
@@ -258,8 +258,8 @@ class NotebookDisplay:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Return IPython's `display` in a notebook; None elsewhere, also in IPython in a terminal."""
-    ipython = sys.modules.get("IPython")  # the kernel has imported it long before
+    """Return IPython's `display` in a notebook; None elsewhere, including IPython in a terminal."""
+    ipython = sys.modules.get("IPython")  # in a notebook, the kernel has already imported it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return None
@@ -270,7 +270,7 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def has_screen() -> bool:
-    """True if standard output is a terminal that can redraw a block and knows all letters."""
+    """Return True if standard output is a terminal that can redraw a block and prints UTF-8."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return False
     return codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
@@ -281,23 +281,23 @@ Say = Callable[[str], None]
 
 
 def say(line: str) -> None:
-    """Print a line; letters that standard output can't hold are spelled out."""
+    """Print a line; escape characters that the encoding of standard output lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(f"{line}\n".encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
 
 
 QUIET_S = 1.0
-"""Seconds that the end of an experiment waits for something before it says so."""
+"""Seconds of silent waiting at the end of an experiment before a line explains the wait."""
 
 
 def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, say: Say) -> None:
-    """Wait for at most `timeout_s`, and print a line where that takes more than a second.
+    """Wait for at most `timeout_s`, and print a line if the wait takes more than a second.
 
     Args:
-        what: is waited for, in words.
-        wait: called with seconds to wait; returns true as soon as there is nothing more to wait for.
-        timeout_s: for both calls together.
+        what: description of the awaited event, for the line.
+        wait: function of the seconds to wait; it returns true as soon as the wait is over.
+        timeout_s: maximum seconds of both calls of `wait` together.
         say: prints the line.
     """
     if wait(min(QUIET_S, timeout_s)) or timeout_s <= QUIET_S:
@@ -310,14 +310,14 @@ def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, sa
 
 
 class ExperimentProgress:
-    """Counts and best trials of an experiment; only new trials and those that have not ended are read.
+    """Counts and best trials of an experiment. An update reads only new and unfinished trials.
 
     Args:
-        metric, mode: by which the best trial is found, from last reports; None: no trial is best.
-        started: time in seconds.
+        metric, mode: criterion for the best trial, applied to last reports; None: no trial is best.
+        started: start time in seconds.
 
     Attributes:
-        ranked: the best trials at the last `look`, at most MAX_ROWS, the best first.
+        ranked: the best trials at the last `look`, best first, at most MAX_ROWS.
     """
 
     def __init__(self, metric: str | None, mode: str | None, started: float) -> None:
@@ -326,7 +326,7 @@ class ExperimentProgress:
         self.started = started
         self.ranked: list[Trial] = []
         self._leaders: list[tuple[float, int, Trial]] = []
-        """Negative score, index and trial of the best that have ended, the best first."""
+        """Negative score, index and trial of the best ended trials, best first."""
         self._known = 0
         self._open: list[Trial] = []
         self._ended: Counter[str] = Counter()
@@ -334,7 +334,7 @@ class ExperimentProgress:
         self._failed: deque[Trial] = deque(maxlen=MAX_ROWS)
 
     def look(self, trials: Sequence[Trial]) -> None:
-        """Update the counts; `trials` are all trials in the order suggested."""
+        """Update the counts; `trials` are all trials, in the order of suggestion."""
         candidates = [*self._open, *trials[self._known :]]
         self._known = len(trials)
         self._open = [trial for trial in candidates if not trial.status.is_finished]
@@ -347,8 +347,8 @@ class ExperimentProgress:
         self.ranked = [trial for _, _, trial in best]
 
     def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
-        """Return the trials whose last report has the metric as a finite number, each behind its score."""
-        if self.metric is None or self.mode is None:  # nobody has said which is better
+        """Return negative score, index and trial of each trial whose last report has a finite metric."""
+        if self.metric is None or self.mode is None:  # without a mode, no value is better than another
             return []
         found = []
         for trial in trials:
@@ -359,30 +359,30 @@ class ExperimentProgress:
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best last report, the first suggested of equals.
+        """The trial with the best last report; among equal trials, the first suggested.
 
-        None: no last report has the metric, or all trials have failed.
+        None if no last report has the metric, or if all trials have failed.
         """
         return None if self.all_failed else next(iter(self.ranked), None)
 
     @property
     def all_failed(self) -> bool:
-        """True if there are trials and each of them has failed."""
+        """True if at least one trial exists and every trial has failed."""
         return 0 < self._known == self._ended["failed"]
 
     @property
     def created(self) -> int:
-        """Number of trials so far."""
+        """Number of trials created so far."""
         return self._known
 
     @property
     def ended(self) -> int:
-        """Number of trials that have ended, with or without an error."""
+        """Number of trials that have ended, successfully or not."""
         return self._ended.total()
 
     @property
     def only_waits(self) -> bool:
-        """True if trials are pending, and none runs."""
+        """True if all unfinished trials are pending, and at least one is."""
         return {trial.status for trial in self._open} == {TrialStatus.PENDING}
 
     def counts(self) -> str:
@@ -391,19 +391,19 @@ class ExperimentProgress:
         return ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state]) or "no trial yet"
 
     def failed_words(self, path: str) -> str:
-        """Return the command that shows the latest traceback; '' if no trial has failed or `path` is ''."""
+        """Return the command that shows the latest traceback; '' without a failed trial or a `path`."""
         if not self._failed or not path:
             return ""
         latest = self._failed[-1].trial_id
         return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
 
     def shown(self, *, ended: bool = False) -> list[Trial]:
-        """Return at most MAX_ROWS trials for a table: first the best, the best first.
+        """Return at most MAX_ROWS trials for a table, the best trials first, in order of score.
 
-        Behind them come trials that run, have failed or came last, in the order suggested.
+        The other rows show running, failed and recently ended trials, in the order of suggestion.
 
         Args:
-            ended: the experiment has ended, and the best may take all rows.
+            ended: True if the experiment has ended; the best trials may then take all rows.
         """
         best = self.ranked[: MAX_ROWS if ended else MAX_BEST]
         running = [trial for trial in self._open if trial.status is TrialStatus.RUNNING]
@@ -417,7 +417,7 @@ class ExperimentProgress:
         return [*best, *sorted(others, key=lambda trial: trial.index)]
 
     def best_words(self) -> str:
-        """Return the metric of the best trial's last report; '' where no trial is best."""
+        """Return the metric in the best trial's last report; '' without a best trial."""
         best = self.best
         if best is None or self.metric is None:
             return ""
@@ -426,7 +426,7 @@ class ExperimentProgress:
         return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
     def best_config_words(self) -> str:
-        """Return `best_words` with the configuration, or that no trial is best as all have failed."""
+        """Return `best_words` with the configuration; if all trials have failed, say so."""
         if self.all_failed and self.metric is not None:
             return f"best by last report: {NONE_BEST}"
         best = self.best
@@ -448,19 +448,19 @@ _WIDTHS = {
     "parameters": 10,
     "why": 10,
 }
-"""Columns of the table of trials, with the characters that each keeps in a narrow terminal."""
+"""Columns of the table of trials, each with its minimum width in a narrow terminal."""
 
 
 def progress_table(
     progress: ExperimentProgress, info: Mapping[str, Any], path: str, ending: str = ""
 ) -> Table:
-    """Return the experiment as the console shows it.
+    """Return the table of an experiment for the console.
 
     Args:
-        progress: of the experiment.
-        info: arguments that callbacks get at the end of a step.
-        path: folder of the experiment; "" where it is not kept.
-        ending: why the experiment has ended; "" while it runs.
+        progress: progress of the experiment.
+        info: arguments that callbacks receive at the end of a step.
+        path: folder of the experiment; "" if it is kept in memory only.
+        ending: reason for the end of the experiment; "" while it runs.
     """
     elapsed, left = duration(info["time"] - progress.started), info.get("remaining_s")
     clock = f"{elapsed} gone" + (f", about {duration(left)} left" if left else "")

@@ -1,4 +1,4 @@
-"""`Tuner`: the front door. It checks what it is given and hands over."""
+"""`Tuner`, the entry point of tuning: it checks its arguments and runs the experiment."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class Tuner:
-    """Runs a trainable with many configurations, and finds the best.
+    """Experiment that runs a trainable with many configurations and finds the best one.
 
     Args:
-        trainable: a function of the configuration, which reports by `tune.report`, by yielding or by
-            returning metrics; or a `Trainable` class; either may be bound by `with_resources` and
-            `with_parameters`, or be a name that `register_trainable` was given.
+        trainable: a function of the configuration that reports metrics by `tune.report`, `yield` or its
+            return value; or a `Trainable` class; or either of them wrapped by `with_resources` or
+            `with_parameters`; or a name registered with `register_trainable`.
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
-        tune_config: what is searched for, and how.
-        run_config: where the experiment is kept, when trials end, who is told; None: as the trainer says that
-            is the trainable, or the defaults.
+        tune_config: settings of the search.
+        run_config: settings of storage, stopping and callbacks; None: the settings of the trainer that is the
+            trainable, or the defaults.
 
     Raises:
-        ConfigError: an argument is wrong; SpaceError: the search space is.
+        ConfigError: an argument is wrong; SpaceError: the search space is wrong.
     """
 
     _needs_both: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        # A trainer may bring settings of its own.
+        # A trainer passed as the trainable may have its own RunConfig.
         own = getattr(trainable, "run_config", None)
         run = run_config or (own if isinstance(own, RunConfig) else RunConfig())
         tune = tune_config or TuneConfig()
@@ -67,28 +67,29 @@ class Tuner:
         self._results: ResultGrid | None = None
 
     def fit(self) -> ResultGrid:
-        """Run the experiment; return when all trials have ended, or after a Ctrl-C what there is by then.
+        """Run the experiment and return its results; after a Ctrl-C, return the results so far.
 
         Raises:
             InfeasibleError: a trial asks for more than the machine has.
-            SerializationError: the trainable or a value can't be sent to a worker; the part is named.
-            ConfigError: the folder holds an experiment already; or the scheduler pauses trials, and they save
-                no checkpoints: what was reported is kept.
+            SerializationError: the trainable or a value can't be sent to a worker; the message names the
+                part.
+            ConfigError: the folder already holds an experiment; or the scheduler pauses trials that save no
+                checkpoints. Reports are kept.
             StoreError: the folder can't be written.
-            StorageError: the copy at storage_path can't be written, or is not complete in the end; the
-                results are there all the same, by `get_results`.
-            NodeDiedError: the runtime's node died again and again, and no trial got any further.
-            KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can be restored all the same.
-            SystemExit: with code 143, by SIGTERM, once the experiment has ended as by Ctrl-C.
+            StorageError: the copy at storage_path can't be written or is incomplete at the end; `get_results`
+                still returns the results.
+            NodeDiedError: the runtime's node died repeatedly without progress of any trial.
+            KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can still be restored.
+            SystemExit: with code 143 after SIGTERM, once the experiment has ended as after Ctrl-C.
         """
         self._results = self._experiment.fit()
         return self._results
 
     def get_results(self) -> ResultGrid:
-        """Return the results of `fit`, or of a restored experiment as far as it has come.
+        """Return the results of `fit`, or the results so far of a restored experiment.
 
         Raises:
-            StoreError: there are none yet.
+            StoreError: the experiment has no results yet.
         """
         return self._results if self._results is not None else self._experiment.results()
 
@@ -108,32 +109,32 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> Tuner:
-        """Return a Tuner whose `fit` goes on with the experiment in `path`.
+        """Return a Tuner whose `fit` resumes the experiment in `path`.
 
-        Results that were reported stay. Trials that had not ended go on from their last checkpoint, or
-        start again without one. Scheduler and searcher are rebuilt by replaying what they were told.
+        Existing reports are kept. Unfinished trials resume from their last checkpoint, or restart without
+        one. The scheduler and the searcher are rebuilt by replaying their events.
 
         Args:
-            path: of the experiment's folder, or an address that it was copied to.
-            trainable: as at the start.
-            resume_unfinished: False ends them instead.
-            resume_errored: go on with trials that failed, from their last checkpoint.
-            restart_errored: start trials that failed from the beginning.
-            param_space: needed if it holds functions or objects; or another one: trials of before stay as
-                they are, and further ones are drawn from it.
-            storage_filesystem: an fsspec file system that `path` is a path of.
-            resume_finished: True, or trial ids, or results: finished trials that go on from their last
-                checkpoints, under the rules that hold now, such as RunConfig(stop=...).
-            resume_config: what is done with each kind of trial, in place of the arguments `resume_...` and
+            path: the experiment's folder, or an address that it was copied to.
+            trainable: the trainable of the first run.
+            resume_unfinished: False ends the unfinished trials instead of resuming them.
+            resume_errored: resume failed trials from their last checkpoint.
+            restart_errored: restart failed trials from the beginning.
+            param_space: required if the space holds functions or objects. A different space is allowed:
+                existing trials keep their configurations, and new trials are sampled from the new space.
+            storage_filesystem: an fsspec file system for `path`.
+            resume_finished: finished trials to resume from their last checkpoints, under the current rules,
+                such as RunConfig(stop=...): True for all, or trial ids, or results.
+            resume_config: treatment of each kind of trial, instead of the arguments `resume_...` and
                 `restart_errored`.
-            tune_config: settings to change, such as `num_samples`, and a scheduler or searcher of your own
-                to give again; what is left at its default stays as stored.
-            run_config: the same, for a stop rule and callbacks; callbacks are those given here.
+            tune_config: settings to change, such as `num_samples`, and any custom scheduler or searcher of
+                the first run; settings left at their defaults stay as stored.
+            run_config: settings to change, such as the stop rule; its callbacks replace the former callbacks.
 
         Raises:
             StoreError: `path` holds no experiment, or its file is damaged or foreign.
             StorageError: the address can't be read.
-            ConfigError: a part that the file can't hold was not given.
+            ConfigError: a part that the file can't hold is missing from the arguments.
             MetricError: `tune_config` names a metric that none of the reports has.
         """
         rule = running.ResumeRule.of(
@@ -155,11 +156,11 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """True if `path`, a folder or an address, holds an experiment that can be read.
+        """Return True if `path`, a folder or an address, holds a readable experiment.
 
         Args:
-            path: of the experiment.
-            storage_filesystem: an fsspec file system that `path` is a path of.
+            path: folder or address of the experiment.
+            storage_filesystem: an fsspec file system for `path`.
 
         Raises:
             StorageError: the address can't be reached.

@@ -1,4 +1,4 @@
-"""Ledger of what running trials reserve, and what a scheduler may see of the experiment."""
+"""Resource ledger of the running trials, and the scheduler's view of the experiment."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Trial
 
 UNMETERED_LIMIT = 64
-"""Trials at once that reserve nothing: each is a process all the same."""
+"""Maximum number of concurrent trials without resource requests, as each still needs a process."""
 
 _SIMULATED = {
     "has": "the simulated workers have",
     "more": "simulate more workers: each has 1 CPU and nothing else",
 }
-"""Words of the message to a user who asks for too much."""
+"""Parts of the error message for a request that exceeds the simulated workers."""
 
 
 class ResourceLedger:
-    """Counts resources in ten-thousandths, so that ten times 0.1 is exactly 1.
+    """Ledger of reserved resources, counted in ten-thousandths so that ten times 0.1 is exactly 1.
 
     Args:
-        existing: amounts by resource name, all free.
-        max_concurrent: trials at once; None: as the resources allow.
-        simulated: these are a simulation's workers, not what the engine has.
-        ahead: so many trials for each that fits, as not all that are under way run.
+        existing: total amounts by resource name, all free at first.
+        max_concurrent: maximum number of concurrent trials; None: limited by resources only.
+        simulated: True if the resources belong to a simulation's workers and not to the engine.
+        ahead: factor on the available amounts, as some of the submitted trials still wait.
     """
 
     def __init__(
@@ -48,24 +48,25 @@ class ResourceLedger:
 
     @property
     def is_simulated(self) -> bool:
-        """True if nothing of the engine's is taken."""
+        """True if the ledger reserves no resources of the engine."""
         return bool(self._words)
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
-        """Raise InfeasibleError if `request` exceeds all there is."""
+        """Raise InfeasibleError if `request` exceeds the total resources."""
         for name, amount in request.units.items():
             if amount > self._all.get(name, 0):
                 require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
-        """Return True if a further trial may fit that requests the same as an earlier one.
+        """Return True if another trial with the same request as an earlier trial may fit.
 
-        So a configuration is suggested only when it can run, with all that is known by then.
+        A configuration is thus suggested only when it can run, so that the searcher knows all earlier
+        reports.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 
     def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
-        """Take what `request` asks for; False, and nothing taken, if it doesn't fit now."""
+        """Reserve the resources of `request`; return False and reserve nothing if they are not free."""
         asked = request.units
         if asked is not self._asked_last:
             self._asked[frozenset(asked.items())] = self._asked_last = asked
@@ -86,16 +87,16 @@ class ResourceLedger:
         return limit is None or len(self._held) < limit
 
     def limit(self, max_concurrent: int | None) -> None:
-        """Let so many trials run at once, once fewer do; None: as the resources allow."""
+        """Change the maximum number of concurrent trials; None: limited by resources only. No trial ends."""
         self._max_concurrent = max_concurrent
 
     def release(self, trial_id: str) -> None:
-        """Give back what a trial held; nothing if it held nothing."""
+        """Free the resources that a trial holds, if any."""
         for name, amount in self._held.pop(trial_id, {}).items():
             self._free[name] += amount
 
     def used(self) -> dict[str, float]:
-        """Return the resources of running trials by name; at most the total."""
+        """Return the resources of running trials by name, at most the total."""
         held = {name: amount * self._ahead - self._free[name] for name, amount in self._all.items()}
         return {name: min(held[name], self._all[name]) / QUANTUM for name in held if held[name]}
 
@@ -104,12 +105,12 @@ class ResourceLedger:
 
 
 class ExperimentView:
-    """The experiment as a scheduler may see it; the first argument of a resource-allocation function.
+    """View of the experiment for schedulers; the first argument of a resource-allocation function.
 
     Args:
-        trials: of the experiment, a list that grows.
-        by_id: the same.
-        ledger: of what running trials reserve.
+        trials: list of all trials, which grows.
+        by_id: the same trials by trial id.
+        ledger: ledger of the running trials' resources.
     """
 
     def __init__(self, trials: Sequence[Trial], by_id: Mapping[str, Trial], ledger: ResourceLedger) -> None:
@@ -119,41 +120,41 @@ class ExperimentView:
 
     @property
     def existing(self) -> dict[str, float]:
-        """All there is for trials, by resource name."""
+        """Total resources for trials, by name."""
         return dict(self._ledger.existing)
 
     @property
     def free(self) -> dict[str, float]:
-        """Return the resources that no running trial reserves, by name."""
+        """Resources that no running trial reserves, by name."""
         used = self._ledger.used()
         return {name: amount - used.get(name, 0.0) for name, amount in self.existing.items()}
 
     def trial(self, trial_id: str) -> Trial:
-        """The trial of this id."""
+        """Return the trial with this id."""
         return self._by_id[trial_id]
 
     def get_trials(self) -> list[Trial]:
-        """All trials so far, in the order suggested."""
+        """Return all trials so far, in the order of suggestion."""
         return list(self._trials)
 
     def get_live_trials(self) -> list[Trial]:
-        """Those that have not ended: running, waiting or paused."""
+        """Return the trials that have not ended: running, waiting or paused."""
         return [trial for trial in self._trials if not trial.status.is_finished]
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
-        """Raise InfeasibleError if `request` exceeds all there is."""
+        """Raise InfeasibleError if `request` exceeds the total resources."""
         self._ledger.require_feasible(request, what=what)
 
-    # --- as functions written for Ray ask -----------------------------------------------------------
+    # --- names that functions written for Ray use ---------------------------------------------------
 
     @property
     def _resource_updater(self) -> ExperimentView:
         return self
 
     def get_num_cpus(self) -> float:
-        """CPUs that there are."""
+        """Return the total number of CPUs."""
         return self.existing.get("CPU", 0.0)
 
     def get_num_gpus(self) -> float:
-        """GPUs that there are."""
+        """Return the total number of GPUs."""
         return self.existing.get("GPU", 0.0)

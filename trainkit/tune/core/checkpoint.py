@@ -1,4 +1,4 @@
-"""Checkpoints: directories that are written aside, flushed and renamed."""
+"""Checkpoints: directories that are written under a temporary name, flushed and renamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.runtime import serialize
 
 
 def largest_folders(folder: Path, count: int = 3) -> list[tuple[str, int]]:
-    """Return the largest of the folders in `folder`, each with its bytes, those inside included."""
+    """Return the `count` largest subfolders of `folder`, each with its total size in bytes."""
     with os.scandir(folder) as entries:
         paths = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return sorted(((path, sum(_sizes(path))) for path in paths), key=lambda size: -size[1])[:count]
@@ -33,27 +33,27 @@ def _sizes(folder: str) -> Iterator[int]:
         for name in files:
             try:
                 yield os.lstat(os.path.join(top, name)).st_blocks * 512
-            except FileNotFoundError:  # a trial has removed it meanwhile
+            except FileNotFoundError:  # a running trial may remove files during the walk
                 continue
 
 
 def is_full(error: BaseException) -> bool:
-    """True if `error` says that the disk, or a quota on it, is used up."""
+    """Return True if `error` says that the disk or its quota is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    if isinstance(error, shutil.Error):  # of a tree: texts of what went wrong, for each file
+    if isinstance(error, shutil.Error):  # copytree gives only the texts of the errors, one for each file
         return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def advice(folder: Path, error: BaseException) -> str:
-    """Text for a message on `error`: if the disk is full, the largest folders of the experiment; else ''."""
+    """Return a hint for the message of `error`: the largest folders if the disk is full, else ''."""
     if not is_full(error):
         return ""
     try:
         free = shutil.disk_usage(folder).free
         largest = [f"{path} ({megabytes(size)})" for path, size in largest_folders(folder) if size]
-    except OSError:  # the message is about another one
+    except OSError:  # the message is about `error`; a failure here must not replace it
         return ""
     text = f" The disk is full: {megabytes(free)} are free."
     if largest:
@@ -65,20 +65,20 @@ def advice(folder: Path, error: BaseException) -> str:
 
 
 def megabytes(size: int) -> str:
-    """Such as '12.3 MB'."""
+    """Return a size in megabytes, such as '12.3 MB'."""
     return f"{size / 1e6:.1f} MB"
 
 
 FILENAME = "dictionary.pkl"
 RETURNED = ".returned_path"
-"""Holds the path, within the folder, that `save_checkpoint` returned."""
+"""File with the path, relative to the folder, that `save_checkpoint` returned."""
 
 
 def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
     """Write `state` into `folder`.
 
     Raises:
-        CheckpointError: a part of it can't be pickled.
+        CheckpointError: a part of `state` can't be pickled.
     """
     try:
         data = serialize.dumps(dict(state))
@@ -90,10 +90,10 @@ def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
 
 
 def read_dictionary(folder: str) -> dict[str, Any]:
-    """Return what `write_dictionary` wrote into `folder`.
+    """Return the dictionary that `write_dictionary` wrote into `folder`.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: the dictionary is missing or damaged.
     """
     try:
         state: dict[str, Any] = pickle.loads(Path(folder, FILENAME).read_bytes())
@@ -109,10 +109,10 @@ def read_dictionary(folder: str) -> dict[str, Any]:
 
 
 def keep_returned(folder: str, returned: Any) -> None:
-    """Keep in `folder` what `save_checkpoint(folder)` returned besides writing files.
+    """Store in `folder` the value that `save_checkpoint(folder)` returned.
 
     Raises:
-        CheckpointError: it is neither None, a dictionary, nor a path within the folder.
+        CheckpointError: the value is neither None, a dictionary, nor a path within the folder.
     """
     if returned is None:
         return
@@ -130,7 +130,7 @@ def keep_returned(folder: str, returned: Any) -> None:
 
 
 def given_back(folder: str) -> Any:
-    """Return the argument of `load_checkpoint`: the dictionary or path that was returned, or the folder."""
+    """Return the argument for `load_checkpoint`: the stored dictionary or path, or else the folder."""
     if Path(folder, FILENAME).exists():
         return read_dictionary(folder)
     returned = Path(folder, RETURNED)
@@ -140,14 +140,14 @@ def given_back(folder: str) -> Any:
 METADATA = ".metadata.json"
 
 CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
-"""Names by `checkpoint_dirname`, of whole ones and of those aside; other folders are the user's."""
+"""Names of finished and of partial checkpoint folders; all other folders belong to the user."""
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Give a temporary folder; one of an actor that is killed goes with the session."""
+    """Yield a temporary folder; if an actor is killed, the session's cleanup removes its folder."""
     engine = runtime.session.running()
-    # Not in the session's own folder: that may lie in a small memory, and checkpoints are large.
+    # The session's own folder may lie in a small RAM disk, and checkpoints are large.
     made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     is_of_actor = engine is not None and engine.current_actor() is not None
     with runtime.session.linked(Path(made.name)) if is_of_actor else nullcontext(), made:
@@ -155,10 +155,10 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 class Checkpoint:
-    """A directory of files that a trial saved, to go on from or to load a model from.
+    """Directory of files that a trial saved, to resume from or to load a model from.
 
     Args:
-        path: of a directory that exists.
+        path: path of an existing directory.
 
     Raises:
         CheckpointError: `path` is not a directory.
@@ -171,15 +171,15 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return the checkpoint in the directory `path`; nothing is copied until it is reported."""
+        """Return the checkpoint in the directory `path`; files are copied only when it is reported."""
         return cls(path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Return a checkpoint that holds a dictionary, for `to_dict`; gone with this object if not reported.
+        """Return a checkpoint of a dictionary, for `to_dict`; it is deleted with this object unless reported.
 
         Raises:
-            CheckpointError: a part of it can't be pickled.
+            CheckpointError: a part of `data` can't be pickled.
         """
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("trainkit_dictionary_"))
@@ -189,26 +189,26 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dictionary that the checkpoint was made of; trust it, as it is a pickle.
+        """Return the dictionary that the checkpoint was made of. It is a pickle: load only trusted files.
 
         Raises:
-            CheckpointError: it was made of files.
+            CheckpointError: the checkpoint was made of files.
         """
         return read_dictionary(self.path)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the files to `path`, or to a new temporary directory; return where they are."""
+        """Copy the files to `path`, or to a new temporary directory, and return the directory."""
         target = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="trainkit_checkpoint_")
         shutil.copytree(self.path, target, dirs_exist_ok=True)
         return target
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Give a directory with the files, to read: `with checkpoint.as_directory() as path:`."""
+        """Yield a directory with the files, for reading: `with checkpoint.as_directory() as path:`."""
         yield self.path
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return what `set_metadata` and `update_metadata` stored; {} at first."""
+        """Return the metadata of `set_metadata` and `update_metadata`; {} if nothing was stored."""
         try:
             text = Path(self.path, METADATA).read_text()
         except FileNotFoundError:
@@ -217,24 +217,24 @@ class Checkpoint:
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Store `metadata`, which JSON must be able to hold, in place of what was there."""
+        """Replace the metadata by `metadata`, which must be JSON data."""
         aside = Path(self.path, f"{METADATA}.partial")
         aside.write_text(json.dumps(dict(metadata)))
         aside.replace(Path(self.path, METADATA))
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Store `metadata` beside what is there; equal keys are replaced."""
+        """Add `metadata` to the stored metadata; equal keys are replaced."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     @property
     def value(self) -> str:
-        """The path, by the name that a trial's checkpoint had in Ray 1.x."""
+        """The path, under its name in Ray 1.x."""
         return self.path
 
     dir_or_data = value
 
     def __fspath__(self) -> str:
-        """A checkpoint stands wherever its path may: `os.path.join(checkpoint, "model.pt")`."""
+        """Return the path, so that `os.path.join(checkpoint, "model.pt")` works."""
         return self.path
 
     def __eq__(self, other: object) -> bool:
@@ -248,20 +248,20 @@ class Checkpoint:
 
 
 def checkpoint_dirname(number: int) -> str:
-    """Name of a trial's n-th checkpoint folder, from 0."""
+    """Return the folder name of a trial's n-th checkpoint, counted from 0."""
     return f"checkpoint_{number:06d}"
 
 
 def commit_directory(partial: str, target: str, *, durable: bool = True) -> None:
-    """Flush all files under `partial` to the disk and give it the name `target`.
+    """Flush all files under `partial` to the disk and rename the folder to `target`.
 
-    What lies at `target` was written by an attempt that ended before its report was committed, so
-    nobody refers to it: it goes.
+    A folder that already exists at `target` is removed: it comes from an attempt that ended before its
+    report was committed, so no report refers to it.
 
     Args:
-        partial: the folder.
-        target: its name from now on.
-        durable: False: nothing is flushed, as the experiment itself does not outlive its program.
+        partial: path of the written folder.
+        target: final path of the folder.
+        durable: False: flush nothing, as the experiment ends with its program anyway.
     """
     for folder, _, files in os.walk(partial) if durable else ():
         for name in files:
@@ -275,13 +275,13 @@ def commit_directory(partial: str, target: str, *, durable: bool = True) -> None
 
 
 def link_checkpoint(source: str, trial_dir: str, dirname: str, *, durable: bool = True) -> str:
-    """Put a copy of the checkpoint at `source` into a trial's folder as `dirname`, which is returned.
+    """Copy the checkpoint at `source` into a trial's folder as `dirname`, and return `dirname`.
 
-    Its files are second names of the same ones where the file system has such: no checkpoint is changed
-    once it is whole, and the copy stays when the original goes. `durable` is as for `commit_directory`.
+    The files are hard links where the file system supports them: a finished checkpoint never changes, and
+    the copy survives the deletion of the original. `durable` is as in `commit_directory`.
 
     Raises:
-        OSError: it can't be made; nothing is left of it.
+        OSError: the copy failed; its partial files are removed.
     """
     partial = os.path.join(trial_dir, f".{dirname}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -295,7 +295,7 @@ def link_checkpoint(source: str, trial_dir: str, dirname: str, *, durable: bool 
 
 
 def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a file a second name, so that its content stays; copy it where there is no such thing."""
+    """Hard-link a file, so that its content outlives `source`; copy it if linking is not supported."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -305,22 +305,22 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
 
 
 def remove_checkpoint(trial_dir: str, dirname: str) -> None:
-    """Remove a checkpoint's folder, in a way that a kill leaves no half of it under its name."""
+    """Remove a checkpoint's folder; a kill meanwhile leaves no partial folder under its name."""
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
     try:
         os.rename(path, aside)
-    except FileNotFoundError:  # somebody else removed it
+    except FileNotFoundError:  # already removed
         return
-    except OSError:  # what can't be removed at all, a restore tries to again
+    except OSError:  # the folder can't be renamed; the next restore tries to remove it again
         aside = path
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_unknown(trial_dir: str, known: Collection[str]) -> None:
-    """Remove checkpoint folders that nothing refers to: of reports that were never committed."""
+    """Remove checkpoint folders that are not in `known`: their reports were never committed."""
     try:
         names = os.listdir(trial_dir)
-    except FileNotFoundError:  # the trial never ran, or somebody removed it
+    except FileNotFoundError:  # the trial never ran, or its folder was removed
         return
     for name in names:
         if CHECKPOINT_FOLDER.fullmatch(name) and name not in known:
@@ -331,7 +331,7 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
     """Copy `checkpoint` into the trial's folder; return the new folder's name.
 
     Raises:
-        CheckpointError: the copy can't be made, such as on a full disk; nothing is left of it.
+        CheckpointError: the copy failed, for example on a full disk; its partial files are removed.
     """
     dirname = checkpoint_dirname(number)
     partial = partial_directory(trial_dir, number)
@@ -339,14 +339,14 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
-        more = advice(Path(trial_dir).parent, error)  # before what there is of it goes
+        more = advice(Path(trial_dir).parent, error)  # measured before the partial copy is removed
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
     return dirname
 
 
 def partial_directory(trial_dir: str, number: int) -> str:
-    """Path of the folder that a checkpoint is written to first; what an earlier attempt left there goes."""
+    """Return the path that a checkpoint is first written to; remove what an earlier attempt left there."""
     partial = os.path.join(trial_dir, f".{checkpoint_dirname(number)}.partial")
     if os.path.lexists(partial):
         shutil.rmtree(partial)

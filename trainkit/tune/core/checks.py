@@ -1,4 +1,4 @@
-"""Checks of values, arguments and optional packages, and names of settings in messages."""
+"""Checks of values, arguments and optional packages, and the names of settings in messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OLDER = {
     "upload_dir": "Give RunConfig(storage_path=...).",
     "syncer": "Give RunConfig(storage_filesystem=...), with a tune.syncer.Syncer of your own.",
 }
-"""Settings of Ray 2.0 to 2.6, and what to give in their place."""
+"""Settings of Ray 2.0 to 2.6, each with a hint at its replacement."""
 
 
 def named_settings(cls: type[T]) -> type[T]:
-    """Return a class of settings whose constructor says for an unknown one which there are."""
+    """Give a settings class a constructor whose error for an unknown setting lists the known settings."""
     construct = cls.__init__
     known = [*inspect.signature(cls).parameters]
 
@@ -43,20 +43,21 @@ def named_settings(cls: type[T]) -> type[T]:
                 )
         construct(self, *args, **given)
 
-    setattr(cls, "__init__", init)  # noqa: B010 - for type checkers the class stays as it is
+    setattr(cls, "__init__", init)  # noqa: B010 - type checkers keep the original signature
     return cls
 
 
 @dataclass(frozen=True)
 class SettingNames:
-    """Names of an interface that runs experiments for its users, such as the searches for scikit-learn.
+    """Names for messages of an interface that runs experiments, such as the scikit-learn searches.
 
     Attributes:
-        names: by the tuner's setting, the user's argument.
-        other: format of a setting that is not in `names`, with its name as the only field; "": the tuner's.
-        resume: how the user goes on with an experiment that has ended early; "{path!r}" in it is its folder.
-        doing: what an experiment does, in a word.
-        raises: the error of a trial is raised, so that its text need not be printed before.
+        names: the user's argument for each setting of the tuner.
+        other: format string for a setting missing in `names`, with the setting's name as its only field; "":
+            the tuner's name.
+        resume: how the user resumes an experiment that ended early; "{path!r}" stands for its folder.
+        doing: one word for what an experiment does.
+        raises: True if the interface raises the error of a trial, so that its text is not printed before.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +72,7 @@ _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", defa
 
 @contextlib.contextmanager
 def named_as(names: SettingNames) -> Iterator[None]:
-    """Have messages of this thread name settings so, until the block ends."""
+    """Let messages of this thread use `names` for settings, until the block ends."""
     token = _CURRENT.set(names)
     try:
         yield
@@ -85,7 +86,7 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
     Args:
         name: such as "stop".
         owner: class of the setting, for a message without its value: "RunConfig" gives "RunConfig(stop=...)".
-        value: in place of the dots.
+        value: text instead of the dots.
     """
     current = _CURRENT.get() or SettingNames()
     other = current.other.format(name) if current.other else f"{owner}({name}={value})"
@@ -93,22 +94,22 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
 
 
 def doing() -> str:
-    """Return what an experiment does, in a word."""
+    """Return one word for what an experiment does."""
     return (_CURRENT.get() or SettingNames()).doing
 
 
 def raises() -> bool:
-    """Return whether the error of a trial is raised to the user."""
+    """Return True if the error of a trial is raised to the user."""
     return (_CURRENT.get() or SettingNames()).raises
 
 
 def how_to_resume(path: object) -> str:
-    """Return how to go on with the experiment at `path`."""
+    """Return the instruction for resuming the experiment at `path`."""
     return (_CURRENT.get() or SettingNames()).resume.format(path=str(path))
 
 
 def already_there(path: object) -> str:
-    """Return the message that there is an experiment at `path` where a new one is to be."""
+    """Return the message for a new experiment whose `path` already holds an experiment."""
     resume = ""
     if _CURRENT.get() is None:
         resume = f"go on with it by Tuner.restore({str(path)!r}, trainable).fit(), or "
@@ -116,7 +117,7 @@ def already_there(path: object) -> str:
 
 
 def went_beside(path: object, folder: object) -> str:
-    """Return the message that there is an experiment at `path`, and the new one is in `folder`."""
+    """Return the message that `path` holds an experiment and that the new experiment is in `folder`."""
     return f"{path} holds an experiment already, which stays as it is: this one is in {folder}"
 
 
@@ -140,7 +141,7 @@ def require_kind(name: str, value: object, kind: type, example: str) -> None:
 
 
 def checked_points(points: Any) -> list[dict[str, Any]]:
-    """Return `points_to_evaluate`, or None, as a list; raise ConfigError unless of dictionaries."""
+    """Return `points_to_evaluate` as a list ([] for None); raise ConfigError unless it holds dictionaries."""
     if points is None:
         return []
     listed = list(points) if isinstance(points, Iterable) else [points]
@@ -152,27 +153,27 @@ def checked_points(points: Any) -> list[dict[str, Any]]:
 
 
 def checked_seed(name: str, seed: Any) -> int | None:
-    """Return the seed that a user gives as argument `name`, or None; raise ConfigError unless it is one."""
+    """Return the user's argument `name` as a seed, or None; raise ConfigError unless it is a valid seed."""
     require_whole(name, seed, 0, optional=True)
     return None if seed is None else int(seed)
 
 
 def is_whole(value: object) -> bool:
-    """True for int and NumPy's integers, but not for True and False."""
+    """Return True for int and NumPy's integers, but not for True and False."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """True for int and float, NaN included, but not for True and False."""
-    # The usual types first: metrics are asked about by the dozen.
+    """Return True for int and float, NaN included, but not for True and False."""
+    # The common types come first, as each report checks dozens of metrics.
     return type(value) in (float, int) or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def is_finite(value: object) -> bool:
-    """True for int and float that are neither NaN nor infinite."""
+    """Return True for int and float that are neither NaN nor infinite."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # the integer is too large for a float
         return False
 
 
@@ -183,7 +184,7 @@ def require_whole(name: str, value: Any, least: int, words: str = "", *, optiona
         name: of the argument.
         value: of the argument.
         least: the smallest value that is allowed.
-        words: for what is allowed, where the message is to say more than the least.
+        words: description of the allowed values, if the message must say more than the minimum.
         optional: None is allowed.
     """
     if not ((optional and value is None) or (is_whole(value) and value >= least)):
@@ -205,8 +206,8 @@ def require_number(
     Args:
         name: of the argument.
         value: of the argument.
-        words: for what is allowed, such as "a number above 0".
-        above: allowed values are larger.
+        words: description of the allowed values, such as "a number above 0".
+        above: exclusive lower bound.
         least: the smallest value that is allowed.
         most: the largest value that is allowed.
         optional: None is allowed.
@@ -229,28 +230,28 @@ def require_name(name: str, value: object, *, optional: bool = False) -> None:
 
 
 def is_name(value: object) -> bool:
-    """True for a text that is not empty."""
+    """Return True for a text that is not empty."""
     return isinstance(value, str) and value != ""
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """True for a dictionary, and for what is like one; of a dictionary known at once, as most are."""
+    """Return True for a dictionary or another Mapping, with a fast path for dict."""
     return type(value) is dict or isinstance(value, Mapping)
 
 
 def call_problem(function: Callable[..., Any], positional: int, by_name: Iterable[str] = ()) -> str | None:
-    """Say why so many arguments by position, and these by name, are none of a function's; None: they are."""
+    """Return why `function` can't take these numbers of arguments and these names; None if it can."""
     try:
         inspect.signature(function).bind(*range(positional), **dict.fromkeys(by_name))
     except TypeError as error:
         return str(error)
-    except ValueError:  # a built-in function may not say what it takes
+    except ValueError:  # some built-in functions have no readable signature
         return None
     return None
 
 
 def shown_signature(function: object) -> str:
-    """Return such as '(self, pending, paused=(), *, new=False)', without types; '=3' of no function."""
+    """Return a signature such as '(self, pending, paused=(), *, new=False)'; '=3' for the non-function 3."""
     if not callable(function):
         return f"={function!r}"
     signature = inspect.signature(function)
@@ -264,16 +265,16 @@ class _NotKept:
 
 
 NOT_KEPT = _NotKept()
-"""In place of an argument that its object has not kept; no file holds it, but for its repr."""
+"""Placeholder for a constructor argument that its object did not store; files hold only its repr."""
 
 
 def arguments_of(thing: object) -> dict[str, Any]:
-    """Return the constructor's arguments of an object that keeps each as an attribute of the same name."""
+    """Return the constructor's arguments of an object, read from its attributes of the same names."""
     return {name: getattr(thing, name, NOT_KEPT) for name in inspect.signature(type(thing)).parameters}
 
 
 def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `arguments` that `function` takes; all, where it takes any."""
+    """Return those entries of `arguments` that are parameters of `function`; all with `**kwargs`."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(arguments)
@@ -285,7 +286,7 @@ if TYPE_CHECKING:
 else:
 
     class free(property):
-        """A property under whose name an object may keep something else."""
+        """Property that an object may override by assigning to its name."""
 
         def __get__(self, thing, owner=None):
             own = {} if thing is None else vars(thing)
@@ -297,7 +298,7 @@ else:
 
 
 def meant(cls: type, base: type, name: str) -> Any:
-    """Return what a subclass of `base` has under the name of a hook, or ours where that can't be the hook."""
+    """Return the hook `name` of a subclass of `base`, skipping attributes that can't be this hook."""
     ours = vars(base)[name]
     return next(own for each in cls.__mro__ if _is_like(own := vars(each).get(name), ours))
 
@@ -311,12 +312,12 @@ def _is_like(own: Any, ours: Any) -> bool:
 
 
 def forwarded(part: str, base: type, names: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator of classes: some attributes and methods are those of an object within.
+    """Return a class decorator that forwards attributes and methods to an inner object.
 
     Args:
-        part: the attribute with that object.
-        base: the class of both, which defines the names.
-        names: of attributes and methods, with blanks between them.
+        part: attribute that holds the inner object.
+        base: base class of both, which defines the names.
+        names: forwarded attributes and methods, separated by blanks.
     """
 
     def decorated(cls: type[T]) -> type[T]:
@@ -342,11 +343,11 @@ def load(module: str, what: str, extra: str) -> Any:
 
     Args:
         module: such as "matplotlib.figure".
-        what: that needs it, in the plural, such as "plots".
-        extra: of trainkit, that brings it.
+        what: user of the module, in the plural, such as "plots".
+        extra: extra of trainkit that installs the package.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: the package is not installed.
     """
     package = module.split(".")[0]
     try:
@@ -356,5 +357,5 @@ def load(module: str, what: str, extra: str) -> Any:
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A table with a row each; a key that a row lacks is NaN there."""
+    """Return a table with one row for each mapping; missing keys become NaN."""
     return load("pandas", "tables", "tune").DataFrame([dict(row) for row in rows])

@@ -1,4 +1,4 @@
-"""Rules for failed trials, checkpoints, copies and restores."""
+"""Policies for failed trials, checkpoints, copies and restores."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from trainkit.tune.core.checks import (
 )
 
 OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
-"""'retry_alone', or a function from the configuration to the one to try instead; None gives up."""
+"""'retry_alone', or a function from the failed configuration to a replacement; None gives up."""
 
 
 class Settings:
-    """Base of settings: what is assigned is checked as the constructor checks it, or nothing is changed."""
+    """Base class of settings: checks an assigned value like the constructor; a bad value changes nothing."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = {each.name for each in fields(self)}
-        if not own <= vars(self).keys():  # the constructor is at work
+        if not own <= vars(self).keys():  # the constructor is still running
             object.__setattr__(self, name, value)
             return
         known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-        if type(self) is not settings and name not in known:  # an attribute of a user's own class
+        if type(self) is not settings and name not in known:  # an attribute of a user's subclass
             object.__setattr__(self, name, value)
             return
         if name not in known:
@@ -42,23 +42,24 @@ class Settings:
                 f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, list(known))}"
             )
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        vars(self).update(vars(settings(**{**given, name: value})))  # its constructor: a user's takes others
+        vars(self).update(vars(settings(**{**given, name: value})))  # a subclass's constructor may differ
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class FailureConfig(Settings):
     """Policy for trials that fail.
 
     Args:
-        max_failures: how often a trial may fail and go on from its last checkpoint; -1: without end.
-        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises it from `fit`,
-            and does the same with the first exception of a callback in RunConfig(callbacks=...).
-        max_failed_trials: so many trials in ERROR end the experiment; None: it goes on whatever fails.
-        out_of_memory: what follows where a trial's memory, or its GPU's, was not enough. None: it has failed
-            as by anything else. "retry_alone": it is tried once more, when nothing else runs. A function
-            takes the configuration and returns the one to try instead, such as with half the batch size, or
-            None to give up. Neither counts for `max_failures`.
+        max_failures: number of failures after which a trial still resumes from its last checkpoint; -1: no
+            limit.
+        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises its error from
+            `fit`, and treats the first exception of a callback in RunConfig(callbacks=...) the same way.
+        max_failed_trials: number of trials in ERROR that ends the experiment; None: no limit.
+        out_of_memory: policy for a trial that runs out of memory on the CPU or the GPU. None: an ordinary
+            failure. "retry_alone": one retry while nothing else runs. A function receives the configuration
+            and returns a replacement, such as with half the batch size, or None to give up. These retries do
+            not count for `max_failures`.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -86,17 +87,19 @@ class FailureConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class CheckpointConfig(Settings):
-    """Which checkpoints are made and kept.
+    """Rules for saving and keeping checkpoints.
 
     Args:
-        num_to_keep: per trial; None keeps all. While a trial runs, the latest is kept too, to go on from.
-        checkpoint_score_attribute: reported value that ranks checkpoints; None: the latest are best. Until
-            one came with it, all are kept.
+        num_to_keep: checkpoints to keep per trial; None: all. A running trial also keeps its latest
+            checkpoint, to resume from.
+        checkpoint_score_attribute: reported value that ranks checkpoints; None: later checkpoints are better.
+            All checkpoints are kept until one is reported with this value.
         checkpoint_score_order: "max" or "min".
-        checkpoint_frequency: a `Trainable` class saves after every so many iterations; 0: never.
-        checkpoint_at_end: a `Trainable` class also saves when it ends; None: in a `Tuner`, if it can save.
+        checkpoint_frequency: iterations between two saves of a `Trainable` class; 0: never save.
+        checkpoint_at_end: True: a `Trainable` class also saves when it ends; None: in a `Tuner`, if it can
+            save.
 
     Raises:
         ConfigError: a value is out of range.
@@ -119,12 +122,14 @@ class CheckpointConfig(Settings):
 class Syncer(ABC):
     """Copier of folders, for `RunConfig(storage_path=..., storage_filesystem=MySyncer())`.
 
-    All methods are called in one thread at a time, `wait` after each of the others. What they raise, or
-    False, means that the copy was not made; it is told of once, and made in the next round.
+    All methods are called from one thread at a time, and `wait` follows each call of another method. If a
+    method raises or returns False, no copy was made; the failure is reported once, and the next round
+    retries.
 
     Args:
-        sync_period: kept for classes that read it; `SyncConfig(sync_period=)` says how often it is called.
-        sync_timeout: the same.
+        sync_period: stored for classes that read it; `SyncConfig(sync_period=)` sets the interval of the
+            calls.
+        sync_timeout: stored for classes that read it.
     """
 
     def __init__(self, sync_period: float = 300, sync_timeout: float = 1800) -> None:
@@ -133,32 +138,31 @@ class Syncer(ABC):
 
     @abstractmethod
     def sync_up(self, local_dir: str, remote_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy what is in a local folder to an address, over what is there; False: it can't begin now."""
+        """Copy a local folder to an address, replacing existing files; return False if it can't begin now."""
 
     @abstractmethod
     def sync_down(self, remote_dir: str, local_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy what is at an address into a local folder; False: it can't begin now."""
+        """Copy from an address into a local folder; return False if it can't begin now."""
 
     @abstractmethod
     def delete(self, remote_dir: str) -> bool:
-        """Delete a folder at an address; False: it can't begin now."""
+        """Delete a folder at an address; return False if it can't begin now."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when what was begun last is done, and raise if it failed."""
+        """Return when the last started operation is done; raise if it failed."""
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class SyncConfig(Settings):
-    """How an experiment is copied to a `storage_path` that is no local folder.
+    """Settings of the copy of an experiment at a `storage_path` that is not a local folder.
 
     Args:
-        sync_period: seconds that the copy may lag behind while the experiment runs, as far as the uploads
-            themselves are faster.
-        sync_timeout: seconds that `fit` waits at its end for the copy to be complete.
-        sync_artifacts: files that trials write into their folders are copied too; False: only the store,
-            the checkpoints and what loggers and the console keep.
-        sync_artifacts_on_checkpoint: accepted, as they are copied with everything else.
+        sync_period: maximum lag of the copy in seconds while the experiment runs, unless uploads take longer.
+        sync_timeout: seconds that `fit` waits at its end for a complete copy.
+        sync_artifacts: True: also copy files that trials write into their folders; False: copy only the
+            store, the checkpoints and the files of loggers and console.
+        sync_artifacts_on_checkpoint: accepted without effect, as artifacts are copied with everything else.
 
     Raises:
         ConfigError: a value is out of range.
@@ -175,7 +179,7 @@ class SyncConfig(Settings):
 
 
 class Resume(StrEnum):
-    """Treatment of a trial by a restore."""
+    """How a restore treats a trial."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -183,20 +187,20 @@ class Resume(StrEnum):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # settings are keys and defaults of users' own
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class ResumeConfig(Settings):
-    """Policy of a restore for the trials that it finds.
+    """Policy of a restore for the trials of the experiment.
 
-    RESUME goes on from the last checkpoint, RESTART starts at the beginning, SKIP leaves a trial as it is;
-    one that had not ended is then ended.
+    RESUME continues from the last checkpoint, RESTART starts from the beginning, and SKIP leaves a trial as
+    it is. SKIP ends a trial that had not ended.
 
     Args:
-        finished: trials that have ended without failing.
-        unfinished: trials that were running, or waited.
+        finished: trials that ended without failing.
+        unfinished: trials that were running or waiting.
         errored: trials that failed.
 
     Raises:
-        ConfigError: a value is no ResumeConfig.ResumeType.
+        ConfigError: a value is not a ResumeConfig.ResumeType.
     """
 
     ResumeType: ClassVar[type[Resume]] = Resume

@@ -1,4 +1,4 @@
-"""Exchanges of state between trials, and the training that led to a trial's weights."""
+"""Exchanges of weights between trials, and the training history behind a trial's weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Exchange:
-    """A trial went on with another configuration, from a checkpoint of its own or of another trial.
+    """Change of a trial's configuration, on top of a checkpoint of this trial or of another trial.
 
     Attributes:
-        trial_id: of the trial.
-        iteration: its last report before; its reports count on from there.
-        config: that it had from then on.
-        donor: whose checkpoint it was; None: its own.
-        donor_iteration: the donor's last report before that checkpoint.
+        trial_id: id of the trial.
+        iteration: the trial's last report before the change; later reports continue this count.
+        config: the new configuration.
+        donor: trial that made the checkpoint; None: this trial itself.
+        donor_iteration: the donor's last report before the checkpoint.
     """
 
     trial_id: str
@@ -28,13 +28,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Training with one configuration, in one trial.
+    """Part of the training history: consecutive reports of one trial with one configuration.
 
     Attributes:
-        trial_id: in which it took place.
-        config: that it had.
-        first, last: its reports, by that trial's count: those after `first`, up to `last`.
-        before: how many reports the stretches before it have.
+        trial_id: id of the trial.
+        config: its configuration during the stretch.
+        first, last: the stretch has the reports after `first` up to `last`, by the trial's own count.
+        before: total number of reports in the earlier stretches.
     """
 
     trial_id: str
@@ -44,22 +44,22 @@ class Stretch:
     before: int
 
     def __len__(self) -> int:
-        """How many reports it has."""
+        """Return the number of reports in the stretch."""
         return self.last - self.first
 
 
 def lineage(
     exchanges: Sequence[Exchange], suggested: Mapping[str, Mapping[str, Any]], trial_id: str, last: int
 ) -> list[Stretch]:
-    """Return the stretches that led to where a trial stood after report `last`, the first one first.
+    """Return the stretches behind a trial's weights at report `last`, the earliest stretch first.
 
-    It follows the weights: what a trial did before it took over another's state is none of it.
+    Only training of these weights counts: what a trial did before it took over other weights is left out.
 
     Args:
-        exchanges: of all trials, in the order in which they happened.
-        suggested: by trial, the configuration that it began with.
-        trial_id: of the trial.
-        last: its report.
+        exchanges: exchanges of all trials, in chronological order.
+        suggested: the first configuration of each trial.
+        trial_id: id of the trial.
+        last: number of the report.
     """
     found: list[tuple[str, Mapping[str, Any], int, int]] = []
     earlier = len(exchanges)
@@ -80,7 +80,7 @@ def lineage(
         if end > first:
             stretches.append(Stretch(whose, config, first, end, before))
             before += end - first
-    # Where nothing was trained since the last exchange, what comes next is with the configuration of that.
+    # No report since the last exchange: an empty stretch gives the configuration of the next training.
     whose, config, first, end = found[0]
     if end == first:
         stretches.append(Stretch(whose, config, first, end, before))
@@ -88,7 +88,7 @@ def lineage(
 
 
 def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: int) -> int | None:
-    """Where the last exchange of a trial stands, of those up to its report `last`, before place `earlier`."""
+    """Return the index, below `earlier`, of a trial's last exchange up to its report `last`; or None."""
     places = range(earlier - 1, -1, -1)
     return next(
         (
@@ -101,15 +101,15 @@ def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: i
 
 
 def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
-    """Return what says of a trial and one of its reports how many reports have led to the weights there.
+    """Return a function from trial and report to the number of reports behind the weights at that report.
 
     Args:
-        exchanges: of all trials, in the order in which they happened.
+        exchanges: exchanges of all trials, in chronological order.
     """
     shifts: dict[str, list[tuple[int, int]]] = {}
 
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
-        """At a report; or `after` it, with the state that was taken over then, if one was."""
+        """Return the number at a report; with `after`, the number after an exchange at this report."""
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
 

@@ -1,4 +1,4 @@
-"""Metrics as plain values by flat names, and as the text that the store keeps."""
+"""Metrics as plain values by flat names, and as JSON text for the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `d1` with `d2` on top; where both hold a dictionary, those are merged in turn."""
+    """Return `d1` updated by `d2`; dictionaries under the same key are merged recursively."""
     result = dict(d1)
     for key, value in d2.items():
         nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -28,15 +28,15 @@ def merge_dicts(d1: Mapping[str, Any], d2: Mapping[str, Any]) -> dict[str, Any]:
 TEXT_OF = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 FLOAT_OF = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
-# One of each for all, as to make one takes long.
+# Shared, because constructing an encoder or decoder is slow.
 _decoder = json.JSONDecoder()
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 MAX_BITS = 1023
-"""Of a whole number; larger ones have no float, which every comparison would need."""
+"""Maximum size of a reported integer; larger ones have no float, which comparisons need."""
 
 MAX_ELEMENTS = 10_000
-"""Of an array in a report; every report is kept."""
+"""Maximum number of elements of a reported array, as the store keeps every report."""
 
 # --- metrics --------------------------------------------------------------------------------------
 
@@ -44,15 +44,15 @@ MAX_ELEMENTS = 10_000
 def plain_metrics(metrics: Any) -> dict[str, Any]:
     """Return reported metrics as numbers, texts, lists and dictionaries.
 
-    Arrays of NumPy and torch and sets become lists, arrays of no dimension numbers; dates, paths and bytes
-    become texts, durations seconds.
+    NumPy and torch arrays and sets become lists, and zero-dimensional arrays become numbers. Dates, paths and
+    bytes become texts, durations become seconds.
 
     Raises:
-        MetricError: `metrics` is not a dictionary, or a value can't be stored; the key is named.
+        MetricError: `metrics` is not a dictionary, or a value can't be stored; the message names the key.
     """
     if not is_mapping(metrics):
         raise MetricError(f"a report takes a dictionary of metrics, not {shortened_repr(metrics)}")
-    # Plain numbers, as most are, without a call each.
+    # Floats, the most common values, need no function call.
     return {
         str(key): value if type(value) is float else _plain_metric(value, str(key))
         for key, value in metrics.items()
@@ -62,21 +62,21 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
 def keep_added(
     metrics: dict[str, Any], result: dict[str, Any], known: frozenset[Any], left_out: set[Any]
 ) -> bool:
-    """Give the metrics of a report what was added to its result; True if anything was.
+    """Copy values that were added to a result into the report's metrics; return True if any was added.
 
-    A value that was changed stays as it was reported: a restore judges by it again.
+    A changed value stays as reported, because a restore applies the stoppers to the reported value again.
 
     Args:
-        metrics: of the report.
-        result: the report, of which an added value that can't be stored is taken out again.
-        known: its keys of before.
-        left_out: keys of such values, of which each is told once.
+        metrics: metrics of the report, extended in place.
+        result: the result that callbacks and stoppers saw; added values that can't be stored are removed.
+        known: keys of the result before callbacks and stoppers ran.
+        left_out: keys of removed values, so that each causes only one warning.
     """
     added: dict[str, Any] = {}
     for key in [key for key in result if key not in known]:
         try:
             added |= plain_metrics({key: result[key]})
-        except Exception as error:  # of the value's own methods too
+        except Exception as error:  # the value's own methods may also raise
             if key not in left_out:
                 left_out.add(key)
                 logger.warning(
@@ -116,9 +116,9 @@ def _plain_metric(value: Any, key: str) -> Any:
 
 
 def _as_plain(value: Any, key: str) -> Any:
-    """Return arrays and sets as lists, dates, paths and bytes as texts, durations in seconds."""
+    """Return arrays and sets as lists, dates, paths and bytes as texts, and durations in seconds."""
     shape = getattr(value, "shape", None)
-    if shape is not None and hasattr(value, "tolist"):  # NumPy's and torch's, without importing either
+    if shape is not None and hasattr(value, "tolist"):  # NumPy or torch array, checked without an import
         if math.prod(shape) > MAX_ELEMENTS:
             raise MetricError(
                 f"metric {key!r} has shape {tuple(shape)}, more than {MAX_ELEMENTS} numbers; report one, "
@@ -139,14 +139,14 @@ def _as_plain(value: Any, key: str) -> Any:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return True if `value` is one number of Python, NumPy or torch."""
+    """Return True if `value` is a single number of Python, NumPy or torch."""
     return isinstance(value, (int, float)) or (
         hasattr(value, "item") and tuple(getattr(value, "shape", (1,))) == ()
     )
 
 
 def as_scalar(value: Any) -> Any:
-    """Return a scalar of NumPy or torch as Python's, without importing either; anything else unchanged."""
+    """Return a NumPy or torch scalar as a Python number, without importing either; else `value` itself."""
     if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
         kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
         return kind(value)
@@ -156,17 +156,17 @@ def as_scalar(value: Any) -> Any:
 
 
 def storable_text(text: str) -> str:
-    """Return `text` as UTF-8 can hold it: what stands for an undecodable byte is spelled out."""
+    """Return `text` as valid UTF-8: surrogates, which stand for undecodable bytes, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(text: str) -> str:
-    """The first line of a text; '' where there is none."""
+    """Return the first line of a text; '' for an empty text."""
     return text.partition("\n")[0]
 
 
 def encode(value: Any) -> str:
-    """Return `value` as JSON that every reader accepts: NaN and infinities become texts."""
+    """Return `value` as standard JSON: NaN and infinities become texts."""
     try:
         return _to_text(value)
     except ValueError:
@@ -174,7 +174,7 @@ def encode(value: Any) -> str:
 
 
 def storing_problem(values: Mapping[Any, Any]) -> str | None:
-    """Say which of the values, or of their names, `encode` has no text for; None: it has one for each."""
+    """Return why `encode` can't store one of the values or keys; None if it can store all."""
     for name, value in values.items():
         if type(name) not in PLAIN_TYPES and not isinstance(name, (str, int, float)):
             return (
@@ -195,14 +195,14 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
 
 
 def parsed(text: str) -> Any:
-    """Return the value that a JSON text stands for."""
+    """Return the value of a JSON text."""
     value, end = _decoder.raw_decode(text)
-    # To look for spaces around it takes as long as the value: a text of ours has none.
+    # Our own texts have no surrounding spaces. Skipping the search for them halves the time.
     return value if end == len(text) else _decoder.decode(text)
 
 
 def decode(text: str) -> Any:
-    """The reverse of `encode`; the texts NaN, Infinity and -Infinity are read as numbers."""
+    """Return the value of a text by `encode`; the texts NaN, Infinity and -Infinity become numbers."""
     value = parsed(text)
     return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
 
@@ -226,7 +226,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def without_objects(value: Any) -> Any:
-    """Return `value` with texts for what JSON has no word for: keys, and objects, by name if they have it."""
+    """Return `value` as JSON data: keys become texts, and objects their names, or texts without a name."""
     if isinstance(value, Mapping):
         return {str(key): without_objects(child) for key, child in value.items()}
     if isinstance(value, (list, tuple)):
@@ -238,11 +238,11 @@ def without_objects(value: Any) -> Any:
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dictionaries as one, with keys such as 'eval/accuracy'."""
+    """Return nested dictionaries as one dictionary with keys such as 'eval/accuracy'."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
-        name = key if type(key) is str else f"{key}"  # a copy would be hashed anew, for each report
-        # The usual types first: to ask for a Mapping takes longer than all the rest.
+        name = key if type(key) is str else f"{key}"  # keeps the cached hash of a str key
+        # Plain types are checked first, as isinstance with Mapping is the slowest step.
         if type(value) not in PLAIN_TYPES and isinstance(value, Mapping) and value:
             for inner, child in flatten(value).items():
                 flat[f"{name}/{inner}"] = child
@@ -252,7 +252,7 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_of(result: Mapping[str, Any]) -> int:
-    """Return the step at which services draw a report: its timesteps, or else its iteration."""
+    """Return the step of a report for tracking services: its timesteps, or else its iteration."""
     for name in ("timesteps_total", "training_iteration"):
         value = result.get(name)
         if value and is_finite(value):
@@ -264,7 +264,7 @@ _ABSENT = object()
 
 
 def lookup(metrics: Mapping[str, Any], name: str) -> Any:
-    """The metric `name`, which may be a path such as 'eval/accuracy'; None if it is not there."""
+    """Return the metric `name`, which may be a path such as 'eval/accuracy'; None if it is missing."""
     value = metrics.get(name, _ABSENT)
     if value is not _ABSENT:
         return value
@@ -275,16 +275,16 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 
 
 def number_of(metrics: Mapping[str, Any], name: str) -> float | None:
-    """The metric `name` as `lookup` finds it, if it is a number; else None."""
+    """Return the metric `name` as found by `lookup` if it is a number; else None."""
     value = metrics.get(name)
-    if type(value) is float or type(value) is int:  # as most are, which are asked for by the dozen
+    if type(value) is float or type(value) is int:  # fast path: most values, dozens of calls per report
         return value
     value = lookup(metrics, name)
     return value if is_number(value) else None
 
 
 def shortened_repr(value: Any, limit: int = 200) -> str:
-    """Return the repr of `value`, cut after `limit` characters."""
+    """Return the repr of `value`, cut after `limit` characters with a note of its length."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 

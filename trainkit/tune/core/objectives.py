@@ -1,4 +1,4 @@
-"""Several objectives, and which results no other beats in all of them."""
+"""Objectives, Pareto fronts of several objectives, and the best trial for one metric."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 Point = tuple[float, ...]
-"""A value for each objective, larger being better."""
+"""Value for each objective; larger is better."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A reported value, and whether less of it is better, "min", or more, "max"."""
+    """Metric to optimise, with the mode "min" or "max"."""
 
     metric: str
     mode: str
 
 
 def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
-    """The objectives that two lists give; none where neither is a list: one metric is not several.
+    """Return the objectives given by two lists; () if neither argument is a list.
 
     Raises:
-        ConfigError: they don't fit each other, or hold something else than names and modes.
+        ConfigError: the lists don't match, or hold anything but metric names and modes.
     """
     if not any(isinstance(each, (list, tuple)) for each in (metric, mode)):
         return ()
@@ -45,10 +45,10 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
 
 
 def require_both(metric: str | None, mode: str | None) -> None:
-    """Refuse one of the two without the other: no trial would be the best.
+    """Raise an error if only a metric or only a mode is given, as no trial would be the best.
 
     Raises:
-        ConfigError: one is missing.
+        ConfigError: the metric or the mode is missing.
     """
     require(
         metric is None or mode is not None,
@@ -61,7 +61,7 @@ def require_both(metric: str | None, mode: str | None) -> None:
 
 
 def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Point | None:
-    """Where a report is: worst of all in all, with a NaN or infinity; None if it lacks an objective."""
+    """Return a report's point, -inf everywhere if a value is not finite; None if one is missing."""
     point = []
     for objective in objectives:
         value = lookup(report, objective.metric)
@@ -72,49 +72,49 @@ def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Poin
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """True if `one` is nowhere worse, and somewhere better."""
+    """Return True if `one` is at least as good in all objectives and better in at least one."""
     return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))
 
 
 def front_of(points: Sequence[Point]) -> list[int]:
-    """The places of the points that no other dominates, in their order; equal ones are all in."""
-    # The best of the first objective come first, so that most others meet one that dominates them soon.
+    """Return the sorted indexes of the points that no other point dominates; equal points all count."""
+    # Points that are best in the first objective come first: they soon dominate most of the others.
     order = sorted(range(len(points)), key=lambda place: [-value for value in points[place]])
     front: list[int] = []
     for place in order:
-        # What comes later in this order dominates nothing that came before.
+        # In this order, a later point never dominates an earlier point.
         if not any(dominates(points[other], points[place]) for other in front):
             front.append(place)
     return sorted(front)
 
 
 class ParetoRanking:
-    """Points ranked as they come: by fronts, each without the ones before, and spread out inside a front.
+    """Online ranking of points by Pareto fronts; within a front, points far from each other rank first.
 
-    Non-dominated sorting, and inside a front the order in which a greedy epsilon-net takes the points: the
-    earliest, then whatever is farthest from those taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas and
+    It uses non-dominated sorting. A greedy epsilon-net orders each front: the earliest point first, then
+    always the point farthest from those already taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas and
     C. Archambeau, "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
     """
 
     def __init__(self) -> None:
         self._points: list[Point] = []
         self._fronts: list[list[int]] = []
-        """Places of points, in the order in which they came."""
+        """Indexes of the points in each front, in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._points)
 
     def add(self, point: Point) -> int:
-        """Take a point in; return its rank, from 1, among all that came so far."""
+        """Add a point and return its rank, from 1, among all points so far."""
         place, points = len(self._points), self._points
         points.append(point)
-        # What a front has somebody to dominate it with, all fronts before that have too.
+        # If a point of some front dominates the new point, so does a point of every earlier front.
         own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
         moving, number = [place], own
-        while number < len(self._fronts):  # who is dominated now goes into the next front
+        while number < len(self._fronts):  # points that are now dominated move to the next front
             front = self._fronts[number]
             pushed = [each for each in front if self._dominated(points[each], moving)]
-            if len(pushed) == len(front):  # and takes all of the further ones along
+            if len(pushed) == len(front):  # the whole front moves, so all later fronts only shift by one
                 break
             gone = set(pushed)
             self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])
@@ -130,7 +130,7 @@ class ParetoRanking:
         return any(dominates(self._points[each], point) for each in by)
 
     def _spread(self, number: int) -> Iterator[int]:
-        """A front in the order of a greedy epsilon-net; distances are in shares of the front's extent."""
+        """Yield a front's points in the order of a greedy epsilon-net, scaled by the front's extent."""
         front = self._fronts[number]
         columns = zip(*(self._points[place] for place in front), strict=True)
         scaled = list(zip(*map(_shares, columns), strict=True))
@@ -155,7 +155,7 @@ def _shares(values: Sequence[float]) -> list[float]:
 
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 NONE_BEST = "none, all trials have failed"
-"""In place of the best trial, where `all_failed` holds."""
+"""Text instead of the best trial if `all_failed` is true."""
 
 
 def what_is_best(
@@ -164,16 +164,16 @@ def what_is_best(
     usual: tuple[str | None, str | None],
     objectives: Sequence[Objective] = (),
 ) -> tuple[str, str]:
-    """Return the metric and the mode that a question about the best trial means.
+    """Return the metric and mode for a question about the best trial.
 
     Args:
-        metric: asked for; None: the experiment's.
-        mode: the same.
-        usual: the experiment's own two, where it has one objective.
-        objectives: where it has several.
+        metric: requested metric; None: the experiment's metric.
+        mode: requested mode; None: the experiment's mode.
+        usual: metric and mode of an experiment with one objective.
+        objectives: objectives of an experiment with several.
 
     Raises:
-        ConfigError: it can't be told, or the mode is neither "min" nor "max".
+        ConfigError: the metric or the mode is missing, or the mode is neither "min" nor "max".
     """
     modes = {each.metric: each.mode for each in objectives}
     mode = mode or modes.get(metric or "") or usual[1]
@@ -192,14 +192,14 @@ def what_is_best(
 
 
 def all_failed(trials: Sequence[Trial]) -> bool:
-    """Return whether there are trials and each of them has failed: no display names one of them the best."""
+    """Return True if trials exist and all have failed; displays then name no best trial."""
     return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
 
 
 def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
-    """Return the trial whose last report is best, the first of equals.
+    """Return the trial with the best last report; among equal trials, the first.
 
-    None: there is no metric, no last report has it as a finite number, or all trials have failed.
+    None without a metric, if no last report has a finite value of it, or if all trials have failed.
     """
     if metric is None or all_failed(trials):
         return None
@@ -209,7 +209,7 @@ def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> 
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
-    """Return the report with the best finite `metric`, the earliest of equals; None if there is none."""
+    """Return the report with the best finite `metric`, the earliest of equal reports; None without one."""
     best: Mapping[str, Any] | None = None
     best_score = -math.inf
     for report in reports:
@@ -224,17 +224,17 @@ def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> di
 def trial_score(
     history: Sequence[Mapping[str, Any]], metric: str, mode: str, scope: str, *, keep_all: bool
 ) -> float | None:
-    """Return the number that stands for a trial, larger is better; None: it has none.
+    """Return a trial's score, larger is better; None if the trial has no score.
 
     Args:
-        history: its reports, oldest first.
+        history: the trial's reports, oldest first.
         metric: name of the value to compare.
         mode: "min" or "max".
         scope: one of SCOPES.
-        keep_all: let NaN and infinities stand; NaN is then worst.
+        keep_all: True: keep NaN, which is the worst score, and infinities.
 
     Raises:
-        ConfigError: `scope` is none of SCOPES.
+        ConfigError: `scope` is not in SCOPES.
     """
     require_one_of("scope", scope, SCOPES)
     values = [float(value) for report in history if is_number(value := lookup(report, metric))]
@@ -254,10 +254,10 @@ def trial_score(
 
 
 def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return, for each number that was reported: max, min, avg, last, last-5-avg and last-10-avg.
+    """Return max, min, avg, last, last-5-avg and last-10-avg of each reported number.
 
     Args:
-        reports: flat ones, oldest first.
+        reports: flattened reports, oldest first.
     """
     values: dict[str, list[float]] = {}
     for report in reports:
@@ -278,7 +278,7 @@ def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
 
 
 def _comparable(values: Sequence[float]) -> Sequence[float]:
-    """Those that are not NaN, which is neither more nor less than anything; all, if all are."""
+    """Return the values without NaN, which has no order; return all if all are NaN."""
     return [value for value in values if value == value] or values
 
 

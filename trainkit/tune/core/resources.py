@@ -1,4 +1,4 @@
-"""Resources that trials request."""
+"""Resource requests of trials."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlacementGroupFactory:
-    """Request of a trial: bundles of resources, reserved all together or not at all.
+    """Resource request of a trial: bundles that are reserved all together or not at all.
 
     The trial's own process takes the first bundle, which may be empty. Tasks and actors that it starts take
-    the others; `trainkit.get_current_placement_group()` chooses one for each.
+    the other bundles; `trainkit.get_current_placement_group()` selects a bundle for each of them.
 
     Args:
-        bundles: such as [{}, {"CPU": 1}, {"CPU": 1}].
-        strategy: "PACK", "SPREAD" or "STRICT_PACK": all bundles lie on the one machine. "STRICT_SPREAD",
-            a machine for each, is refused where there is more than one.
+        bundles: list such as [{}, {"CPU": 1}, {"CPU": 1}].
+        strategy: "PACK", "SPREAD" or "STRICT_PACK", which all place the bundles on the single machine.
+            "STRICT_SPREAD" needs a machine for each bundle and allows only one bundle.
 
     Raises:
-        ConfigError: the bundles or the strategy can't be met.
+        ConfigError: the bundles or the strategy can't be satisfied.
     """
 
     bundles: Sequence[Mapping[str, float]]
@@ -55,7 +55,7 @@ class PlacementGroupFactory:
 
     @property
     def group(self) -> list[dict[str, float]]:
-        """The bundles that reserve something; none or one of them needs no placement group."""
+        """The bundles that are not empty; fewer than two need no placement group."""
         return [dict(bundle) for bundle in self.bundles if bundle]
 
     @property
@@ -65,7 +65,7 @@ class PlacementGroupFactory:
 
     @functools.cached_property
     def units(self) -> Mapping[str, int]:
-        """Return the amounts in whole ten-thousandths, for exact sums."""
+        """The amounts in whole ten-thousandths, for exact sums."""
         return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
 
     @property
@@ -74,7 +74,7 @@ class PlacementGroupFactory:
         return self.head.get("CPU", 0.0)
 
     def to_placement_group(self) -> PlacementGroup:
-        """Reserve the bundles here and now, outside any trial; give them back by `remove_placement_group`."""
+        """Reserve the bundles outside any trial; `remove_placement_group` releases them."""
         return runtime.placement_group(self.group, self.strategy)
 
     def __hash__(self) -> int:
@@ -85,10 +85,10 @@ DEFAULT_REQUEST = PlacementGroupFactory([{"CPU": 1}])
 
 
 class TrialResources(dict[str, float]):
-    """Resources of a trial by name, with the attributes of Ray's class, which is no dictionary.
+    """Resources of a trial by name, with the attributes of Ray's class, which is not a dictionary.
 
     Args:
-        request: of the trial.
+        request: resource request of the trial.
     """
 
     def __init__(self, request: PlacementGroupFactory) -> None:
@@ -99,15 +99,15 @@ class TrialResources(dict[str, float]):
 
     @property
     def required_resources(self) -> dict[str, float]:
-        """Return the amounts as a plain dictionary."""
+        """The amounts as a plain dictionary."""
         return dict(self)
 
 
 def as_request(resources: Any) -> PlacementGroupFactory:
-    """Return one form for all the ways to ask.
+    """Convert any supported form of a resource request.
 
     Raises:
-        ConfigError: `resources` is none of the known forms.
+        ConfigError: `resources` has an unsupported form.
     """
     if isinstance(resources, PlacementGroupFactory):
         return resources
@@ -131,18 +131,18 @@ def as_request(resources: Any) -> PlacementGroupFactory:
 
 @dataclass(frozen=True)
 class Bound:
-    """A trainable together with what it asks for and the parameters that every trial gets.
+    """Trainable with its resource request and the parameters that every trial receives.
 
     Attributes:
         trainable: the user's function or class.
-        resources: as `with_resources` was given; None: what the trainable says itself, or 1 CPU.
-        parameters: as `with_parameters` was given, by name.
-        label: the name that it was registered under; '' if it wasn't.
-        start_from: path of a checkpoint that every trial begins with; None: none.
-        ahead: steps are tasks, as the trainable is a `SerializedTrainable`, and so many trials are under way
-            for each that fits; None: each trial is a process of its own.
-        parts: tasks for each step, which run at once.
-        here: steps are done in this process, one after another, without a session.
+        resources: argument of `with_resources`; None: the trainable's own request, or 1 CPU.
+        parameters: arguments of `with_parameters`, by name.
+        label: registered name, or ''.
+        start_from: path of a checkpoint that every trial starts from, or None.
+        ahead: for a `SerializedTrainable`, whose steps are tasks: number of submitted trials for each trial
+            that fits. None: each trial is a process.
+        parts: number of parallel tasks in each step.
+        here: True: steps run one after another in this process, without a session.
     """
 
     trainable: Any
@@ -156,10 +156,10 @@ class Bound:
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:
-        """Return `trainable` itself if it is bound already; one that is named is looked up.
+        """Return `trainable` as a Bound; look up a registered name.
 
         Raises:
-            ConfigError: nothing is registered under that name.
+            ConfigError: no trainable is registered under the name.
         """
         if isinstance(trainable, str):
             return replace(cls.of(get_trainable_cls(trainable)), label=trainable)
@@ -172,7 +172,7 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """For folders and tables: the registered name, or that of the function or class underneath."""
+        """Name for folders and tables: the registered name, or the name of the wrapped function or class."""
         if self.label:
             return self.label
         inner = self.trainable
@@ -184,7 +184,7 @@ class Bound:
         """Return the request of a trial with this configuration.
 
         Raises:
-            ConfigError: what was asked for has no known form, or the function that says it raised.
+            ConfigError: the request has an unsupported form, or the function that returns it raised.
         """
         resources = self.resources
         if resources is None:
@@ -193,7 +193,7 @@ class Bound:
             try:
                 resources = resources(config)
             except ConfigError:
-                raise  # which says what to do, such as a trainer's of a wrong key
+                raise  # the message already says what to do, such as a trainer's message about a wrong key
             except Exception as error:
                 raise TuneArgumentError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
@@ -207,15 +207,15 @@ class Bound:
 
 
 def with_resources(trainable: Any, resources: Any) -> Bound:
-    """Return `trainable` with what each of its trials reserves.
+    """Return `trainable` with a resource request for each of its trials.
 
     Args:
-        trainable: a function or a `Trainable` class, or the name that one was registered under.
+        trainable: a function, a `Trainable` class, or a registered name.
         resources: a dictionary such as {"cpu": 2, "gpu": 0.5}, a `PlacementGroupFactory`, a
             `ScalingConfig`, or a function of the configuration that returns one of them.
 
     Raises:
-        ConfigError: `resources` has none of these forms.
+        ConfigError: `resources` has an unsupported form.
     """
     if not callable(resources):
         as_request(resources)
@@ -223,10 +223,10 @@ def with_resources(trainable: Any, resources: Any) -> Bound:
 
 
 def with_parameters(trainable: Any, **parameters: Any) -> Bound:
-    """Return `trainable` with keyword arguments that every trial gets beside its configuration.
+    """Return `trainable` with keyword arguments that every trial receives with its configuration.
 
-    Each value is put into the object store once, so that large data isn't sent with every trial.
-    A function receives them as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
+    Each value is stored in the object store once, so that large data is not sent with every trial.
+    A function receives the values as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
     """
     bound = Bound.of(trainable)
     return replace(bound, parameters={**bound.parameters, **parameters})
@@ -235,19 +235,19 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
 @named_settings
 @dataclass(frozen=True)
 class ScalingConfig:
-    """A trial that starts `num_workers` processes: what they and the one that starts them reserve.
+    """Resource request of a trial that starts `num_workers` processes.
 
-    As in Ray, the trial's own process takes none of it: it is for trials whose work is done by tasks, actors
-    or trainers that they start. A function that computes by itself asks by {"cpu": 2, "gpu": 1}.
+    As in Ray, the trial's own process takes none of these resources: they serve the tasks, actors or trainers
+    that it starts. A function that computes by itself requests {"cpu": 2, "gpu": 1} instead.
 
     Args:
-        trainer_resources: for what coordinates the workers, beside the first of them; None: 1 CPU, but
-            nothing for a function trainer, which only waits for its workers.
-        num_workers: how many.
-        use_gpu: a GPU for each worker.
-        resources_per_worker: such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU where `use_gpu`.
-        placement_strategy: as of `PlacementGroupFactory`.
-        accelerator_type: Ray's; of one machine there is no choice.
+        trainer_resources: resources of the workers' coordinator, which shares a bundle with the first worker;
+            None: 1 CPU, but nothing for a function trainer, which only waits for its workers.
+        num_workers: number of workers.
+        use_gpu: True: one GPU for each worker.
+        resources_per_worker: dictionary such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU with `use_gpu`.
+        placement_strategy: strategy of `PlacementGroupFactory`.
+        accelerator_type: for Ray's signature only; must be None, as the single machine leaves no choice.
 
     Raises:
         ConfigError: a value is out of range, or two contradict each other.
@@ -309,17 +309,17 @@ class ScalingConfig:
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """Return the resources of each worker besides CPUs and GPUs."""
+        """Resources of each worker besides CPUs and GPUs."""
         return {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """Return the resources of all workers, and `trainer_resources` if given, by resource name."""
+        """Resources of all workers, and `trainer_resources` if given, by resource name."""
         trainer = self._trainer if self.trainer_resources is not None else {}
         return total([trainer, *[self._worker] * self.num_workers])
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
-        """Return the bundles: none for the trial's process, the coordinator's with the first worker's, ..."""
+        """Return the bundles: {} for the trial's process, coordinator with first worker, other workers."""
         first = total([self._trainer, *[self._worker] * min(self.num_workers, 1)])
         rest = [self._worker] * max(self.num_workers - 1, 0)
         return PlacementGroupFactory([{}, first, *rest], self.placement_strategy)

@@ -1,4 +1,4 @@
-"""Seeds and random generators that follow from the one seed of an experiment."""
+"""Seeds and random generators, all derived from the seed of an experiment."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 
 
 def fresh_seed() -> int:
-    """Return 32 bits for an experiment that was given no seed; the same where the program has seeded alike.
+    """Return a seed of 32 bits for an experiment without a seed.
 
-    They are drawn from NumPy's global generator if the program has seeded that, else from Python's, which the
-    program has seeded or the system's entropy.
+    The seed comes from NumPy's global generator if the program has seeded it, otherwise from Python's. It is
+    therefore reproducible if the program seeds one of them.
     """
     numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # as seed(n) leaves it
+    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # after seed(n)
         return int(numpy_random.randint(0, 2**32, dtype="uint32"))
     return random.getrandbits(32)
 
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
-    """Return the generator of all that is drawn for suggestion `index`, or for its `redraw` once rejected."""
+    """Return the generator for suggestion `index`, or for its `redraw` after a rejection."""
     import numpy
 
     return numpy.random.Generator(numpy.random.PCG64(_of_suggestion(seed, index, redraw)))
 
 
 def addition_generator(seed: int, number: int) -> Generator:
-    """Return the generator of what the `number`-th configuration that a user adds leaves open."""
+    """Return the generator for the open values of the `number`-th configuration added by the user."""
     return _generator(seed, 7, number)
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
-    """Return `number` seeds of 32 bits for a suggestion, for generators that are not NumPy's."""
+    """Return `number` seeds of 32 bits for a suggestion, for generators other than NumPy's."""
     return [int(word) for word in _of_suggestion(seed, index, redraw).generate_state(number)]
 
 
@@ -49,7 +49,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        entropy = numpy.array(entropy, numpy.uint32)  # NumPy makes this of it too, and takes longer
+        entropy = numpy.array(entropy, numpy.uint32)  # NumPy would convert it to the same array, more slowly
     return numpy.random.SeedSequence(entropy)
 
 
@@ -60,34 +60,34 @@ def _generator(seed: int, *key: int) -> Generator:
 
 
 def scheduler_generator(seed: int) -> Generator:
-    """Return the generator of what a scheduler draws, in the order of its calls."""
+    """Return the generator for a scheduler, whose calls draw from it in order."""
     return _generator(seed, 1)
 
 
 def trial_seed(seed: int, index: int) -> int:
-    """Return the seed of trial `index`, of 32 bits as NumPy's global generator takes."""
+    """Return the seed of trial `index`: 32 bits, as NumPy's global generator requires."""
     from numpy.random import SeedSequence
 
     return int(SeedSequence(seed, spawn_key=(2, index)).generate_state(1)[0])
 
 
 def simulation_generator(seed: int, purpose: str) -> Generator:
-    """Return the generator of what chance does in a simulated experiment: "stragglers", "failures"."""
+    """Return the generator for a random effect of a simulated experiment: "stragglers" or "failures"."""
     return _generator(seed, _OF_SIMULATIONS[purpose])
 
 
 def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
-    """Return the generator of what simulated trials draw, and a function that sets it to a trial's iteration.
+    """Return the generator for simulated trials, and a function that sets it to a trial's iteration.
 
-    Philox has a counter in place of a state (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
-    3"). To set the counter takes a tenth of the time of a new generator.
+    Philox has a counter instead of a state (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
+    3"). Setting the counter takes a tenth of the time of a new generator.
     """
     import numpy
     from numpy.random import Generator, Philox, SeedSequence
 
     words = SeedSequence(seed, spawn_key=(_OF_SIMULATIONS["measurements"],)).generate_state(2, numpy.uint64)
     bits = Philox(key=words)
-    # Lists of Python's, of which NumPy reads the numbers in a third of the time.
+    # NumPy reads Python lists in a third of the time of arrays.
     counter = [0, 0, 0, 0]
     state: Any = {**bits.state, "buffer": [0, 0, 0, 0]}
     state["state"] = {"counter": counter, "key": words.tolist()}
@@ -100,5 +100,5 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
 
 def model_generator(seed: int, observations: int) -> Generator:
-    """Return the generator of what a searcher's model of so many observations draws."""
+    """Return the generator for a searcher's model of `observations` observations."""
     return _generator(seed, 6, observations)

@@ -1,4 +1,4 @@
-"""Stoppers: objects that end trials or the experiment by what is reported."""
+"""Stoppers: objects that end trials or the experiment, depending on reports."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ AUTOMATIC = frozenset(
     "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
     "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore".split()
 )
-"""Keys that every result gets without being reported."""
+"""Keys of every result that are filled in automatically."""
 
 
 BARE = "_metric"
-"""Name of a number that was reported or returned without one."""
+"""Metric name of a number that was reported or returned without a name."""
 
 
 def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
-    """Text on a metric that isn't there: its name, what was reported instead, the nearest spelling."""
+    """Return text about a missing metric: its name, the reported names and the closest spelling."""
     reported = {key for result in results for key in reported_names(result)} - AUTOMATIC
     if not reported:
         how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
@@ -51,32 +51,32 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
 
 
 def reported_names(result: Mapping[str, Any]) -> list[str]:
-    """Return the names of all values of a result, nested ones too, but those of its configuration."""
+    """Return the flat names of all values of a result, without its configuration."""
     return list(flatten({key: value for key, value in result.items() if key != "config"}))
 
 
 def reported_numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that a trial reported, and the seconds that it took, by flat name."""
+    """Return the numbers that a trial reported, and its total seconds, by flat name."""
     flat = flatten({key: value for key, value in result.items() if key != "config"})
     known = AUTOMATIC - {"time_total_s"}
     return {name: value for name, value in flat.items() if name not in known and is_number(value)}
 
 
 ALIKE = 0.8
-"""Least likeness of a name to the one that a warning suggests for it (difflib)."""
+"""Minimum similarity (difflib) of a name that a warning suggests for another name."""
 
 LONG, LONGER = 5, 7
-"""Letters of a word in which one too few, or two swapped, are a slip; and those in which a wrong one is.
+"""Minimum letters of a word for a slip: LONG for a missing or swapped letter, LONGER for a wrong letter.
 
-'rmse' and 'rmsle' are two metrics, and so are 'f1_macro' and 'f1_micro'.
+Shorter words would confuse metrics: 'rmse' and 'rmsle' differ, and so do 'f1_macro' and 'f1_micro'.
 """
 
 
 def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
-    """Return the reported name that `name` is a misspelling of; None if there is none.
+    """Return the reported name that `name` probably misspells; None if no name is close enough.
 
-    'los' is one of 'loss', but 'val_loss' is not, nor is 'mape' one of 'mae': each word must be its
-    counterpart, or differ from it by one slip. Names that differ in numbers alone are different names.
+    'los' misspells 'loss', but 'val_loss' does not, nor does 'mape' misspell 'mae'. Each word must equal
+    its counterpart or differ by one slip. Names that differ only in numbers are different names.
     """
     alike = [other for other in reported_names(result) if _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
@@ -92,7 +92,7 @@ def _is_slip(name: str, other: str) -> bool:
 
 
 def _is_slip_of_word(word: str, other: str) -> bool:
-    """Return whether one letter is missing, doubled or replaced, or two are swapped, or none."""
+    """Return True for equal words, and if one letter is missing, doubled, wrong or swapped with the next."""
     short, long = sorted((word, other), key=len)
     if short == long:
         return True
@@ -100,7 +100,7 @@ def _is_slip_of_word(word: str, other: str) -> bool:
         return False
     if len(short) + 1 == len(long):
         if long[:-1] == short:
-            return len(long) >= LONG or long[-1] == short[-1]  # 'los' and 'loss', but not 'map' and 'mape'
+            return len(long) >= LONG or long[-1] == short[-1]  # accepts 'los' for 'loss', not 'map'
         return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
     wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
     match wrong:
@@ -117,71 +117,71 @@ def _words(name: str) -> list[str]:
 
 
 DONE = "done"
-"""A report with {"done": True} ends its trial."""
+"""Key of a report that ends its trial: {"done": True}."""
 OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
-"""{"accuracy": 0.99, "training_iteration": 50}: any reached ends a trial; or (trial_id, result) -> bool,
-which may be a `Stopper`."""
+"""Bounds such as {"accuracy": 0.99, "training_iteration": 50}, of which any ends a trial when reached; or a
+function (trial_id, result) -> bool, which may be a `Stopper`."""
 StopRule = OneStopRule | Sequence[OneStopRule]
-"""One, or several: whichever comes first."""
+"""One stop rule, or several, of which the first that applies ends the trial."""
 
 
 class Stopper(ABC):
-    """Base of all stoppers.
+    """Base class of all stoppers.
 
-    Asked about every report once, in the order in which reports are committed; after a restore it is told
-    the reports of before again, so it keeps its state in plain attributes. Each `fit` works on a copy.
+    A stopper sees every report once, in the order of commits. A restore replays the earlier reports, so a
+    stopper keeps its state in plain attributes. Each `fit` works on a copy.
     """
 
     @abstractmethod
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """True ends the trial that has reported `result`."""
+        """Return True to end the trial that reported `result`."""
 
     def stop_all(self) -> bool:
-        """True ends the experiment; asked after every report."""
+        """Return True to end the experiment; called after every report."""
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """Return the facts behind the last True by name, which are recorded with it."""
+        """Return the facts behind the last True, by name; they are recorded with the stop."""
         return {}
 
     def on_time(self, elapsed_s: float) -> None:
-        """Be told for how many seconds the experiment has run, pauses before a restore left out."""
+        """Receive the seconds that the experiment has run, without pauses before a restore."""
 
     @free
     def deadline_s(self) -> float:
-        """After how many seconds of running `stop_all` is to be asked though nothing was reported."""
+        """Running time in seconds after which `stop_all` is called even without a report."""
         return math.inf
 
 
 def facts_of(stopper: Stopper) -> Mapping[str, Any]:
-    """Return the facts behind the last True of a stopper, whatever else it keeps under that name."""
+    """Return the facts behind a stopper's last True; {} if its `reason` is no such method."""
     facts = meant(type(stopper), Stopper, "reason")(stopper)
     return facts if isinstance(facts, Mapping) else {}
 
 
 def tell_time(stopper: Stopper, elapsed_s: float) -> None:
-    """Tell a stopper for how many seconds the experiment has run."""
+    """Pass the running time of the experiment, in seconds, to a stopper."""
     meant(type(stopper), Stopper, "on_time")(stopper, elapsed_s)
 
 
 def deadline_of(stopper: Stopper) -> float:
-    """Return after how many seconds a stopper is to be asked though nothing was reported."""
+    """Return the running time in seconds after which a stopper is called even without a report."""
     found: float = meant(type(stopper), Stopper, "deadline_s").fget(stopper)
     return found
 
 
 class NoopStopper(Stopper):
-    """Ends nothing."""
+    """Stopper that never stops anything."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
 
 class MaximumIterationStopper(Stopper):
-    """Ends a trial after so many iterations; those before a retry or a restore count.
+    """Stopper that ends a trial after `max_iter` iterations, including those before a retry or restore.
 
     Args:
-        max_iter: the last iteration that a trial reports.
+        max_iter: last iteration that a trial reports.
     """
 
     def __init__(self, max_iter: int) -> None:
@@ -198,15 +198,15 @@ class MaximumIterationStopper(Stopper):
 
 
 class TrialPlateauStopper(Stopper):
-    """Ends a trial whose metric has come to rest: the standard deviation of its last reports is small.
+    """Stopper that ends a trial whose metric is stable: the standard deviation of its last reports is small.
 
     Args:
         metric: reported value to watch.
         std: standard deviation below which the trial ends.
-        num_results: how many of the last reports are looked at.
-        grace_period: iterations that every trial may run.
-        metric_threshold: the trial goes on until its metric is at least this good; None: however it is.
-        mode: "min" or "max": what good means for `metric_threshold`.
+        num_results: number of last reports to consider.
+        grace_period: minimum iterations of every trial.
+        metric_threshold: the trial continues until its metric is at least this good; None: no threshold.
+        mode: "min" or "max", the direction of `metric_threshold`.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class TrialPlateauStopper(Stopper):
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
         iteration = reported(self, "training_iteration", result)
-        # A retry reports from its checkpoint on: what it repeats, counts once.
+        # A retry repeats reports after its checkpoint; each iteration counts once.
         before = [entry for entry in self._windows.get(trial_id, []) if entry[0] < iteration]
         window = self._windows[trial_id] = [*before, (iteration, value)][-self.num_results :]
         if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
@@ -263,14 +263,14 @@ class TrialPlateauStopper(Stopper):
 
 
 class ExperimentPlateauStopper(Stopper):
-    """Ends the experiment when its best reports have come to rest: they hardly differ any more.
+    """Stopper that ends the experiment when its best reports are stable: they hardly differ any more.
 
     Args:
         metric: reported value to watch.
-        std: standard deviation of the best reports from which on they count as at rest.
-        top: how many of the best reports are looked at.
+        std: maximum standard deviation of stable reports.
+        top: number of best reports to consider.
         mode: "min" or "max".
-        patience: reports in a row for which they must be at rest.
+        patience: number of consecutive reports for which the best must stay stable.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ExperimentPlateauStopper(Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
-        if math.isfinite(value):  # another has no place among the best
+        if math.isfinite(value):  # NaN and infinities can't rank among the best
             self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
         self._at_rest = self._at_rest + 1 if self._has_plateaued() else 0
         return self.stop_all()
@@ -313,7 +313,7 @@ class ExperimentPlateauStopper(Stopper):
 
 
 class TimeoutStopper(Stopper):
-    """Ends the experiment once it has run so long, over all its restores: time in between doesn't count.
+    """Stopper that ends the experiment after a total running time; pauses before a restore don't count.
 
     Args:
         timeout: seconds, or a timedelta.
@@ -326,7 +326,7 @@ class TimeoutStopper(Stopper):
         self._elapsed_s = 0.0
         self._told = False
         self._since: float | None = None
-        """When it was asked first, by the monotonic clock, where no experiment tells it of time."""
+        """Monotonic time of the first call, used if no experiment reports its running time."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -335,7 +335,7 @@ class TimeoutStopper(Stopper):
         self._told, self._elapsed_s = True, elapsed_s
 
     def stop_all(self) -> bool:
-        if not self._told:  # by itself, in a loop of the user's: from when it is asked first
+        if not self._told:  # used without an experiment: the time counts from the first call
             now = SYSTEM.monotonic()
             self._since = now if self._since is None else self._since
             self._elapsed_s = now - self._since
@@ -350,7 +350,7 @@ class TimeoutStopper(Stopper):
 
 
 class FunctionStopper(Stopper):
-    """Ends a trial when a function says so.
+    """Stopper that ends a trial when a function returns True.
 
     Args:
         function: (trial_id, result) -> bool.
@@ -371,10 +371,10 @@ class FunctionStopper(Stopper):
 
 
 class CombinedStopper(Stopper):
-    """Ends a trial, or the experiment, when one of several stoppers says so; each of them sees every report.
+    """Stopper that combines several stoppers: any of them ends the trial or the experiment.
 
     Args:
-        stoppers: in this order; the first that says so is named.
+        stoppers: stoppers that all see every report; the first that returns True is named in the reason.
     """
 
     def __init__(self, *stoppers: Stopper) -> None:
@@ -415,7 +415,7 @@ class CombinedStopper(Stopper):
 
 
 def reported(stopper: Stopper, metric: str, result: Mapping[str, Any]) -> float:
-    """The number that `result` reports as `metric`; raises MetricError if there is none."""
+    """Return the number that `result` reports as `metric`; raise MetricError if it has none."""
     value = lookup(result, metric)
     if value is None:
         raise MetricError(f"{type(stopper).__name__} waits for {missing_metric(metric, [result])}")
@@ -425,6 +425,6 @@ def reported(stopper: Stopper, metric: str, result: Mapping[str, Any]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The standard deviation of all there is; NaN where a value is no finite number."""
+    """Return the population standard deviation of the values; NaN if a value is not finite."""
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))

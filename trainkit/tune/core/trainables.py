@@ -1,4 +1,4 @@
-"""Trainables that were registered under a name."""
+"""Registry of trainables by name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _trainables: dict[str, Any] = {}
 
 
 def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
-    """Give a trainable a name, for `Tuner("name")` and `tune.run("name")`; a later one takes its place.
+    """Register a trainable under a name, for `Tuner("name")` and `tune.run("name")`; replace an earlier one.
 
     Args:
         name: also the name of its trials and folders.
         trainable: a function of the configuration or a `Trainable` class, bound or not.
-        warn: Ray's; there is nothing to warn of.
+        warn: for Ray's signature only, without effect.
 
     Raises:
-        ConfigError: the name is no text, or the trainable can't be called; then a TypeError too.
+        ConfigError: the name is not a text, or the trainable can't be called (then also a TypeError).
     """
     _require_name(name, "register_trainable")
     if not callable(trainable):
@@ -35,7 +35,7 @@ def get_trainable_cls(trainable_name: str) -> Any:
     """Return the function or class that was registered under this name.
 
     Raises:
-        ConfigError: there is none; the nearest name is told.
+        ConfigError: the name is not registered; the message suggests the closest name.
     """
     return _found(_trainables, trainable_name, "trainable", "tune.register_trainable(name, trainable)")
 
@@ -53,22 +53,22 @@ def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
 
 
 CHECKPOINT_DIR = "checkpoint_dir"
-"""The argument by which functions of Ray 1.x are told where the checkpoint lies that they go on from."""
+"""Argument by which functions written for Ray 1.x receive the checkpoint folder to resume from."""
 
 
 def older_arguments(
     function: Callable[..., Any], parameters: Mapping[str, Any], checkpoint: str | None
 ) -> dict[str, Any]:
-    """Return the further arguments of a function in an older form.
+    """Return the extra arguments for a function written for Ray 1.x.
 
     Args:
-        function: the user's.
-        parameters: what is bound to it already.
-        checkpoint: path of the one to go on from.
+        function: the user's function.
+        parameters: arguments that are already bound to the function.
+        checkpoint: path of the checkpoint to resume from.
     """
     code = getattr(function, "__code__", None)
-    # A signature takes long, and pages of memory. It is not needed for a function without a variable of that
-    # name, unless an attribute, such as `__wrapped__` or `__signature__`, says that it has other parameters.
+    # inspect.signature takes long and pages of memory. It can be skipped if no variable has this name and no
+    # attribute such as `__wrapped__` or `__signature__` can give the function other parameters.
     lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
     if lacks_it or CHECKPOINT_DIR in parameters:
         return {}
@@ -76,6 +76,6 @@ def older_arguments(
         wanted = inspect.signature(function).parameters.get(CHECKPOINT_DIR)
     except ValueError:
         return {}
-    # One that functools.partial has bound has that value as its default.
+    # functools.partial turns a bound argument into a parameter with a default.
     by_partial = CHECKPOINT_DIR in getattr(function, "keywords", ())
     return {CHECKPOINT_DIR: checkpoint} if wanted is not None and not by_partial else {}

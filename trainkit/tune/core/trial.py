@@ -1,4 +1,4 @@
-"""One trial: its configuration, status, attempts and checkpoints."""
+"""Trial: configuration, status, attempts and checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.tune.core.resources import DEFAULT_REQUEST, PlacementGroupFactory
 
 
 class TrialStatus(StrEnum):
-    """Where a trial stands. PENDING also means: interrupted, to be gone on with."""
+    """Status of a trial. PENDING also covers interrupted trials that will be resumed."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -27,15 +27,15 @@ class TrialStatus(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """True if nothing will happen to the trial any more."""
+        """True if the trial has ended for good."""
         return self in _FINISHED
 
 
-# A tuple: a set asks for the hash, which an enumeration works out anew each time.
+# A tuple, because a set needs the hash of the status, which an enumeration recomputes each time.
 _FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", "failed")
-"""Words for where trials are, in the order of a trial's life; `state_of` says which."""
+"""State words for users, in the order of a trial's life; `state_of` selects one."""
 
 
 _NUMBER = r"-?(?:[\d.]+(?:e[+-]\d+)?|inf)"
@@ -44,15 +44,15 @@ _FINISHED_BY = re.compile(
     rf"|(?!stopped by ).*={_NUMBER} reached {_NUMBER}(?:;|$)",
     re.DOTALL,
 )
-"""Reasons of trials that are complete. What follows "stopped by" are words of a person or of a stopper."""
+"""Reasons of completed trials. The text after "stopped by" comes from a person or a stopper."""
 
 
 def state_of(status: str, reason: str) -> str:
-    """Return where a trial is in words; unlike its status, they tell a trial that was stopped early.
+    """Return the state of a trial in words; unlike its status, they distinguish trials stopped early.
 
     Args:
-        status: the trial's.
-        reason: of the status. A trial that reached its own end, `max_t` or a stop rule has finished.
+        status: status of the trial.
+        reason: reason of the status. A trial that reached its own end, `max_t` or a stop rule is finished.
     """
     match status:
         case TrialStatus.ERROR:
@@ -66,14 +66,14 @@ def state_of(status: str, reason: str) -> str:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint that is committed.
+    """Committed checkpoint.
 
     Attributes:
-        number: counts the trial's checkpoints over all its attempts, from 0.
-        dirname: of its folder in the trial's.
-        iteration: of the report it came with.
-        score: of the attribute that ranks checkpoints, larger is better; None where there is none.
-        time_total_s, timesteps_total: spent up to then, to count on from; of that report.
+        number: number of the checkpoint in the trial over all attempts, from 0.
+        dirname: name of its folder in the trial's folder.
+        iteration: iteration of the report that brought the checkpoint.
+        score: value of the ranking attribute, larger is better; or None.
+        time_total_s, timesteps_total: totals of that report, which a resumed trial continues.
     """
 
     number: int
@@ -87,7 +87,7 @@ class SavedCheckpoint:
     def after(
         cls, number: int, dirname: str, iteration: int, score: float | None, result: Mapping[str, Any]
     ) -> Self:
-        """One that goes with the report `result`, which may have overridden anything."""
+        """Return the checkpoint of the report `result`, which may have overridden any automatic key."""
         spent_s, timesteps = result.get("time_total_s"), result.get("timesteps_total")
         return cls(
             number,
@@ -101,14 +101,14 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt ended: in words that can be stored, as the exception itself goes no further.
+    """Reason for an attempt's failure as texts that can be stored, without the exception itself.
 
     Attributes:
         kind: name of the exception's class.
-        message: its text.
-        traceback: of the process that raised, as text.
-        retry: False for what would fail again in the same way.
-        out_of_memory: memory was not enough, be it the process's, the machine's or a GPU's.
+        message: text of the exception.
+        traceback: traceback from the process that raised, as text.
+        retry: False if a retry would fail in the same way.
+        out_of_memory: True if the memory of the process, the machine or a GPU was not enough.
     """
 
     kind: str
@@ -119,29 +119,29 @@ class Failure:
 
     @property
     def where(self) -> str:
-        """The last frame of the user's code, such as 'train.py:12 in f'; '' where none is known."""
+        """The last frame of the user's code, such as 'train.py:12 in f'; '' if unknown."""
         return runtime.last_user_frame(self.traceback)
 
     @classmethod
     def raised(cls, error: Exception, message: str = "") -> Failure:
-        """By a function of the user's in this process, which would do so again; `message`: not its own."""
+        """Return the failure for an exception of a user's function in this process; no retry follows."""
         text = runtime.formatted(error)
         return cls(type(error).__name__, message or message_of(error), text, retry=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of a trial: the first, a retry after a failure, or one that a restore went on with.
+    """One run of a trial: its first run, a retry after a failure, or a resumption by a restore.
 
     Attributes:
-        number: from 0.
-        config: the hyperparameters it ran with: the trial's, but for what a retry changed.
-        started: seconds since 1970.
-        iteration: that it went on from; 0: the beginning.
-        reports: how many it made.
-        outcome: how it ended, such as "retry 1 of 2 after OutOfMemoryError", or what became of it then, such
+        number: number of the attempt, from 0.
+        config: hyperparameters of the attempt: the trial's, with any changes by a retry.
+        started: start time in seconds since 1970.
+        iteration: iteration that the attempt resumed from; 0: the beginning.
+        reports: number of its reports.
+        outcome: how the attempt ended, such as "retry 1 of 2 after OutOfMemoryError", or what followed, such
             as "resumed" after the whole experiment was killed; '' while it runs.
-        pid, hostname: of its process.
+        pid, hostname: process id and host of its process.
     """
 
     number: int
@@ -156,33 +156,33 @@ class Attempt:
 
 @dataclass(slots=True)
 class Trial:
-    """A trial as controller and callbacks see it; callbacks may read it, not change it.
+    """Trial as the controller and callbacks see it; callbacks may read but not change it.
 
     Attributes:
-        trial_id: unique in the experiment, such as "5f3a_00007".
-        index: which suggestion it is, from 0.
-        config: the hyperparameters.
-        name: such as "train_mnist_5f3a_00007".
-        dirname: of its folder in the experiment's.
-        tag: the index and the hyperparameters that vary, for people.
-        request: what it reserves.
-        status: where it stands.
-        reason: why it stands there, such as "stopped by ASHA at rung 4".
-        attempt: 0 at first; one more with each retry and each resume.
-        failures: attempts that failed, but for those after which FailureConfig(out_of_memory=) had its way.
-        iteration: of the last report.
-        last_result: that report, with what was filled in.
-        checkpoints: committed and not deleted, oldest first.
-        failure: of the last attempt, once the trial is in ERROR.
-        granted: what the scheduler lets it reserve in place of what it asked for; None: what it asked for.
-        tried: the configurations of before, as memory was not enough for them or another trial's was taken
-            over; the first is as suggested.
-        alone: it runs when nothing else does.
-        trainable_name: of the function or class, for those who make names of it.
-        evaluated_params: the hyperparameters that differ between trials, by flattened name; {} for trials
-            that were read from a file.
-        experiment_path: of the experiment's folder; '' where it has none, and for trials that were read from
-            a file.
+        trial_id: unique id in the experiment, such as "5f3a_00007".
+        index: number of its suggestion, from 0.
+        config: hyperparameters.
+        name: name such as "train_mnist_5f3a_00007".
+        dirname: name of its folder in the experiment's folder.
+        tag: readable text of the index and the hyperparameters that vary.
+        request: resource request.
+        status: status of the trial.
+        reason: reason for the status, such as "stopped by ASHA at rung 4".
+        attempt: number of the attempt, from 0; each retry and each resumption adds 1.
+        failures: number of failed attempts, without those that FailureConfig(out_of_memory=) handled.
+        iteration: iteration of the last report.
+        last_result: last report, with the automatic keys.
+        checkpoints: committed checkpoints that are not deleted, oldest first.
+        failure: failure of the last attempt, if the status is ERROR.
+        granted: resources that the scheduler grants instead of `request`; None: `request`.
+        tried: earlier configurations, the suggested one first; they were replaced after running out of memory
+            or by an exchange with another trial.
+        alone: True if the trial runs only while nothing else runs.
+        trainable_name: name of the function or class, for code that builds names from it.
+        evaluated_params: hyperparameters that differ between trials, by flattened name; {} for trials read
+            from a file.
+        experiment_path: path of the experiment's folder; '' without a folder, and for trials read from a
+            file.
     """
 
     PENDING: ClassVar = TrialStatus.PENDING
@@ -215,14 +215,14 @@ class Trial:
     experiment_path: str = ""
 
     def __hash__(self) -> int:
-        return hash(self.trial_id)  # callbacks keep things by trial
+        return hash(self.trial_id)  # callbacks use trials as dictionary keys
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def suggested(self) -> dict[str, Any]:
-        """The configuration as suggested."""
+        """The configuration as first suggested."""
         return self.tried[0] if self.tried else self.config
 
     # --- Ray's names ------------------------------------------------------------------------------
@@ -234,14 +234,14 @@ class Trial:
 
     @property
     def path(self) -> str:
-        """Path of the trial's folder; '' where the experiment has none."""
+        """Path of the trial's folder; '' if the experiment has no folder."""
         return f"{self.experiment_path}/{self.dirname}" if self.experiment_path else ""
 
     local_path = logdir = path
 
     @property
     def error_file(self) -> str | None:
-        """Path of the file with the trial's error; None where the trial has not failed."""
+        """Path of the file with the trial's error; None if the trial has not failed or has no folder."""
         return f"{self.path}/error.txt" if self.failure is not None and self.path else None
 
     @property
@@ -251,48 +251,48 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """Where the trial is, in words: one of STATES."""
+        """State of the trial in words, one of STATES."""
         return state_of(self.status, self.reason)
 
     def is_finished(self) -> bool:
-        """Return whether the trial has ended, one way or another."""
+        """Return True if the trial has ended, successfully or not."""
         return self.status.is_finished
 
     def has_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint to go on from."""
+        """Return True if the trial has a checkpoint to resume from."""
         return bool(self.checkpoints)
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:
-        """The one to go on from: the latest."""
+        """The latest checkpoint, from which the trial resumes; None without one."""
         return self.checkpoints[-1] if self.checkpoints else None
 
 
 MAX_TAG = 120
-"""Characters of an experiment tag."""
+"""Maximum length of an experiment tag, in characters."""
 MAX_OWN_DIRNAME = 120
-"""Bytes of a trial folder's name; leaves room for deep storage paths on every file system."""
+"""Maximum length of a trial folder's name, in bytes; fits deep storage paths on every file system."""
 MAX_DIRNAME = 40
-"""Characters of it that say which trial it is, before what varies."""
+"""Maximum length of the first part of the name, before the varying hyperparameters, in characters."""
 
 
 def experiment_prefix(seed: int, name: str) -> str:
-    """Four hexadecimal digits that trial ids of one experiment share; the same for the same seed and name."""
+    """Return the four hexadecimal digits, derived from seed and name, that start all trial ids."""
     return hashlib.blake2s(f"{seed}/{name}".encode(), digest_size=2).hexdigest()
 
 
 def trial_id_of(prefix: str, index: int) -> str:
-    """The id of suggestion `index`."""
+    """Return the id of suggestion `index`."""
     return f"{prefix}_{index:05d}"
 
 
 def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
-    """Return such as 'train_5f3a_00007_lr=0.0313,width=16', in ASCII and without a dot at the start.
+    """Return a name such as 'train_5f3a_00007_lr=0.0313,width=16', in ASCII, without a dot at the start.
 
     Args:
-        trainable_name: goes in front, cut where it is long.
-        trial_id: tells it from the others.
-        tag: of `experiment_tag`, of which the index is left out.
+        trainable_name: first part, cut if it is long.
+        trial_id: unique part.
+        tag: result of `experiment_tag`; its index is left out.
     """
     trial = f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
     varied = re.sub(r"[^A-Za-z0-9_.=,+@-]+", "_", tag.partition("_")[2])
@@ -301,12 +301,12 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def safe_name(trainable_name: str) -> str:
-    """Letters, digits, '-', '_' and '.', none of the last three at the ends."""
+    """Return the name with only letters, digits, '-', '_' and '.', the last three not at its ends."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
 
 
 def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
-    """Return such as '7_lr=0.0313,width=16': the index and what differs between trials, by short names."""
+    """Return a tag such as '7_lr=0.0313,width=16': index and varying values, by short names."""
     shown = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in zip(shortest_names(tuple(varied)), varied.values(), strict=True)
@@ -317,7 +317,7 @@ def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def shortest_names(paths: tuple[str, ...]) -> list[str]:
-    """Return of each path as much of its end as tells it from the others, such as 'lr', or 'opt/lr'."""
+    """Return the shortest unique end of each path, such as 'lr', or 'opt/lr'."""
     return [
         next(
             (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),
@@ -333,16 +333,16 @@ def _ends(path: str) -> list[str]:
 
 
 _OURS = "experiment."
-"""Beginning of the names of the experiment's own files."""
+"""Prefix of the names of the experiment's own files."""
 
 
 class Namer:
-    """Names trials as TuneConfig asks for.
+    """Namer of trials and their folders by the user's functions in TuneConfig.
 
     Args:
-        name_of: `trial_name_creator`; None: names stay as they are.
-        dirname_of: `trial_dirname_creator`; None: folders stay as they are.
-        taken: names of the experiment's folders.
+        name_of: `trial_name_creator`; None: names stay unchanged.
+        dirname_of: `trial_dirname_creator`; None: folders stay unchanged.
+        taken: names of existing folders in the experiment's folder.
     """
 
     def __init__(
@@ -353,14 +353,14 @@ class Namer:
     ) -> None:
         self._name_of = name_of
         self._dirname_of = dirname_of
-        # Compared as a file system would that doesn't tell upper case from lower.
+        # Some file systems ignore case, so names are compared without it.
         self._taken = {name.casefold() for name in taken} if dirname_of is not None else set()
 
     def name(self, trial: Trial) -> None:
-        """Give `trial` its own name and folder.
+        """Set the name and folder of `trial`.
 
         Raises:
-            ConfigError: a function raised, or returned something else than a text.
+            ConfigError: a function raised, or returned anything but a text.
         """
         if self._name_of is not None:
             trial.name = _called("trial_name_creator", self._name_of, trial)
@@ -371,11 +371,11 @@ class Namer:
 
 
 def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
-    """Return `asked` as the name of a folder: inside the experiment's, of fair length, and nobody else's.
+    """Return `asked` as a unique folder name of at most MAX_OWN_DIRNAME bytes, before a suffix.
 
-    What is neither a letter, a digit, nor one of `-_.=,+@` becomes `_`; where that leaves nothing, or the
-    name is taken already, the trial's id is put to it. A name that begins as the experiment's own files do
-    gets `trial_` before it.
+    Characters other than letters, digits and `-_.=,+@` become `_`. If nothing else remains, the name is
+    `trial_` and the trial's id. A name that starts like the experiment's own files gets the prefix `trial_`.
+    A taken name gets the trial's id as suffix.
     """
     plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
     cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
