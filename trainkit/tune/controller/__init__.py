@@ -1,1 +1,1 @@
-"""The experiment's decisions: a state machine without effects."""
+"""Decisions of an experiment: a state machine without side effects."""

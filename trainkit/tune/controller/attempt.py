@@ -1,4 +1,4 @@
-"""One attempt of a trial: its process, its results and its checkpoints."""
+"""One attempt of a trial: its process, results and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.tune.schedulers.base import Decision, score_of
 
 
 def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> float | None:
-    """The number that ranks the checkpoint of this report, larger is better; None: rank by age."""
+    """Return the rank value of this report's checkpoint, larger is better; None: rank by age."""
     if policy.checkpoint_score_attribute is None:
         return None
     value = lookup(result, policy.checkpoint_score_attribute)
@@ -26,10 +26,10 @@ def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> flo
 def to_drop(
     policy: CheckpointConfig, checkpoints: Sequence[SavedCheckpoint], *, running: bool
 ) -> list[SavedCheckpoint]:
-    """Return those of `checkpoints`, oldest first, that are not kept.
+    """Return those of `checkpoints`, given oldest first, that the policy does not keep.
 
-    Kept are the `num_to_keep` best, later ones first among equals, and while the trial runs also the
-    latest, since a retry goes on from it.
+    The policy keeps the `num_to_keep` best checkpoints; among equals, later ones are better. A running trial
+    also keeps its latest checkpoint, because a retry resumes from it.
     """
     if policy.num_to_keep is None or len(checkpoints) <= policy.num_to_keep:
         return []
@@ -44,7 +44,7 @@ def to_drop(
 
 
 class Origin(NamedTuple):
-    """Where the results of one attempt come from: its trial and its process."""
+    """Trial and process that the results of an attempt come from."""
 
     trial_id: str
     experiment_tag: str
@@ -59,7 +59,7 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
     return {
         "trial_id": origin.trial_id,
         "experiment_tag": origin.experiment_tag,
-        "date": None,  # which the trial's meter has filled in
+        "date": None,  # present in the metrics, where the trial's meter sets it
         "pid": origin.pid,
         "hostname": origin.hostname,
         "node_ip": origin.node_ip,
@@ -72,7 +72,7 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
 def keep_checkpoint(
     step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str, iteration: int
 ) -> None:
-    """Add the checkpoint in `dirname`, saved at `iteration`, and drop those that it displaces."""
+    """Add the checkpoint in `dirname`, saved at `iteration`, and drop the checkpoints that it displaces."""
     number = int(dirname.rsplit("_", 1)[1])
     score = checkpoint_score(policy, trial.last_result)
     saved = SavedCheckpoint.after(number, dirname, iteration, score, trial.last_result)
@@ -83,7 +83,7 @@ def keep_checkpoint(
 
 
 def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str) -> None:
-    """Add the checkpoint in `dirname`, which another trial saved: no report of this one ranks it."""
+    """Add the checkpoint in `dirname` that another trial saved; no report of this trial ranks it."""
     number = int(dirname.rsplit("_", 1)[1])
     score = checkpoint_score(policy, {})
     saved = SavedCheckpoint.after(number, dirname, trial.iteration, score, trial.last_result)
@@ -94,9 +94,9 @@ def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirn
 
 
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
-    """Drop those that are not kept; their folders go once that is committed.
+    """Drop the checkpoints that the policy does not keep; their folders are deleted after the commit.
 
-    None is dropped as long as none came with the value that ranks them: its name may be a typing error.
+    Nothing is dropped before a checkpoint has a value for ranking: the attribute's name may be misspelt.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None
@@ -118,7 +118,7 @@ def set_status(
     *,
     retried: bool = False,
 ) -> None:
-    """Say where the trial stands from now on, and why."""
+    """Set the trial's status and the reason for it, and record both."""
     trial.status, trial.reason = status, reason
     step.records.append(
         ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures, failure, retried)
@@ -131,19 +131,20 @@ FINISHED: Outcome = (TrialStatus.TERMINATED, "finished")
 
 @dataclass(slots=True)
 class ActiveAttempt:
-    """One attempt, as long as its process is wanted.
+    """Attempt that has, or is about to get, a process.
 
     Attributes:
-        trial: whose attempt it is.
-        times_out: when it has taken longer than it may.
-        origin: where its results come from, once it has been set up.
-        outcome: what the trial will be when the process ends; None: that is open.
-        failure: why it will be in ERROR, if the outcome is that.
-        deadline: by when the process must end, or report, now that its outcome is settled.
-        interrupts: when what it runs is interrupted, so that its clean-up runs before the deadline.
-        excused: it was told to end, and need not have reported anything.
-        pause: what the scheduler decided, if the outcome is a pause.
-        saving: it saves a checkpoint where it waits, and goes on then.
+        trial: trial of the attempt.
+        times_out: time at which the attempt exceeds its timeout.
+        origin: origin of its results, once the process has been set up.
+        outcome: status and reason of the trial after the process ends; None: undecided.
+        failure: failure to report, if the outcome is ERROR.
+        deadline: time by which the process must end, or report, once the outcome is decided.
+        interrupts: time at which the running code is interrupted, so that its clean-up runs before the
+            deadline.
+        excused: True if the attempt was told to end, and so need not have reported the metric.
+        pause: decision of the scheduler, if the outcome is PAUSED.
+        saving: True while it saves a checkpoint at a report, before it continues.
     """
 
     trial: Trial
@@ -159,13 +160,13 @@ class ActiveAttempt:
 
     @property
     def limit(self) -> float:
-        """When it is killed, whatever it does."""
+        """Time at which the process is killed, whatever it does."""
         return min(self.deadline, self.times_out)
 
     def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
-        """Settle what the trial will be, unless that is settled; it may run to its next report.
+        """Set the trial's outcome, unless it is already decided; the trial may run to its next report.
 
-        Half of the grace is for that, the rest for the clean-up of what has not come to one.
+        Half of the grace time is for reaching the report. If that fails, the rest is for the clean-up.
         """
         if self.outcome is None:
             self.outcome, self.excused = outcome, True
@@ -175,20 +176,20 @@ class ActiveAttempt:
 
     @property
     def is_pausing(self) -> bool:
-        """True if the trial will be paused, and is not yet."""
+        """True if the trial will be paused but is not paused yet."""
         return self.outcome is not None and self.outcome[0] is TrialStatus.PAUSED
 
     @property
     def may_pause(self) -> bool:
-        """True unless it is settled that the trial will have ended."""
+        """True unless the decided outcome ends the trial."""
         return self.outcome is None or not self.outcome[0].is_finished
 
     @property
     def is_ending(self) -> bool:
-        """True if the trial ends, or waits to go on after a restore: nothing else will come of it."""
+        """True if the trial ends, or waits to be resumed by a restore; other decisions come too late."""
         return self.outcome is not None and not self.is_pausing
 
     @property
     def is_saving(self) -> bool:
-        """True if a checkpoint may come of where the trial stands now."""
+        """True if the trial may still save a checkpoint of its current state."""
         return self.saving or self.is_pausing

@@ -1,10 +1,10 @@
 """Controller of an experiment: a state machine from events to records and actions.
 
-It reads no clock and no file and starts nothing: time comes with each event, chance from the searcher's
-and the scheduler's generators, and what it wants done it returns. Whoever runs it commits the records
-before carrying out the actions, so a report is acknowledged only once it can't be lost.
+It reads no clock and no file and starts nothing. Each event brings its time, randomness comes from the
+generators of searcher and scheduler, and all effects are returned as actions. The caller commits the records
+before it carries out the actions, so a report is acknowledged only once it can't be lost.
 
-A trial's way:    PENDING -- Start --> starting -- Started --> running -- Reported --> ...
+Status changes:   PENDING -- Start --> starting -- Started --> running -- Reported --> ...
                      ^                                            |
                      |  retry, or resume after an interruption    +-- Stop --> stopping -- Finished -->
                      +--------------------------------------------+        PAUSED, TERMINATED or ERROR
@@ -47,16 +47,17 @@ class Controller:
     """State machine of an experiment.
 
     Args:
-        plan: the experiment's rules.
-        source: where trials come from.
-        proposals, scheduler: told of results; both rebuilt already when an experiment is resumed.
-        ledger: what trials may reserve.
-        trials: of the resumed experiment, in order; those PENDING will run.
+        plan: rules of the experiment.
+        source: source of trials.
+        proposals, scheduler: receivers of results; already rebuilt when an experiment is resumed.
+        ledger: resources for trials.
+        trials: trials of the resumed experiment, in order; the PENDING trials will run.
         with_metric: ids of `trials` that have reported the metric.
-        stop: the rules in `plan.stop`, told already of the reports of before; None: as they are.
-        spent_s: how long the experiment has run before, in seconds.
-        steering: commands of before that still hold.
-        owed: by trial that is paused, what was decided on it and cut off before it was carried out.
+        stop: rules of `plan.stop` that have already seen the earlier reports; None: new rules from
+            `plan.stop`.
+        spent_s: seconds that the experiment ran before this run.
+        steering: commands from earlier runs that still apply.
+        owed: for each paused trial, a decision that the end of the earlier run prevented.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Controller:
     ) -> None:
         self._owed = owed or {}
         self.refused_total = False
-        """True if the scheduler has refused the number of trials that this run was to have."""
+        """True if the scheduler has rejected this run's number of trials."""
         self.ledger = ledger
         self.trials = list(trials)
         by_id = {trial.trial_id: trial for trial in self.trials}
@@ -105,7 +106,7 @@ class Controller:
         begin_budget(self._state, 0.0)
 
     def _tell_total(self, time: float) -> None:
-        """Tell the scheduler of another number of trials, which a restore may be given."""
+        """Notify the scheduler if the number of trials changed, as a restore may change it."""
         try:
             steering.tell_total(self._state, time)
         except ConfigError:
@@ -115,23 +116,23 @@ class Controller:
     # --- what the loop calls ----------------------------------------------------------------------
 
     def begin(self, time: float) -> ev.Step:
-        """Start the first trials; the time budget runs from here."""
+        """Start the first trials; the time budget starts now."""
         state = self._state
         begin_budget(state, time)
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
         guarded(state, time, self._tell_total, time)
-        for trial in self.trials:  # a kill may have come between the end of one and this
+        for trial in self.trials:  # a kill may have prevented the clean-up after a trial's end
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        lifecycle.heed_scheduler(state, time)  # what came of trials that a restore has ended
+        lifecycle.heed_scheduler(state, time)  # verdicts caused by trials that the restore has ended
         guarded(state, time, paused.take_up_owed, state, self._owed, time)
         _fill(state, time)
         return state.step.take()
 
     def handle(self, batch: Sequence[ev.Event]) -> ev.Step:
-        """Take in what has happened, in order of time; at least one event, be it a Tick."""
+        """Process events in order of time; `batch` must not be empty, so send a Tick if nothing happened."""
         state = self._state
         for event in batch:
             _HANDLERS[type(event)](state, event)
@@ -145,26 +146,26 @@ class Controller:
 
     @property
     def ended_by(self) -> Ending | None:
-        """Reason why the experiment ends, or has ended, before all its trials had; None: there is none."""
+        """Reason why the experiment ends before all its trials have ended; None without an early end."""
         return self._state.ending
 
     @property
     def error(self) -> Exception | None:
-        """Error that broke the experiment off, such as one of the searcher, the scheduler or a stopper.
+        """Error that ended the experiment, for example from the searcher, the scheduler or a stopper.
 
-        `fit` raises it once the trials that ran have ended.
+        `fit` raises it once the running trials have ended.
         """
         return self._state.error
 
     def fail_by(self, error: Exception) -> None:
-        """Have `raise_error` raise `error`, unless something else has broken the experiment off."""
+        """Let `raise_error` raise `error`, unless another error is already stored."""
         self._state.error = self._state.error or error
 
     def raise_error(self) -> None:
-        """Raise `error`, if there is one, and forget it.
+        """Raise the stored `error`, if any, and forget it.
 
-        The frames in its traceback, and those that called them, hold this object: an error that it held would
-        keep itself, and all that trials are given, until the collector comes by.
+        The frames of its traceback refer to this object. If this object kept the error, the reference cycle
+        would keep all parameters of the trials in memory until garbage collection.
         """
         state = self._state
         error, state.error = state.error, None
@@ -176,17 +177,17 @@ class Controller:
 
     @property
     def why_fewer(self) -> str:
-        """Reason why there were fewer trials than asked for; '' if there were not."""
+        """Reason why fewer trials exist than requested; '' if the number is as requested."""
         return self._state.source.reason
 
     @property
     def ending(self) -> str:
-        """Reason of the early end in words; '' if there is none."""
+        """Reason of the early end in words; '' without an early end."""
         return self._state.ending.why if self._state.ending is not None else ""
 
     @property
     def done(self) -> bool:
-        """True when nothing runs and nothing will."""
+        """True if nothing runs and nothing will run."""
         state = self._state
         return not state.active and (
             state.ending is not None or (is_over(state) and not paused.between_lines(state))
@@ -194,29 +195,29 @@ class Controller:
 
     @property
     def total_samples(self) -> int | None:
-        """How many trials there will be at most; None: without end."""
+        """Maximum number of trials; None: no limit."""
         return self._state.source.total
 
     @property
     def is_held(self) -> bool:
-        """True if nothing runs, and nothing will before a command says so."""
+        """True if nothing runs and nothing can start before a command allows it."""
         state = self._state
         return not state.active and bool(state.held or state.steering.paused_by)
 
     @property
     def deadline(self) -> float:
-        """When to send a Tick at the latest; infinity: only events matter."""
+        """Latest time for the next Tick; infinity: only events matter."""
         state = self._state
         return min(state.more_by, end_deadline(state), lifecycle.first_limit(state))
 
     def remaining_s(self, time: float) -> float | None:
-        """How many seconds the experiment will take yet, so far as that can be said; None: it can't."""
+        """Return the estimated seconds until the experiment ends; None: unknown."""
         state = self._state
         to_come = 0 if state.ending is not None else trials_to_come(state)
         return state.estimate.remaining_s([active.trial for active in state.active.values()], to_come, time)
 
     def close(self, time: float) -> ev.Step:
-        """Say what becomes of trials that never got their turn; call once, when `done`."""
+        """End the trials that never ran or stayed paused; call once, when `done`."""
         state = self._state
         if state.ending is not None and not state.ending.resumable:
             aside = [trial for trial in state.held.values() if trial.status is TrialStatus.PENDING]
@@ -233,7 +234,7 @@ class Controller:
 
 
 def _fill(state: ControllerState, time: float) -> None:
-    """Start trials while there are some and they fit; the first that doesn't keeps its place."""
+    """Start trials while some wait and fit; the first that doesn't fit keeps its place."""
     state.more_by = math.inf
     if state.steering.paused_by:
         return
@@ -251,12 +252,12 @@ def _start_next(state: ControllerState, time: float) -> bool:
         return True
     if trial.status is TrialStatus.PAUSED and trial.alone and state.active:
         paused.resume(state, trial, time)
-        state.waiting.add(trial)  # until nothing else runs
+        state.waiting.add(trial)  # it must wait until nothing else runs
         lifecycle.heed_scheduler(state, time)
         return True
     if not state.ledger.reserve(trial.trial_id, trial.request):
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
-        if not state.active:  # nothing will ever be given back that it could wait for
+        if not state.active:  # no running trial will free the missing resources
             state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
             raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
         return False
@@ -273,7 +274,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
 
 
 def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
-    """A new trial; False if it failed at once."""
+    """Add a new trial; return False if it failed at once."""
     state.trials.append(trial)
     state.by_id[trial.trial_id] = trial
     state.step.records.append(ev.TrialAdded(trial))
@@ -284,7 +285,7 @@ def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
 
 
 def _nobody_comes(state: ControllerState, time: float) -> bool:
-    """No trial is to start; True if that may be another in a moment.
+    """Handle that no trial can start; return True if another call may find one.
 
     Raises:
         ConfigError: nothing runs or waits, yet the searcher suggests nothing.
@@ -297,7 +298,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         state.scheduler.on_no_more_trials()
         lifecycle.heed_scheduler(state, time)
         return True
-    if idle and state.paused:  # nobody will choose them any more
+    if idle and state.paused:  # the scheduler will not choose these trials any more
         _let_paused_go(state, time, NOT_PROMOTED)
         return True
     if idle and not exhausted:
@@ -310,7 +311,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        if paused.forget_pause(state, trial):  # the end of another may have ended it
+        if paused.forget_pause(state, trial):  # False if the end of another trial has ended this one
             words = guarded(state, time, paused.why_not_chosen, state, trial)
             lifecycle.terminate(state, trial, time, f"{reason}: {words}" if words else reason)
 
@@ -327,13 +328,13 @@ def _on_callback_raised(state: ControllerState, event: ev.CallbackRaised) -> Non
 
 
 def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
-    """A lost node is nobody's failure: the experiment goes on in a new session."""
+    """Move the experiment to a new session; the loss of a node is not a trial's failure."""
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
     in_a_row = state.losses.count(state.trials)
     lifecycle.lose_all(state, event.time)
-    # What was to be done with processes is void.
+    # The lost processes can carry out no actions.
     state.step.actions[:] = [each for each in state.step.actions if isinstance(each, ev.FILES_ONLY)]
     if in_a_row > MOST_LOSSES:
         break_off(state, NodeDiedError(too_many_losses(in_a_row, event.problem)), event.time)
@@ -342,7 +343,7 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
 
 
 def _on_tick(state: ControllerState, event: ev.Tick) -> None:
-    """Time has passed, which `handle` looks at."""
+    """Do nothing: `handle` itself checks the time."""
 
 
 def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:

@@ -1,4 +1,4 @@
-"""Estimate of the time that an experiment still takes."""
+"""Estimate of the remaining time of an experiment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from trainkit.tune.core.trial import Trial
 
 FEW = 2
-"""Trials whose length must be known before anything is said."""
+"""Minimum number of trials with known length before an estimate is given."""
 SIMULATED = 1000
-"""Trials to come that are laid out one by one; more only scale the sum."""
+"""Maximum number of future trials that are scheduled individually; further trials scale the sum."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """A trial that has not ended.
+    """Trial that has not ended.
 
     Attributes:
-        elapsed_s: how long it has run, earlier attempts included.
-        fraction: the part of its longest way that it has gone; None: that isn't known, or it hasn't moved.
+        elapsed_s: seconds that it has run, including earlier attempts.
+        fraction: completed fraction of its maximum length; None: unknown, or no report yet.
     """
 
     elapsed_s: float
@@ -30,23 +30,23 @@ class RunningTrial:
 
     @property
     def full_s(self) -> float | None:
-        """How long it takes if nothing stops it early."""
+        """Seconds that the trial takes if nothing stops it early."""
         return self.elapsed_s / min(1.0, self.fraction) if self.fraction else None
 
 
 def remaining_s(
     finished: Sequence[float], running: Sequence[RunningTrial], to_come: int | None
 ) -> float | None:
-    """Return the seconds until the last trial has ended; None where that can't be said.
+    """Return the seconds until the last trial has ended; None if no estimate is possible.
 
-    The trials that have ended so far are rather the short ones, so those that run count too, as longer
-    than they have run (Kaplan and Meier, 1958), and no longer than their whole way takes. Trials to
-    come are laid out on the places that are now in use, their lengths spread as that curve says.
+    The trials that have ended so far tend to be the short ones. Running trials therefore count as censored
+    observations (Kaplan and Meier, 1958), limited by their maximum length. Future trials are scheduled on the
+    slots that are now in use, with lengths spread over the estimated distribution.
 
     Args:
-        finished: how long trials took, in seconds.
-        running: trials that have a process; as many will run at once.
-        to_come: further trials; None: without end.
+        finished: durations of ended trials in seconds.
+        running: trials that have a process; as many trials will run at once.
+        to_come: number of future trials; None: no limit.
     """
     if to_come is None:
         return None
@@ -62,25 +62,25 @@ def remaining_s(
     free_at = [at + skipped_s for at in free_at]
     heapq.heapify(free_at)
     for number in range(laid_out):
-        # Evenly spread and in no order: the multiples of the golden section, modulo 1.
+        # The golden ratio's multiples modulo 1 are evenly spread without an order.
         heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
     return max(free_at)
 
 
 class _Lengths:
-    """The distribution of a trial's length: steps of the survival curve."""
+    """Distribution of a trial's length as the steps of its survival curve."""
 
     def __init__(self, finished: Sequence[float], elapsed: Sequence[float], full: Sequence[float]) -> None:
         at_risk = len(finished) + len(elapsed)
         survival = 1.0
         self._steps: list[tuple[float, float]] = []
-        """(length, survival just after it), by length."""
+        """Pairs of a length and the survival just after it, sorted by length."""
         for length, ended in sorted([*((s, 0) for s in finished), *((s, 1) for s in elapsed)]):
             if ended == 0:
                 survival *= 1 - 1 / at_risk
                 self._steps.append((length, survival))
             at_risk -= 1
-        if survival > 1e-9:  # the longest of all run yet: until the end of the way, or as long again
+        if survival > 1e-9:  # the longest trial still runs: to its maximum length, or as long again
             last = max([*finished, *elapsed])
             end = max(last, _median(full)) if full else last + (self._area(last) if self._steps else last)
             self._steps.append((end, 0.0))
@@ -95,7 +95,7 @@ class _Lengths:
         return area
 
     def quantile(self, share: float) -> float:
-        """The length that this share of trials stays below."""
+        """Return the length that this share of trials stays below."""
         low, high = 0, len(self._steps) - 1
         while low < high:
             middle = (low + high) // 2
@@ -106,7 +106,7 @@ class _Lengths:
         return self._steps[low][0]
 
     def rest(self, running: RunningTrial) -> float:
-        """Return how much longer a trial runs on average that has run so long."""
+        """Return the expected remaining seconds of a trial, given the time that it has run."""
         survival_now = next(
             (after for length, after in reversed(self._steps) if length <= running.elapsed_s), 1.0
         )
@@ -127,10 +127,10 @@ def _median(values: Sequence[float]) -> float:
 
 
 class TimeEstimate:
-    """How long the trials of an experiment have taken.
+    """Durations of an experiment's trials, with an estimate of the remaining time.
 
     Args:
-        max_iteration: reports after which a trial ends at the latest; None: not known.
+        max_iteration: maximum number of reports of a trial; None: unknown.
     """
 
     def __init__(self, max_iteration: float | None = None) -> None:
@@ -140,21 +140,21 @@ class TimeEstimate:
         self._since: dict[str, float] = {}
 
     def started(self, trial_id: str, time: float) -> None:
-        """An attempt begins."""
+        """Record the start of an attempt."""
         self._since[trial_id] = time
 
     def stopped(self, trial_id: str, time: float) -> None:
-        """An attempt has ended; another may follow."""
+        """Record the end of an attempt; another attempt may follow."""
         self._spent[trial_id] = self._spent.get(trial_id, 0.0) + time - self._since.pop(trial_id)
 
     def ended(self, trial_id: str) -> None:
-        """The trial is over; one that never ran says nothing."""
+        """Record the end of a trial; a trial that never ran has no duration."""
         spent = self._spent.pop(trial_id, None)
         if spent is not None:
             self._finished.append(spent)
 
     def remaining_s(self, running: Sequence[Trial], to_come: int | None, time: float) -> float | None:
-        """Return the seconds that these trials, and those to come, still take; None: unknown."""
+        """Return the seconds until these running trials and the future trials have ended; None: unknown."""
         return remaining_s(self._finished, [self._running(trial, time) for trial in running], to_come)
 
     def _running(self, trial: Trial, time: float) -> RunningTrial:

@@ -1,8 +1,8 @@
-"""Events that go into the controller, records and actions that come out.
+"""Events that go into the controller, and records and actions that come out.
 
-Nobody changes one, which type checkers see to. A report comes to a dozen, so they are dataclasses with slots
-that are not frozen. To make one takes two thirds of the time of a named tuple and a fifth of that of a frozen
-one; to read a field, a quarter of that of a named tuple.
+They must not be changed, which type checkers verify. Each report causes about a dozen, so they are unfrozen
+dataclasses with slots: creating one takes two thirds of the time of a named tuple and a fifth of that of a
+frozen dataclass, and reading a field takes a quarter of the time of a named tuple.
 
 executor --Event--> controller --Record--> store, then callbacks
                                --Action--> executor
@@ -30,11 +30,11 @@ class _Fixed(metaclass=_Kind):
     __slots__ = ()
 
 
-# --- events: what has happened; `time` is in seconds and never falls ------------------------------
+# --- events: `time` is in seconds and never decreases ---------------------------------------------
 
 
 class Placed(_Fixed):
-    """The trial has its resources and a process, which is about to set it up; told of where that is timed."""
+    """The trial has its resources and a process that is about to be set up; sent only for trial timeouts."""
 
     trial_id: str
     attempt: int
@@ -42,7 +42,7 @@ class Placed(_Fixed):
 
 
 class Started(_Fixed):
-    """The trial's process has set it up and waits for the word to run."""
+    """The trial's process has been set up and waits for permission to run."""
 
     trial_id: str
     attempt: int
@@ -53,9 +53,9 @@ class Started(_Fixed):
 
 
 class Reported(_Fixed):
-    """The trial has reported, and waits in `report()`; with `done` it has ended too.
+    """The trial has reported and waits in `report()`; with `done`, it has also ended.
 
-    `problem`, here and in `Finished`, is the traceback of what the user's clean-up raised.
+    `problem`, here and in `Finished`, is the traceback of an exception in the user's clean-up.
     """
 
     trial_id: str
@@ -69,7 +69,7 @@ class Reported(_Fixed):
 
 
 class Finished(_Fixed):
-    """The trial's process has nothing more to do: it ended by itself, or after a Stop."""
+    """The trial's process has nothing more to do: it ended by itself or after a Stop."""
 
     trial_id: str
     attempt: int
@@ -80,7 +80,7 @@ class Finished(_Fixed):
 
 
 class Saved(_Fixed):
-    """The trial has saved a checkpoint where it waits, or can't."""
+    """The trial has saved a checkpoint at its report, or can't save one."""
 
     trial_id: str
     attempt: int
@@ -90,7 +90,7 @@ class Saved(_Fixed):
 
 
 class Adopted(_Fixed):
-    """A paused trial's folder holds a copy of another's checkpoint; None: `problem` says why it doesn't."""
+    """A paused trial's folder has a copy of another trial's checkpoint; if None, `problem` says why not."""
 
     trial_id: str
     attempt: int
@@ -109,23 +109,23 @@ class Failed(_Fixed):
 
 
 class Interrupted(_Fixed):
-    """The user asks for an orderly end, by Ctrl-C or by SIGTERM."""
+    """The user requests a clean end by Ctrl-C or SIGTERM."""
 
     time: float
     by_sigterm: bool = False
 
 
 class CallbackRaised(_Fixed):
-    """A callback has raised, and the experiment is to end by it; `why` says so."""
+    """A callback has raised an exception that must end the experiment; `why` is the reason."""
 
     time: float
     why: str
 
 
 class CommandGiven(_Fixed):
-    """Somebody steers the experiment: a verb with its arguments, as `steering.VERBS` has them.
+    """A user's command to the experiment: a verb of `steering.VERBS` with its arguments.
 
-    `by` says who, `id` tells the command from all others.
+    `by` is the user, `id` identifies the command.
     """
 
     time: float
@@ -136,9 +136,9 @@ class CommandGiven(_Fixed):
 
 
 class SessionLost(_Fixed):
-    """The runtime's node is gone, and every trial's process with it; `by` says who ended it, if somebody did.
+    """The runtime's node and all trial processes are gone; `by` is the person who ended it, if any.
 
-    `problem` says what became of the node.
+    `problem` says what happened to the node.
     """
 
     time: float
@@ -147,7 +147,7 @@ class SessionLost(_Fixed):
 
 
 class Tick(_Fixed):
-    """Nothing but time has passed."""
+    """Time has passed without another event."""
 
     time: float
 
@@ -168,17 +168,17 @@ Event = (
 )
 
 
-# --- records: what the store keeps, in this order -------------------------------------------------
+# --- records: stored in this order ----------------------------------------------------------------
 
 
 class TrialAdded(_Fixed):
-    """A configuration was suggested."""
+    """A new configuration was suggested."""
 
     trial: Trial
 
 
 class AttemptStarted(_Fixed):
-    """An attempt runs, in this process, from this iteration on, with the trial's present configuration."""
+    """An attempt runs in this process, from this iteration, with the trial's current configuration."""
 
     trial: Trial
     attempt: int
@@ -190,7 +190,7 @@ class AttemptStarted(_Fixed):
 
 
 class ResultAdded(_Fixed):
-    """A report; `result` is what callbacks see, `metrics` what the trial sent."""
+    """A report; callbacks see `result`, the trial sent `metrics`."""
 
     trial: Trial
     attempt: int
@@ -201,7 +201,7 @@ class ResultAdded(_Fixed):
 
 
 class DecisionMade(_Fixed):
-    """Decision on a report, with its reason."""
+    """A decision on a report, with its reason."""
 
     trial: Trial
     attempt: int
@@ -218,14 +218,14 @@ class CheckpointAdded(_Fixed):
 
 
 class CheckpointDropped(_Fixed):
-    """A checkpoint is no longer needed; its folder goes once this is committed."""
+    """A checkpoint is no longer needed; its folder is deleted after the commit of this record."""
 
     trial: Trial
     checkpoint: SavedCheckpoint
 
 
 class StatusChanged(_Fixed):
-    """A trial's status, with the reason; `attempt` is the one that runs next, if one does."""
+    """A trial's new status, with the reason; `attempt` is the next attempt to run, if any."""
 
     trial: Trial
     time: float
@@ -238,13 +238,13 @@ class StatusChanged(_Fixed):
 
 
 class Rearranged(_Fixed):
-    """A trial's next attempt runs otherwise: alone, with what is now its configuration or its request.
+    """A trial's next attempt runs alone, or with a new configuration or resource request.
 
     Attributes:
-        config: its new configuration; None: the same as before.
-        donor: whose checkpoint it goes on from; None: its own.
-        donor_iteration: how many reports the donor had made before that checkpoint.
-        before: what it reserved, where its scheduler has changed that; None: it has not.
+        config: new configuration; None: unchanged.
+        donor: trial whose checkpoint it resumes from; None: its own checkpoint.
+        donor_iteration: number of the donor's reports before that checkpoint.
+        before: earlier request, if the scheduler changed the request; otherwise None.
     """
 
     trial: Trial
@@ -256,7 +256,7 @@ class Rearranged(_Fixed):
 
 
 class Noted(_Fixed):
-    """Something about the experiment as a whole, or worth knowing of a trial."""
+    """A note about the whole experiment, or about one trial."""
 
     time: float
     kind: str
@@ -265,11 +265,11 @@ class Noted(_Fixed):
 
 
 class SettingsChanged(_Fixed):
-    """Settings that the experiment goes by from now on.
+    """Settings that apply from now on.
 
     Attributes:
-        settings: those that a command has changed, as TuneConfig has them.
-        total_samples: how many trials there will be; None: without end.
+        settings: settings of TuneConfig that a command has changed.
+        total_samples: total number of trials; None: no limit.
     """
 
     settings: Mapping[str, Any]
@@ -277,7 +277,7 @@ class SettingsChanged(_Fixed):
 
 
 SETTABLE = "num_samples", "time_budget_s", "max_concurrent_trials"
-"""Settings that a command can change."""
+"""Settings that commands can change."""
 
 BEGAN = "began"
 COMMAND = "command"
@@ -286,7 +286,7 @@ NO_MORE_TRIALS = "no more trials"
 TOTAL = "total"
 LEFT_OUT = "addition left out"
 SESSION_LOST = "session lost"
-"""Kinds of stored events that a restore or a person reads, besides the statuses."""
+"""Kinds of notes that a restore or a person reads, besides the statuses."""
 
 Record = (
     TrialAdded
@@ -302,7 +302,7 @@ Record = (
 )
 
 
-# --- actions: what the executor does, after the records are committed -----------------------------
+# --- actions: carried out after the commit of the records -----------------------------------------
 
 
 class Start(_Fixed):
@@ -321,13 +321,13 @@ class Advance(_Fixed):
 
 
 class Save(_Fixed):
-    """Let the trial save a checkpoint where it waits, if it can."""
+    """Let the trial save a checkpoint at its current report, if it can."""
 
     trial_id: str
 
 
 class Adopt(_Fixed):
-    """Put a copy of the donor's checkpoint into the trial's folder, as `dirname`."""
+    """Copy the donor's checkpoint into the trial's folder as `dirname`."""
 
     trial: Trial
     donor: Trial
@@ -336,32 +336,32 @@ class Adopt(_Fixed):
 
 
 class Stop(_Fixed):
-    """End the trial at the report where it waits; with `save`, a class saves a checkpoint first."""
+    """End the trial at its current report; with `save`, a class saves a checkpoint first."""
 
     trial_id: str
     save: bool
 
 
 class Release(_Fixed):
-    """The trial is over: let its process and its resources go."""
+    """Release the process and the resources of an ended trial."""
 
     trial_id: str
 
 
 class Interrupt(_Fixed):
-    """Interrupt what the trial runs, so that its clean-up runs and it ends."""
+    """Interrupt the trial's running code, so that its clean-up runs and the trial ends."""
 
     trial_id: str
 
 
 class Kill(_Fixed):
-    """End the trial's process now."""
+    """Kill the trial's process now."""
 
     trial_id: str
 
 
 class Renew(_Fixed):
-    """Begin a new session in place of the one that was lost."""
+    """Begin a new session in place of the lost session."""
 
 
 class DeleteCheckpoint(_Fixed):
@@ -374,28 +374,28 @@ class DeleteCheckpoint(_Fixed):
 Action = Start | Advance | Save | Adopt | Stop | Release | Interrupt | Kill | Renew | DeleteCheckpoint
 
 FILES_ONLY = (Adopt, DeleteCheckpoint)
-"""Kinds of actions that no process of a session is needed for."""
+"""Kinds of actions that need no process of a session."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Records and actions that a batch of events led to."""
+    """Records and actions that result from a batch of events."""
 
     records: list[Record] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
 
     def take(self) -> Step:
-        """Return what has gathered here, which is then gone from here."""
+        """Return the collected records and actions, and clear them here."""
         taken = Step(self.records, self.actions)
         self.records, self.actions = [], []
         return taken
 
 
 class ActionHandler:
-    """Base class of executors: a method for each kind of action that they can carry out."""
+    """Base class of executors: one method for each supported kind of action."""
 
     def carry_out(self, actions: Sequence[Action]) -> None:
-        """Do what the controller wants done; returns at once."""
+        """Carry out the actions of the controller; return at once."""
         for action in actions:
             method = getattr(self, _METHODS[type(action)], None)
             if method is None:
@@ -403,7 +403,7 @@ class ActionHandler:
             method(action)
 
     def interrupt(self, action: Interrupt) -> None:
-        """Do nothing, where trials can't be interrupted: they are killed."""
+        """Do nothing if trials can't be interrupted; the later Kill ends the trial."""
 
 
 _NAMES = "start advance save adopt stop release interrupt kill renew delete_checkpoint".split()

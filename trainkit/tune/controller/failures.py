@@ -17,37 +17,37 @@ from trainkit.tune.space.serialization import complete, decode_config, encode_co
 TIMEOUT = "TrialTimeoutError"
 
 _CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
-"""By name, over all base classes: torch.OutOfMemoryError, NumPy's own kind of MemoryError, CuPy's, Ray's."""
+"""Class names, searched in all base classes; they cover torch, NumPy, CuPy and Ray."""
 _WORDS = (
-    "memory limit exceeded",  # the runtime's, of a worker above what it asked for
-    "oom killer",  # the kernel's
-    "out of memory",  # CUDA's, where a library raises a RuntimeError for it
-    "can't allocate memory",  # torch's allocator on the CPU
+    "memory limit exceeded",  # the runtime's message for a worker that exceeds its request
+    "oom killer",  # the kernel's message
+    "out of memory",  # CUDA's message, which some libraries raise as a RuntimeError
+    "can't allocate memory",  # message of torch's CPU allocator
     "not enough memory",
-    "running low on memory",  # Ray's monitor
+    "running low on memory",  # message of Ray's memory monitor
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
-"""Errors whose text tells; anyone may write the words into a ValueError."""
+"""Errors whose text counts; in other errors, such as a ValueError, a user may have written these words."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that memory was not enough: the process's, the machine's or a GPU's."""
+    """Return True if `error` says that the memory of the process, the machine or a GPU was not enough."""
     if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()
-    speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)  # which quotes others' words
+    speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)  # a TuneError quotes others
     return speaks and any(words in text for words in _WORDS)
 
 
 @dataclass(frozen=True)
 class Retry:
-    """The trial is run again.
+    """Decision to run the trial again.
 
     Attributes:
-        reason: for people.
-        counts: for `max_failures`.
-        alone: when nothing else runs.
-        config: in place of the trial's; None: the same.
+        reason: reason for people.
+        counts: True if the failure counts for `max_failures`.
+        alone: True if the trial may run only while nothing else runs.
+        config: new configuration; None: unchanged.
     """
 
     reason: str
@@ -57,12 +57,12 @@ class Retry:
 
 
 def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry | Failure:
-    """Return how the trial is run again, or the failure that ends it.
+    """Return the retry of the trial, or the failure that ends it.
 
     Args:
-        trial: with its failures so far, this one not among them.
-        failure: of its latest attempt.
-        policy: what is allowed.
+        trial: the trial, whose number of failures does not include this one.
+        failure: failure of its latest attempt.
+        policy: the user's policy.
     """
     if failure.out_of_memory and policy.out_of_memory is not None:
         if callable(policy.out_of_memory):
@@ -113,11 +113,11 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     )
 
 
-# --- nobody's failure ------------------------------------------------------------------------------
+# --- failures without a guilty trial --------------------------------------------------------------
 
 
 class Losses:
-    """Losses of the node in a row, while no trial got any further."""
+    """Counter of consecutive losses of the node without progress of any trial."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -125,10 +125,10 @@ class Losses:
         self._furthest: dict[str, int] = {}
 
     def count(self, trials: Sequence[Trial]) -> int:
-        """Take in one more loss; return how many there were since a trial has ended, or got further.
+        """Count one more loss; return the number of losses since a trial last ended or progressed.
 
         Args:
-            trials: all of them, with the iterations that they had come to.
+            trials: all trials, with their current iterations.
         """
         ended = sum(trial.status.is_finished for trial in trials)
         further = [t for t in trials if t.iteration > self._furthest.get(t.trial_id, 0)]
@@ -139,18 +139,18 @@ class Losses:
 
 
 def too_many_losses(in_a_row: int, problem: str) -> str:
-    """Say why an experiment ends whose node dies again and again."""
+    """Return the message for an experiment that ends because its node dies repeatedly."""
     return (
         f"{problem}, for the {in_a_row}th time in a row while no trial got any further. See what ends it, "
         "such as the kernel for want of memory (`dmesg`): fewer trials at once need less"
     )
 
 
-# --- many failures in few words -------------------------------------------------------------------
+# --- summaries of failures ------------------------------------------------------------------------
 
 
 def timeout_words(limit_s: float) -> str:
-    """The message of a TrialTimeoutError."""
+    """Return the message of a TrialTimeoutError."""
     return (
         f"the attempt took longer than trial_timeout_s={limit_s:g} and was killed, wherever it was; "
         f"allow more in {setting('trial_timeout_s', 'TuneConfig')}, or let it report and go on from a "
@@ -159,16 +159,16 @@ def timeout_words(limit_s: float) -> str:
 
 
 HOPELESS = 12
-"""First trials that a search without end ends by, where all have failed and no trial has ever reported."""
+"""Number of first trials that end an endless search if all have failed and no trial ever reported."""
 
 
 def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:
-    """Say at the end of an experiment that failed trials have ended it: what failed, and what to do.
+    """Return the message for an experiment that failed trials have ended: failures and remedies.
 
     Args:
-        trials: of the experiment.
-        folder: of the experiment.
-        limit: max_failed_trials; None: it ended as none of the first has ever reported.
+        trials: trials of the experiment.
+        folder: folder of the experiment.
+        limit: max_failed_trials; None: the experiment ended because none of the first trials ever reported.
     """
     why = "FailureConfig(max_failed_trials=...) ends the experiment there"
     if limit is None:
@@ -183,20 +183,20 @@ def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> 
 
 
 def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
-    """Tell what failed, each error once with how often and where: the same class at the same place.
+    """Return a text with each error once: its count, its place and its trials.
 
     Args:
-        failed: by trial, such as (trial_id, failure).
+        failed: pairs of a trial id and its failure.
     """
     groups: dict[tuple[str, ...], list[tuple[str, Failure]]] = {}
     for trial_id, failure in failed:
         groups.setdefault(_place(failure), []).append((trial_id, failure))
-    ordered = sorted(groups.values(), key=len, reverse=True)  # stable: the first seen before its equals
+    ordered = sorted(groups.values(), key=len, reverse=True)  # stable sort: equal groups keep their order
     return "\n".join(_group_words(group) for group in ordered)
 
 
 def _place(failure: Failure) -> tuple[str, ...]:
-    """Class and frames: the message may tell of the configuration."""
+    """Return the error's class and frames as its identity; the message may depend on the configuration."""
     frames = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', failure.traceback, re.MULTILINE)
     if not frames:
         return (failure.kind, re.sub(r"\d+", "N", failure.message))

@@ -1,4 +1,4 @@
-"""Judgement of reports and of the experiment: what ends a trial, and what ends all of them early."""
+"""Judgement of reports and of the experiment: what ends a trial, and what ends all trials early."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 def begin_budget(state: ControllerState, time: float) -> None:
-    """The experiment runs from here on."""
+    """Start the running time and the time budget of the experiment."""
     budget_s = state.plan.time_budget_s
     state.began = time
     state.budget_ends = math.inf if budget_s is None else time + budget_s
 
 
 def end_deadline(state: ControllerState) -> float:
-    """When to ask again at the latest."""
+    """Return the latest time for the next check of the time limits."""
     if state.ending is not None:
         return math.inf
     if state.stop.ends_none:
@@ -36,7 +36,7 @@ def end_deadline(state: ControllerState) -> float:
 
 
 def end_if_due(state: ControllerState, time: float) -> None:
-    """End the experiment if it is time to."""
+    """End the experiment if a time limit or a stopper requires it."""
     if state.ending is not None:
         return
     elapsed_s = state.spent_s + time - state.began
@@ -47,7 +47,7 @@ def end_if_due(state: ControllerState, time: float) -> None:
 
 
 def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: Any) -> T | None:
-    """Ask searcher, scheduler or stopper; where they raise, end the experiment, all of it recorded."""
+    """Call a searcher, scheduler or stopper; if it raises, record the error and end the experiment."""
     try:
         return ask(*args)
     except Exception as error:
@@ -57,14 +57,14 @@ def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: A
 
 
 def break_off(state: ControllerState, error: Exception, time: float) -> None:
-    """End the experiment by an error, unless something else has ended it."""
+    """End the experiment with an error, unless it is already ending."""
     if state.ending is None:
         state.error = error
         end_experiment(state, BROKEN, time)
 
 
 def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
-    """Stop every trial at its next report, and start no other."""
+    """Stop every trial at its next report, and start no more trials."""
     if state.ending is not None:
         return
     state.ending = ending
@@ -75,10 +75,10 @@ def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
 
 
 def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
-    """Raise if `result`, the experiment's first report, has the metric by another spelling.
+    """Check the experiment's first report for a misspelt metric.
 
     Raises:
-        MetricError: it has; the spelling is told.
+        MetricError: `result` has the metric by another spelling, which the message gives.
     """
     state.has_reports = True
     for metric in state.plan.metrics:
@@ -97,16 +97,17 @@ def judge_report(
     *,
     done: bool = False,
 ) -> Decision | Failure:
-    """Return what is decided, or why the trial has failed by this report.
+    """Return the decision on a report, or the failure that the report means.
 
     Args:
-        state: of the controller.
-        trial_id: of the trial that reports.
+        state: state of the controller.
+        trial_id: trial that reports.
         result: the report.
-        metrics: of it, to be stored; what a stop rule adds to the result is added.
-        done: the report says that the trial is over, though its function has not returned.
+        metrics: metrics of the report for the store; values that a stop rule adds to `result` are copied
+            here.
+        done: True if the report says that the trial is over although its function has not returned.
     """
-    # First and whatever the report lacks: a replay tells the scheduler every report too.
+    # The scheduler comes first, even for a bad report, because a replay also gives it every report.
     decision = state.scheduler.on_result(trial_id, result)
     if decision.reason and state.proposals.hears_decisions:
         state.proposals.on_trial_decision(trial_id, result, decision)
@@ -117,13 +118,14 @@ def judge_report(
         keep_added(metrics, result, known, state.left_out)
     except MetricError as error:
         return Failure("MetricError", str(error), retry=False)
-    except Exception as error:  # of the user's stop function, or stopper
+    except Exception as error:  # raised by the user's stop function or stopper
         message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
         return Failure.raised(error, message)
     if reached is None and done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # The decision gives way to a stop: where nothing was taken over, none of its facts may say so.
+        # A stop overrides the decision; without an exchange, the record must not contain the exchange's
+        # facts.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision
@@ -141,11 +143,11 @@ def _check_metric(state: ControllerState, trial_id: str, result: Mapping[str, An
 
 
 def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
-    """Say that a trial has reported, but never the metric; None if all is well."""
+    """Return a failure if a trial has reported but never reported the metric; otherwise None."""
     if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
-    if not lacking:  # an odd end: its last report has what it is said never to have had
+    if not lacking:  # the last report has all metrics, so the error message would be wrong
         return None
     metric = lacking[0]
     text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"

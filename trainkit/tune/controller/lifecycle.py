@@ -1,4 +1,4 @@
-"""Life of a trial: its way from status to status."""
+"""Life of a trial: the transitions between its statuses."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict, words_for
 
-# Names of their own, as a report looks at a dozen: of an enumeration each is looked up by a function.
+# Module constants, as each report checks a dozen and reading an attribute of an enumeration is slow.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
 LOST = "the runtime's node died"
-"""Reason of a trial that waits, having lost its process with the session."""
+"""Reason of a trial that waits because it lost its process with the session."""
 
 
 def handle_attempt_event(
     state: ControllerState, event: ev.Placed | ev.Started | ev.Reported | ev.Finished | ev.Saved | ev.Failed
 ) -> None:
-    """Take in what a trial's process has said; nothing if it was the process of an earlier attempt."""
+    """Handle an event of a trial's process; ignore events from processes of earlier attempts."""
     active = state.active.get(event.trial_id)
     if active is not None and active.trial.attempt == event.attempt:
         _HANDLERS[type(event)](state, active, event)
@@ -51,7 +51,7 @@ def _on_placed(state: ControllerState, active: ActiveAttempt, event: ev.Placed |
 
 def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started) -> None:
     if state.plan.trial_timeout_s is not None:
-        _on_placed(state, active, event)  # where nobody can say when it had its resources
+        _on_placed(state, active, event)  # for executors that send no Placed event
     trial = active.trial
     place = (event.pid, event.hostname, event.node_ip)
     active.origin = attempt.Origin(trial.trial_id, trial.tag, trial.config, *place)
@@ -76,7 +76,7 @@ def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Report
         _take_along(state, active, event)
     if state.proposals.hears_results:
         guarded(state, event.time, state.proposals.on_trial_result, trial.trial_id, result)
-    # What is decided on this very report goes before an end that was asked of all trials.
+    # The decision on this report takes precedence over an end of the whole experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
         guarded(state, event.time, require_metric, state, result)
@@ -91,7 +91,7 @@ def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Report
 def _decide(
     state: ControllerState, active: ActiveAttempt, result: dict[str, Any], event: ev.Reported
 ) -> None:
-    """Settle what the trial will be by this report."""
+    """Set the trial's outcome from the decision on this report."""
     trial = active.trial
     active.outcome = attempt.FINISHED if event.done else active.outcome
     says_done = not event.done and bool(event.metrics.get("done"))
@@ -119,7 +119,7 @@ def _decide(
 
 
 def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
-    """Let the trial run to its next report, or end it where it waits."""
+    """Let the trial run to its next report, or end it at its current report."""
     if active.outcome is None:
         trial_id = active.trial.trial_id
         state.step.actions.append(ev.Save(trial_id) if active.saving else ev.Advance(trial_id))
@@ -132,11 +132,11 @@ def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
 
 
 def _take_along(state: ControllerState, active: ActiveAttempt, event: ev.Reported | ev.Finished) -> None:
-    """Keep the checkpoint and note the problem that an event comes with, if it does."""
+    """Keep the checkpoint and record the problem of an event, if it has them."""
     trial, policy = active.trial, state.plan.checkpoints
     if event.checkpoint is not None:
         attempt.keep_checkpoint(state.step, policy, trial, event.checkpoint, event.iteration)
-    if event.problem:  # with a clean-up: worth keeping, but the trial's outcome is settled
+    if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome
         state.step.records.append(ev.Noted(event.time, "cleanup", event.problem, trial.trial_id))
 
 
@@ -155,7 +155,7 @@ def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finish
 
 
 def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) -> None:
-    if state.ending is BY_SIGTERM and active.excused:  # it may have come to what the trial had started, too
+    if state.ending is BY_SIGTERM and active.excused:  # SIGTERM may also have hit its subprocesses
         state.step.records.append(
             ev.Noted(event.time, "cleanup", event.failure.message, active.trial.trial_id)
         )
@@ -168,7 +168,7 @@ def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) 
 
 
 def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem: str = "") -> None:
-    """The trial's process has nothing more to do, and may have ended with a problem: settle the rest."""
+    """Settle the end of a trial whose process has nothing more to do, or ended with a problem."""
     trial, (status, reason) = active.trial, active.outcome or attempt.FINISHED
     if active.failure is not None:
         fail(state, trial, active.failure, time)
@@ -191,21 +191,21 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
 
 
 def terminate(state: ControllerState, trial: Trial, time: float, reason: str) -> None:
-    """The trial, which has no process, has ended in order."""
+    """End a trial that has no process, without a failure."""
     state.estimate.ended(trial.trial_id)
     state.steering.forget(trial.trial_id)
     attempt.set_status(state.step, trial, time, TERMINATED, reason)
     if trial.checkpoints:
         attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result = trial.trial_id, trial.last_result or None
-    # The searcher first: the scheduler may end others by this, and a replay tells all in one order.
+    # The searcher comes first: the scheduler may end other trials now, and a replay needs a fixed order.
     guarded(state, time, state.proposals.on_trial_complete, trial_id, result)
     guarded(state, time, state.scheduler.on_trial_complete, trial_id)
     heed_scheduler(state, time)
 
 
 def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) -> None:
-    """The trial has failed, and is run again or not."""
+    """Handle a trial's failure: retry the trial or end it."""
     _let_go(state, trial, time)
     follows = what_follows(trial, failure, state.plan.failure)
     if isinstance(follows, Retry):
@@ -227,7 +227,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
     endless = state.proposals.num_samples == -1 and math.isinf(state.budget_ends)
-    # The first ones, and as many as run at once: another may only be slow to report.
+    # The running trials count too, as some of them may only be slow to report.
     first = state.trials[: HOPELESS + len(state.active)]
     if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):
         limit = HOPELESS
@@ -261,7 +261,7 @@ def _let_go(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def lose_all(state: ControllerState, time: float) -> None:
-    """Every process is gone, by no trial's fault: what was decided stands, the rest runs again."""
+    """Handle the loss of all processes: decided outcomes stay, and all other trials run again."""
     for active in list(state.active.values()):
         trial, outcome = active.trial, active.outcome
         if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
@@ -274,7 +274,7 @@ def lose_all(state: ControllerState, time: float) -> None:
 
 
 def watch(state: ControllerState, active: ActiveAttempt) -> None:
-    """The attempt has a limit from now on."""
+    """Check the attempt's time limits from now on."""
     state.watched[active.trial.trial_id] = active
 
 
@@ -283,13 +283,13 @@ def _limited(state: ControllerState) -> Mapping[str, ActiveAttempt]:
 
 
 def first_limit(state: ControllerState) -> float:
-    """When the first of them is interrupted or killed, whatever it does; infinity: none is."""
+    """Return the earliest time at which an attempt must be interrupted or killed; infinity: no limit."""
     limited = _limited(state)
     return min([min(active.limit, active.interrupts) for active in limited.values()], default=math.inf)
 
 
 def kill_overdue(state: ControllerState, now: float) -> None:
-    """End those that take longer than they may; before that, interrupt what they run."""
+    """Kill attempts that exceed their limit; interrupt attempts whose time for this has come."""
     if not (limited := _limited(state)):
         return
     for active in [active for active in limited.values() if now >= active.limit]:
@@ -309,7 +309,7 @@ def kill_overdue(state: ControllerState, now: float) -> None:
 
 
 def set_request(state: ControllerState, trial: Trial, time: float) -> bool:
-    """Ask what the trial needs; False, and the trial has failed, if it can't be said or never be met."""
+    """Set the trial's resource request; if it is unknown or infeasible, fail the trial and return False."""
     try:
         trial.request = trial.granted or state.source.request(trial)
         state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
@@ -320,7 +320,7 @@ def set_request(state: ControllerState, trial: Trial, time: float) -> bool:
 
 
 def heed_scheduler(state: ControllerState, time: float) -> None:
-    """Carry out what the scheduler, having been told something, has decided on trials that wait."""
+    """Carry out the scheduler's new decisions on waiting trials."""
     if not state.scheduler.gives_verdicts:
         return
     verdicts = guarded(state, time, state.scheduler.verdicts)
@@ -338,4 +338,4 @@ _HANDLERS: Mapping[type[ev.Event], Callable[[ControllerState, ActiveAttempt, Any
     ev.Failed: _on_failed,
 }
 KINDS = tuple(_HANDLERS)
-"""Of the events that `handle_attempt_event` takes in."""
+"""Kinds of events that `handle_attempt_event` accepts."""

@@ -1,9 +1,9 @@
-"""Paused trials: which go on, which end, and which take over another's state.
+"""Paused trials: which of them resume, which end, and which take over another trial's state.
 
-PAUSE --> its process ends, having saved --> PAUSED --> chosen --> PENDING, from its checkpoint
-                                               |  donors: Adopt --> Adopted, with another configuration
-PAUSE, and it would be chosen at once: it runs on in its process
-a user's command: as PAUSE, but held in no line until another command lets it go on, whatever is scheduled
+PAUSE --> process saves and ends --> PAUSED --> chosen --> PENDING, from its checkpoint
+                                           |  donors: Adopt --> Adopted, with another configuration
+PAUSE of a trial that would be chosen next anyway: it continues in its process
+a user's command: like PAUSE, but the trial is in no queue until another command resumes it
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ BEGINS_ANEW = (
 
 
 def between_lines(state: ControllerState) -> int:
-    """Return how many trials are neither in the line of those paused nor have a process."""
+    """Return the number of trials that are neither in the queue of paused trials nor have a process."""
     return len(state.awaiting_donor) + len(state.adopting)
 
 
 def require_known_donors(state: ControllerState, trial_id: str, decision: Decision) -> None:
-    """Refuse donors that are no trials of the experiment.
+    """Check that all donors are trials of the experiment.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: a donor's id is unknown.
     """
     for donor in decision.donors:
         if donor.trial_id not in state.by_id:
@@ -57,9 +57,9 @@ def require_known_donors(state: ControllerState, trial_id: str, decision: Decisi
 
 
 def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
-    """Return whether a trial that is to be paused runs on instead, as it would be the next to go on.
+    """Return True if a trial that should pause continues instead, because it would be resumed next.
 
-    If it does, that is recorded.
+    The function records this case.
     """
     decision, trial = active.pause, active.trial
     if decision is None or decision.request is not None:
@@ -69,7 +69,7 @@ def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
         to_come = state.plan.saves or any(one is not None and one.is_saving for one in among)
         if to_come or may_pause(state, trial, decision):
             return False
-        _note_no_exchange(state, trial, decision, time)  # nobody has a state, and to begin anew helps nobody
+        _note_no_exchange(state, trial, decision, time)  # no checkpoint exists, and a restart gains nothing
         _resumed(state, trial)
         return True
     if not state.plan.keeps_processes or not would_go_on_at_once(state, active.trial):
@@ -79,7 +79,7 @@ def runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
 
 
 def pull(state: ControllerState, active: ActiveAttempt) -> None:
-    """Pause a trial at its report, as a user has asked, if it has a state to go on from or can save one."""
+    """Pause a trial at its report on a user's command, if it has a checkpoint or can save one."""
     trial = active.trial
     if trial.checkpoint is None and not state.plan.saves:
         return
@@ -91,7 +91,7 @@ def pull(state: ControllerState, active: ActiveAttempt) -> None:
 
 
 def line_up(state: ControllerState, trial: Trial, time: float) -> None:
-    """Give a trial that has no process its place: in a line, or in none while a command holds it."""
+    """Put a trial without a process into its queue, or aside while a command holds it."""
     steering, trial_id = state.steering, trial.trial_id
     if trial.status is TrialStatus.PENDING:
         steering.pulled.discard(trial_id)
@@ -109,19 +109,19 @@ def line_up(state: ControllerState, trial: Trial, time: float) -> None:
 def begin_pause(
     state: ControllerState, trial: Trial, decision: Decision, time: float, reason: str, problem: str
 ) -> Failure | None:
-    """The trial's process has ended, maybe with a problem; return why it can't be paused, if it can't."""
+    """Pause a trial whose process has ended; return the failure if pausing is impossible."""
     if not may_pause(state, trial, decision):
-        if trial.trial_id in state.steering.pulled:  # nobody's failure, so it waits to begin anew
+        if trial.trial_id in state.steering.pulled:  # a user paused it, so it waits for a restart instead
             trial.attempt += 1
             words = f"{reason}, and left no checkpoint to go on from"
             set_status(state.step, trial, time, TrialStatus.PENDING, f"{words}: {problem}"[:200])
             line_up(state, trial, time)
             return None
-        if problem:  # such as a kill while it saved: the next attempt may do better
+        if problem:  # for example a kill while saving: a retry may succeed
             text = f"{state.scheduler.label} paused the trial, which left no checkpoint to go on from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
-        if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):  # it might never end
+        if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):  # restarts without progress never end
             text = f"{by} paused the trial again, no further than before, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         if not state.begun_anew:
@@ -134,14 +134,14 @@ def begin_pause(
 
 
 def may_pause(state: ControllerState, trial: Trial, decision: Decision | None) -> bool:
-    """Return whether the trial, or a donor, has a state to go on from after the pause."""
+    """Return True if the trial, or a donor, has a checkpoint to resume from after the pause."""
     donors = () if decision is None else decision.donors
     there = (state.by_id[donor.trial_id].checkpoint for donor in donors)
     return trial.checkpoint is not None or any(checkpoint is not None for checkpoint in there)
 
 
 def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: float) -> None:
-    """Carry out what was decided on paused trials before a kill, and not done yet."""
+    """Carry out decisions on paused trials that the end of the earlier run prevented."""
     for trial_id, decision in owed.items():
         require_known_donors(state, trial_id, decision)
         if _leave_line(state, state.by_id[trial_id]):
@@ -158,7 +158,7 @@ def _carry_out(state: ControllerState, trial: Trial, decision: Decision, time: f
 
 
 def _exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
-    """Let a paused trial take over the state of a donor, if there is to be one."""
+    """Let a paused trial take over a donor's state, if the decision names donors."""
     for each in decision.donors:
         donor, active = state.by_id[each.trial_id], state.active.get(each.trial_id)
         if active is not None and active.is_saving:
@@ -180,7 +180,7 @@ def _note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, 
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:
-    """Donors may have saved by now."""
+    """Try again the exchanges that waited for a donor's checkpoint."""
     if not state.awaiting_donor:
         return
     for trial_id, decision in list(state.awaiting_donor.items()):
@@ -189,9 +189,9 @@ def retry_exchanges(state: ControllerState, time: float) -> None:
 
 
 def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
-    """A donor's checkpoint was copied, or was not; return the trial if it has another configuration."""
+    """Finish the copy of a donor's checkpoint; return the trial if its configuration changed."""
     donor, iteration = state.adopting.pop(event.trial_id, (None, 0))
-    if donor is None:  # it was stopped meanwhile
+    if donor is None:  # the trial was stopped meanwhile
         return None
     trial = state.by_id[event.trial_id]
     if event.checkpoint is None:
@@ -213,7 +213,7 @@ def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
 
 
 def resume(state: ControllerState, trial: Trial, time: float) -> None:
-    """A trial that was paused goes on."""
+    """Resume a paused trial."""
     words = _resumed(state, trial)
     state.proposals.on_unpause(trial.trial_id)
     trial.attempt += 1
@@ -227,7 +227,7 @@ def _resumed(state: ControllerState, trial: Trial) -> str:
 
 
 def why_not_chosen(state: ControllerState, trial: Trial) -> str:
-    """Note and say why a trial, paused to the end, did not go on; '' if that is not known."""
+    """Record and return why a trial stayed paused to the end; '' if unknown."""
     decision = Decision(Verdict.STOP, state.scheduler.why_not_chosen(trial.trial_id))
     if decision.reason:
         state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
@@ -235,24 +235,24 @@ def why_not_chosen(state: ControllerState, trial: Trial) -> str:
 
 
 def forget_pause(state: ControllerState, trial: Trial) -> bool:
-    """Forget a paused trial, which is to be ended; False if it isn't paused."""
+    """Remove a paused trial that must end from all lists; return False if it isn't paused."""
     hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
     adopted = state.adopting.pop(trial.trial_id, None) is not None
     return _leave_line(state, trial) or hoped or adopted
 
 
 def _leave_line(state: ControllerState, trial: Trial) -> bool:
-    """Take a paused trial from where it waits; False if it waits for a donor, or is not paused."""
+    """Remove a paused trial from its queue; return False if it waits for a donor or is not paused."""
     return state.paused.remove(trial) or state.held.pop(trial.trial_id, None) is not None
 
 
 def leave_lines(state: ControllerState, trial: Trial) -> bool:
-    """Take a trial that has no process, and is to be ended, from wherever it waits; False if it doesn't."""
+    """Remove a trial that has no process and must end from its queue; return False if it isn't queued."""
     return state.waiting.remove(trial) or forget_pause(state, trial)
 
 
 def set_aside(state: ControllerState) -> None:
-    """Take the trials that commands hold out of the lines, as a restored experiment begins."""
+    """Remove the trials that commands hold from the queues, at the start of a restored experiment."""
     for trial in [*state.waiting, *state.paused]:
         if state.steering.keeps_aside(trial.trial_id):
             state.waiting.remove(trial)
@@ -263,7 +263,7 @@ def set_aside(state: ControllerState) -> None:
 def apply_verdicts(
     state: ControllerState, verdicts: Sequence[tuple[str, Decision]], time: float
 ) -> list[tuple[Trial, str]]:
-    """Do what the scheduler has decided on trials that wait; return those to end, and why."""
+    """Carry out the scheduler's decisions on waiting trials; return the trials to end, with reasons."""
     return list(_applied(state, verdicts, time))
 
 

@@ -1,4 +1,4 @@
-"""Rules of an experiment: stop conditions, and the judgement of each report."""
+"""Rules of an experiment: its plan, the reasons of an early end, and the stop rules."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from trainkit.tune.core.stoppers import missing_metric as missing_metric
 
 @dataclass(frozen=True)
 class Ending:
-    """Why an experiment ends before all its trials have.
+    """Reason why an experiment ends before all its trials have ended.
 
     Attributes:
-        why: for people, such as "time budget".
-        resumable: its trials are gone on with by a restore; else they are over.
+        why: reason for people, such as "time budget".
+        resumable: True if a restore resumes the unfinished trials; False if they are over.
     """
 
     why: str
@@ -47,7 +47,7 @@ FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
 
 MOST_AT_ONCE = 1000
-"""Trials begun in a step: where all fail before they start, an endless search must look at the time too."""
+"""Maximum number of trials to start in a step, so that an endless search of failures checks the time."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,18 @@ class Plan:
     """Rules of an experiment for its trials.
 
     Attributes:
-        metric: that every trial must have reported when it ends; None: no such rule.
-        other_metrics: that must be in that report too, where there are several objectives.
-        stop: ends single trials, or the experiment.
-        time_budget_s: from `begin`; then every trial ends at its next report.
-        trial_timeout_s: that each attempt may take, from when it has its resources; then it is killed, and
-            has failed.
-        max_iteration: reports after which a trial ends at the latest, where that is known; for estimates.
-        failure, checkpoints: as in RunConfig.
-        grace_s: how long a trial may take to its next report once it must end.
-        cleanup_s: how long a trial may take to end after it was told to.
-        saves: a trial can save a checkpoint at any report, as a class with save_checkpoint() can.
-        keeps_processes: a trial that is paused only to be the next to go on runs on in its process.
+        metric: metric that every trial must report before it ends; None: no such rule.
+        other_metrics: further metrics that the same report must have, for several objectives.
+        stop: stop rules for single trials or for the experiment.
+        time_budget_s: seconds from `begin` after which every trial ends at its next report.
+        trial_timeout_s: maximum seconds of each attempt once it has its resources; then it is killed and has
+            failed.
+        max_iteration: maximum number of reports of a trial, if known; used for estimates.
+        failure, checkpoints: settings of RunConfig.
+        grace_s: seconds for a trial that must end to reach its next report.
+        cleanup_s: seconds for a trial to end after the request.
+        saves: True if a trial can save a checkpoint at any report, like a class with save_checkpoint().
+        keeps_processes: True if a trial that would be resumed at once continues in its process.
     """
 
     metric: str | None = None
@@ -84,15 +84,15 @@ class Plan:
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics that every trial must have reported when it ends."""
+        """Metrics that every trial must report before it ends."""
         return () if self.metric is None else (self.metric, *self.other_metrics)
 
 
 class StopRules:
-    """All rules of an experiment; each sees every report, and the first that ends a trial is named.
+    """All stop rules of an experiment. Each rule sees every report; the first that ends a trial is named.
 
     Args:
-        rules: in this order.
+        rules: the rules in order.
     """
 
     def __init__(self, rules: Sequence[OneStopRule]) -> None:
@@ -101,11 +101,11 @@ class StopRules:
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
         self._timed = [each for each in self._stoppers if _looks_at_time(each)]
         self.ends_none = not self._stoppers
-        """True if there is no rule that could end the experiment; asked at every report."""
+        """True if no rule can end the experiment; a cached value, as every report needs it."""
 
     @classmethod
     def of(cls, rule: StopRule | None) -> StopRules:
-        """Return the rules in `rule`; stoppers as copies, so that the user's stay as they were given."""
+        """Return the rules of `rule`; stoppers are copied, so that the user's objects stay unchanged."""
         rules: list[OneStopRule] = []
         if isinstance(rule, (list, tuple)):
             rules += rule
@@ -114,26 +114,26 @@ class StopRules:
         return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
 
     def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
-        """Say why `result` ends its trial: facts to record, the words under "stop"; None if it doesn't.
+        """Return the facts of the rule by which `result` ends its trial, the text under "stop"; else None.
 
         Raises:
             MetricError: a rule names a value that the result lacks.
         """
         found = None
-        for judge in self._judges:  # all of them, whichever is named
+        for judge in self._judges:  # no early exit, because every stopper must see every report
             reason = judge(trial_id, result)
             found = reason if found is None else found
         return found
 
     def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Take in a report of before a restore."""
+        """Replay a report from before a restore."""
         try:
             self.on_report(trial_id, result)
-        except Exception:  # as it did then, which has failed that trial and is recorded: no news
+        except Exception:  # the same error has already failed that trial and is recorded
             return
 
     def end(self, elapsed_s: float) -> str:
-        """Say why the experiment ends, `elapsed_s` seconds into its running; '' if it doesn't."""
+        """Return why the experiment ends after `elapsed_s` seconds of running; '' if it doesn't."""
         for stopper in self._timed:
             stoppers.tell_time(stopper, elapsed_s)
         for stopper in self._stoppers:
@@ -143,12 +143,12 @@ class StopRules:
 
     @property
     def deadline_s(self) -> float:
-        """After how many seconds of running `end` is to be asked though nothing was reported."""
+        """Seconds of running after which `end` must be called even without a report."""
         return min(map(stoppers.deadline_of, self._timed)) if self._timed else math.inf
 
     @property
     def max_iteration(self) -> float | None:
-        """The report that ends every trial, where a rule says so."""
+        """The smallest limit on a trial's number of reports among the rules, or None."""
         return min(filter(None, map(_max_iteration, self._rules)), default=None)
 
 
@@ -158,7 +158,7 @@ def _looks_at_time(stopper: Stopper) -> bool:
 
 
 def words_of(stopper: Stopper) -> str:
-    """Such as 'stopped by TimeoutStopper: timeout 60'."""
+    """Return a text such as 'stopped by TimeoutStopper: timeout 60'."""
     facts = dict(stoppers.facts_of(stopper))
     name = facts.pop("stopper", type(stopper).__name__)
     words = ", ".join(
@@ -168,7 +168,7 @@ def words_of(stopper: Stopper) -> str:
 
 
 def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
-    """Return the function that says, as facts, why a report ends its trial by `rule`; None: it does not."""
+    """Return a function that gives the facts if a report ends its trial by `rule`, otherwise None."""
     if isinstance(rule, Mapping):
         return partial(_reached, rule)
     if isinstance(rule, Stopper):
@@ -183,7 +183,7 @@ def _facts(stopper: Stopper) -> dict[str, Any]:
 
 def _reached(bounds: Mapping[str, float], trial_id: str, result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
-        if name == DONE:  # which ends a trial without a rule
+        if name == DONE:  # it ends a trial even without a rule
             continue
         value = number_of(result, name)
         if value is None and lookup(result, name) is None:
@@ -218,7 +218,7 @@ _STOPPER, _SEVERAL = "$stopper", "$several"
 
 
 def describe_stop(rule: StopRule | None) -> Any:
-    """Return `rule` as dictionaries and lists; a function, or a stopper of the user's own, as it is."""
+    """Return `rule` as dictionaries and lists; the user's functions and own stoppers stay as they are."""
     if isinstance(rule, (list, tuple)):
         return {_SEVERAL: [describe_stop(each) for each in rule]}
     if isinstance(rule, Mapping):
@@ -231,7 +231,7 @@ def describe_stop(rule: StopRule | None) -> Any:
 
 
 def stop_of(described: Any) -> Any:
-    """The reverse, for what holds nothing opaque."""
+    """Return the stop rule of a description by `describe_stop` without functions or own stoppers."""
     match described:
         case {"$several": [*rules]}:
             return [stop_of(each) for each in rules]

@@ -9,24 +9,24 @@ from trainkit.tune.core.trial import Trial
 
 
 def is_over(state: ControllerState) -> bool:
-    """True when no trial waits and none will come."""
+    """Return True if no trial waits and none will come."""
     return not (state.waiting or state.paused or state.held) and state.source.exhausted
 
 
 def trials_to_come(state: ControllerState) -> int | None:
-    """How many trials will yet be started; None: without end."""
+    """Return the number of trials that are still to be started; None: no limit."""
     suggested = state.source.to_come
     return None if suggested is None else suggested + len(state.waiting) + len(state.held)
 
 
 def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
-    """Return the trial to start or go on with, which is in no line any more; None: none now.
+    """Remove the trial to start or resume next from its queue and return it; None: no trial for now.
 
     Args:
-        state: of the controller.
-        has_room: another trial may fit, so that one may be suggested or its pause may end.
+        state: state of the controller.
+        has_room: True if another trial may fit, so that a trial may be suggested or resumed.
     """
-    if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # then nothing else does
+    if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # nothing may run beside it
         return None
     for trial_id in reversed(state.steering.first):
         if (trial := _out_of_turn(state, trial_id, has_room=has_room)) is not None:
@@ -34,7 +34,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
-    # What never ends would never leave a trial alone, so there it is its turn as soon as may be.
+    # An endless experiment would never become idle, so there the trial gets its turn as soon as possible.
     if alone is None or state.source.to_come is not None:
         trial = _sharing(state, has_room=has_room)
         if trial is not None:
@@ -46,7 +46,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
 
 
 def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Trial | None:
-    """Return a trial that is to run before the others, if it may: its scheduler is asked about it alone."""
+    """Return a prioritised trial if it may run; the scheduler is asked about this trial alone."""
     choose = state.scheduler.choose_trial_to_run
     if trial_id in state.waiting:
         may = not (state.active and state.by_id[trial_id].alone)
@@ -57,7 +57,7 @@ def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Tr
 
 
 def would_go_on_at_once(state: ControllerState, trial: Trial) -> bool:
-    """Return whether a trial that is to be paused would be the next to go on."""
+    """Return True if a trial that should pause would be the next to resume."""
     paused = state.paused.sharing
     paused.add(trial)
     chosen = _chosen(state, paused, new=not state.source.exhausted)
@@ -72,7 +72,7 @@ def _sharing(state: ControllerState, *, has_room: bool) -> Trial | None:
     if chosen is None and new:
         if (trial := state.source.next_trial()) is not None:
             return trial
-        chosen = _chosen(state, paused, new=False)  # as none comes for now
+        chosen = _chosen(state, paused, new=False)  # the searcher has no new trial for now
     if chosen is None:
         return None
     return state.paused.take(chosen) if chosen in state.paused.sharing else state.waiting.take(chosen)

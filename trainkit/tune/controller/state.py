@@ -1,4 +1,4 @@
-"""State of an experiment's controller, which its functions are given."""
+"""State of an experiment's controller, which all its functions receive."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trainkit.tune.search.trial_source import Proposals, TrialSource
 
 
 class Line(Sequence[str]):
-    """Ids of trials in the order suggested, in whichever order they come and go.
+    """Queue of trial ids in the order of suggestion; trials may be added and removed in any order.
 
-    The first is asked for much oftener than all, so there is a heap, which may hold some that have gone.
+    The first id is read far more often than all ids, so a heap finds it. The heap may hold removed ids.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Line(Sequence[str]):
 
 
 class WaitingTrials:
-    """Trials that wait, in the order suggested, and those among them that run when nothing else does.
+    """Waiting trials in the order of suggestion; trials that must run alone have their own queue.
 
     Args:
-        trials: of the experiment.
-        status: of those that wait.
+        trials: trials of the experiment.
+        status: status of the waiting trials.
     """
 
     def __init__(self, trials: Sequence[Trial], status: TrialStatus = TrialStatus.PENDING) -> None:
@@ -75,36 +75,36 @@ class WaitingTrials:
         self._alone = Line()
         self._by_id: dict[str, Trial] = {}
         self.sharing = Line()
-        """Ids of those that run beside others, or are paused; no copy, as there may be thousands."""
+        """Ids of trials that run beside others or are paused; not copied, as it may hold thousands."""
         for trial in trials:
             if trial.status is status:
                 self.add(trial)
 
     def add(self, trial: Trial) -> None:
-        """Take its place by index, whenever it comes."""
+        """Insert a trial by its index."""
         self._line_of(trial).add(trial)
         self._by_id[trial.trial_id] = trial
 
     def take(self, trial_id: str) -> Trial:
-        """Return the trial, which leaves the line."""
+        """Remove a trial and return it."""
         trial = self._by_id[trial_id]
         self.remove(trial)
         return trial
 
     def remove(self, trial: Trial) -> bool:
-        """Leave the line; False if it wasn't in it."""
+        """Remove a trial; return False if it was not waiting."""
         if self._by_id.pop(trial.trial_id, None) is None:
             return False
         self._line_of(trial).remove(trial)
         return True
 
     def _line_of(self, trial: Trial) -> Line:
-        # Whether a paused trial goes on is the scheduler's word, beside what it goes on comes after that.
+        # The scheduler alone decides about paused trials. Running alone matters only after that.
         return self._alone if trial.alone and self._parts else self.sharing
 
     @property
     def first_alone(self) -> Trial | None:
-        """The first of those that run when nothing else does."""
+        """The first trial that must run alone, or None."""
         return self._by_id[self._alone[0]] if self._alone else None
 
     def __contains__(self, trial_id: object) -> bool:
@@ -119,15 +119,14 @@ class WaitingTrials:
 
 @dataclass(slots=True)
 class Steering:
-    """Commands that hold until others lift them.
+    """Commands that apply until other commands lift them.
 
     Attributes:
-        paused_by: who has paused the experiment as a whole; '': nobody.
-        holds: by trial that was paused by itself, who has done that.
-        pulled: ids of trials that were paused while they ran. The scheduler, which would have let them go
-            on, knows nothing of that.
-        first: by trial that is to run before the others, since when; those that were asked for later come
-            first.
+        paused_by: person who paused the whole experiment, or ''.
+        holds: for each trial that was paused by its id, the person who paused it.
+        pulled: ids of trials that were paused while running. The scheduler does not know about these pauses,
+            as it would have let the trials continue.
+        first: prioritised trials with the time of each request; later requests run first.
     """
 
     paused_by: str = ""
@@ -136,7 +135,7 @@ class Steering:
     first: dict[str, float] = field(default_factory=dict)
 
     def take(self, verb: str, arguments: Mapping[str, Any], by: str, time: float) -> None:
-        """Take in a command that was carried out; in a restore too."""
+        """Apply a command that was carried out; a restore applies it again."""
         trial_id: Any = arguments.get("trial")
         match verb:
             case "pause" if trial_id is None:
@@ -152,15 +151,15 @@ class Steering:
                 self.first[trial_id] = time
 
     def who_holds(self, trial_id: str) -> str:
-        """Return who has paused the trial, or all; '': nobody."""
+        """Return the person who paused the trial or the experiment, or ''."""
         return self.holds.get(trial_id, self.paused_by)
 
     def keeps_aside(self, trial_id: str) -> bool:
-        """True if the trial is in no line when it has no process."""
+        """Return True if the trial is in no queue when it has no process."""
         return trial_id in self.holds or (trial_id in self.pulled and bool(self.paused_by))
 
     def forget(self, trial_id: str) -> None:
-        """The trial has ended."""
+        """Remove all commands about a trial that has ended."""
         self.holds.pop(trial_id, None)
         self.pulled.discard(trial_id)
         self.first.pop(trial_id, None)
@@ -168,38 +167,39 @@ class Steering:
 
 @dataclass(slots=True)
 class ControllerState:
-    """Everything that the functions of the controller look at and change.
+    """State that the functions of the controller read and change.
 
     Attributes:
-        plan: the experiment's rules.
-        stop: the rules in `plan.stop`, told already of the reports of before.
-        source: where trials come from; it knows what each requests.
-        proposals, scheduler: told of results, and asked.
-        ledger: what trials reserve.
-        estimate: of the time that trials take.
-        trials: of the experiment, in the order suggested.
+        plan: rules of the experiment.
+        stop: rules of `plan.stop`, which have already seen the earlier reports.
+        source: source of trials and of their resource requests.
+        proposals, scheduler: receivers of results, which also decide.
+        ledger: reserved resources of trials.
+        estimate: estimate of the remaining time.
+        trials: trials of the experiment, in the order of suggestion.
         by_id: the same trials by id.
-        waiting, paused: trials that wait for their turn.
-        steering: commands that hold.
-        held: trials that such a command keeps out of both lines, by id.
-        spent_s: how long the experiment has run before, in seconds.
+        waiting, paused: queues of pending and of paused trials.
+        steering: commands that apply.
+        held: trials that a command keeps out of both queues, by id.
+        spent_s: seconds that the experiment ran before this run.
         with_metric: ids of trials that have reported the metric.
-        failed: how many trials have failed.
+        failed: number of failed trials.
         active: attempts that have a process, by trial.
-        watched: those of them that have a limit; an end of the experiment gives all of them one.
-        awaiting_donor: decisions on paused trials whose donor is just saving a checkpoint.
-        adopting: by trial, whose checkpoint is being copied to it, and after which report that was saved.
-        step: where records and actions gather.
-        ending: what has ended the experiment early; None as long as it goes on.
-        error: what searcher, scheduler or stopper raised first, if one did, or what broke the experiment off.
-        began: when the experiment began.
-        budget_ends: when its time budget is spent.
-        has_reports: some trial has reported.
-        none_come: the scheduler knows that it need not wait for further trials.
-        more_by: when further trials are to be started.
-        losses: sessions lost in a row.
-        left_out: keys that stoppers have added to reports, with values that can't be stored.
-        begun_anew: by trial without a checkpoint, the iteration at which a pause last let it begin anew.
+        watched: active attempts with a time limit; when the experiment ends, all active attempts have one.
+        awaiting_donor: decisions on paused trials whose donor is still saving a checkpoint.
+        adopting: for each trial that receives a copy of a checkpoint, the donor and the checkpoint's
+            iteration.
+        step: collected records and actions.
+        ending: reason of an early end; None while the experiment continues.
+        error: first error of searcher, scheduler or stopper, or the error that ended the experiment.
+        began: start time of this run.
+        budget_ends: time at which the time budget is spent.
+        has_reports: True if any trial has reported.
+        none_come: True if the scheduler was notified that no further trials come.
+        more_by: time at which to start further trials.
+        losses: counter of consecutively lost sessions.
+        left_out: keys with unstorable values that stoppers have added to reports.
+        begun_anew: for each trial without a checkpoint, the iteration at which a pause last made it restart.
     """
 
     plan: Plan

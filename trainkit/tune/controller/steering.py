@@ -1,4 +1,4 @@
-"""Commands of users to a running experiment: how each changes the controller's state, and is recorded."""
+"""Commands of users to a running experiment: their effects on the controller's state, and records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def obey(state: ControllerState, event: ev.CommandGiven) -> None:
-    """Carry out a command, or refuse it with nothing changed; record its outcome, before its effects."""
+    """Carry out a command, or reject it without a change; record the outcome before the effects."""
     place = len(state.step.records)
     try:
         if event.verb not in VERBS:
@@ -31,7 +31,7 @@ def obey(state: ControllerState, event: ev.CommandGiven) -> None:
         outcome, done = VERBS[event.verb](state, event), True
     except ConfigError as error:
         outcome, done = str(error), False
-    except Exception as error:  # no command is worth the run that it is for
+    except Exception as error:  # a failed command must not end the experiment
         logger.exception("%s %s of %s failed", event.verb, event.arguments, event.by)
         outcome, done = f"it failed: {type(error).__name__}: {message_of(error)}", False
     detail = {
@@ -48,10 +48,10 @@ def obey(state: ControllerState, event: ev.CommandGiven) -> None:
 
 
 def _trial_of(state: ControllerState, event: ev.CommandGiven) -> Trial | None:
-    """Return the trial that the command is about; None: the experiment as a whole.
+    """Return the trial that the command names; None: the whole experiment.
 
     Raises:
-        ConfigError: there is no such trial, or it has ended.
+        ConfigError: the trial does not exist or has ended.
     """
     trial_id = event.arguments.get("trial")
     if trial_id is None:
@@ -65,7 +65,7 @@ def _trial_of(state: ControllerState, event: ev.CommandGiven) -> Trial | None:
 
 
 def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
-    """End a trial for good, or with none the experiment as Ctrl-C does."""
+    """End a trial for good; without a trial, end the experiment like Ctrl-C."""
     words, time, trial = f"stopped by {event.by}", event.time, _trial_of(state, event)
     if trial is None:
         end_experiment(state, Ending(words, resumable=True), time)
@@ -81,7 +81,7 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Hold a trial until it is resumed, or with none start nothing and pause what can be paused."""
+    """Hold a trial until it is resumed; without a trial, start nothing and pause what can pause."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if steering.paused_by:
@@ -109,7 +109,7 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Let a trial go on that was paused by its id, or with none the experiment."""
+    """Resume a trial that was paused by its id; without a trial, resume the experiment."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if not steering.paused_by:
@@ -138,7 +138,7 @@ def _let_go_on(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Put a trial that waits before the others."""
+    """Put a waiting trial before the others."""
     trial = _trial_of(state, event)
     if trial is None:
         raise ConfigError("prioritise which trial? give its id")
@@ -153,7 +153,7 @@ def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _add(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Have a configuration tried next."""
+    """Add a configuration that is tried next."""
     given = event.arguments.get("config")
     if not isinstance(given, dict):
         raise ConfigError(f"config={given!r}: give a dictionary of hyperparameters")
@@ -169,7 +169,7 @@ def _add(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _set(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Change how many trials there will be, how many at once, or the time budget; or none of them."""
+    """Change the number of trials, the limit of concurrent trials or the time budget; all or nothing."""
     given = dict(event.arguments)
     if not given or not given.keys() <= _SETTINGS.keys():
         raise ConfigError(f"set {', '.join(given) or 'what'}? the settings are {', '.join(_SETTINGS)}")
@@ -212,10 +212,10 @@ def _resize(state: ControllerState, num_samples: int, time: float) -> None:
 
 
 def tell_total(state: ControllerState, time: float) -> None:
-    """Tell the scheduler how many trials there will be, unless it knows.
+    """Notify the scheduler of the number of trials, unless it knows the number.
 
     Raises:
-        ConfigError: it needs the number that it knows.
+        ConfigError: the scheduler depends on the earlier number.
     """
     if state.scheduler.resize(state.source.total):
         state.step.records.append(ev.Noted(time, ev.TOTAL, encode(state.source.total)))
@@ -240,7 +240,7 @@ VERBS: Mapping[str, Callable[[ControllerState, ev.CommandGiven], str]] = {
     "add": _add,
     "set": _set,
 }
-"""By verb, a function that carries the command out, and returns in words what becomes of it.
+"""For each verb, the function that carries the command out and returns its effect in words.
 
-It raises ConfigError, with nothing changed, where the command is refused.
+A function that rejects its command raises ConfigError and changes nothing.
 """
