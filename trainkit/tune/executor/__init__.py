@@ -1,1 +1,1 @@
-"""The part of the driver that starts and ends trials' processes."""
+"""Executors, the part of the driver that starts and ends trials' processes."""

@@ -1,4 +1,4 @@
-"""Executor that runs each trial in an actor of its own."""
+"""Executor that runs each trial in its own actor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger("trainkit.tune")
 
 @dataclass(slots=True)
 class _Leaving:
-    """A process that has been told to end: `ref` is done once it has, which it must by `deadline`."""
+    """Process that must end by `deadline`; `ref` is ready once it has ended."""
 
     actor: ActorHandle
     group: PlacementGroup | None
@@ -47,11 +47,11 @@ class _Leaving:
 
 
 class LeavingProcesses:
-    """Processes that were told to end: waited for, and killed if that takes too long.
+    """Processes that were told to end; overdue ones are killed.
 
     Args:
-        now: the time, in seconds, which never falls.
-        leave_s: how long a process may take to end.
+        now: function that returns the time in seconds, which never decreases.
+        leave_s: maximum seconds until a process has ended.
     """
 
     def __init__(self, *, now: Callable[[], float], leave_s: float) -> None:
@@ -63,16 +63,16 @@ class LeavingProcesses:
         return len(self._leaving)
 
     def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
-        """Have a process end in order, which frees what it holds.
+        """Tell a process to end cleanly, which frees its resources.
 
-        Told in so many words: it would also end with the last handle to it, but whoever keeps an
-        exception may keep one.
+        The request is explicit: the process would also end with the last handle to it, but a stored exception
+        may keep a handle.
         """
         ref = actor.leave.remote(os.getpid())
         self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
 
     def see_off(self) -> None:
-        """Forget the processes that have ended, and kill those that are overdue."""
+        """Forget the processes that have ended, and kill overdue ones."""
         if not self._leaving:
             return
         refs = [leaving.ref for leaving in self._leaving]
@@ -89,29 +89,29 @@ class LeavingProcesses:
         self._leaving = staying
 
     def wait(self) -> None:
-        """Return when one has ended, or is overdue."""
+        """Return when a process has ended or is overdue."""
         overdue_s = self.deadline - self._now()
         refs = [leaving.ref for leaving in self._leaving]
         api.wait(refs, num_returns=1, timeout=max(0.0, overdue_s) if math.isfinite(overdue_s) else None)
 
     @property
     def deadline(self) -> float:
-        """By when the first of them must have ended; infinity: none must."""
+        """The earliest time by which a process must have ended; infinity without one."""
         return min((leaving.deadline for leaving in self._leaving), default=math.inf)
 
     def with_bundles(self) -> list[ObjectRef[Any]]:
-        """Of those whose bundles others may wait for: a process gives back by itself what it alone held."""
+        """Return the refs of processes in placement groups, whose bundles `see_off` must release."""
         return [leaving.ref for leaving in self._leaving if leaving.group is not None]
 
     def take_all(self) -> list[tuple[ActorHandle, PlacementGroup | None]]:
-        """Hand over those that have not ended, to be ended at once."""
+        """Forget the processes that have not ended and return them, to be killed at once."""
         doomed, self._leaving = self._leaving, []
         return [(leaving.actor, leaving.group) for leaving in doomed]
 
 
 def end_now(actor: ActorHandle, group: PlacementGroup | None) -> None:
-    """Kill a process and give its bundles back."""
-    with contextlib.suppress(NodeDiedError):  # it is dead then, and holds nothing
+    """Kill a process and release its bundles."""
+    with contextlib.suppress(NodeDiedError):  # the process died with its node
         api.kill(actor)
     if group is not None:
         _give_back(group)
@@ -123,7 +123,7 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None:
-    """Kill processes, each for itself: one that can't be ended must not save the others."""
+    """Kill processes; a failure to kill one of them does not stop the others from being killed."""
     for actor, group in doomed:
         try:
             end_now(actor, group)
@@ -136,7 +136,7 @@ _IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
 
 @dataclass(slots=True)
 class _Process:
-    """A process that runs trials, one after the other."""
+    """Process that runs trials one after another."""
 
     name: str
     actor: ActorHandle
@@ -145,12 +145,12 @@ class _Process:
 
 @dataclass(slots=True)
 class _Running:
-    """A trial in its process, and the call that is out to it.
+    """Trial in its process, with the pending call to the process.
 
     Attributes:
-        spec: what its process is told.
-        phase: the call: wait_here, setup, begin, advance, save or stop.
-        sound: nothing has gone wrong in it, so that the process may serve another trial.
+        spec: specification that the process receives.
+        phase: pending call: wait_here, setup, begin, advance, save or stop.
+        sound: True if nothing has gone wrong in the process, so that it may run another trial.
     """
 
     start: ev.Start
@@ -163,15 +163,15 @@ class _Running:
 
 
 class ActorExecutor(Executor):
-    """Runs trials.
+    """Executor that runs each trial in an actor.
 
     Args:
         bound: the trainable with its parameters.
-        specs: makes what each trial's process is told.
-        now: the time that goes into events.
-        leave_s: how long a trial's process may take to end once nothing more is wanted of it.
-        reuse: processes of trials that ended in order serve further ones.
-        timed: attempts may take only so long, so say when each has its resources.
+        specs: creates the specification for each trial's process.
+        now: function that returns the time for events.
+        leave_s: maximum seconds until an unneeded process has ended.
+        reuse: True: processes of cleanly ended trials run further trials.
+        timed: True: attempts have a timeout, so an event reports when each gets its resources.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ActorExecutor(Executor):
     ) -> None:
         super().__init__(now, session.SessionWatch())
         self._timed = timed
-        # Pickled once, and not for each process anew.
+        # Pickled once for all processes.
         self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
         self._parameters = {
@@ -199,9 +199,9 @@ class ActorExecutor(Executor):
         self._departures = LeavingProcesses(now=now, leave_s=leave_s)
         self._reuse = reuse
         self._pool: ProcessPool[_Process] | None = self._new_pool()
-        """None: processes aren't reused, or went with the session."""
+        """Idle processes; None: processes are not reused, or were lost with the session."""
         self._cut_off: list[Trial] = []
-        """Trials whose processes went with the session."""
+        """Trials whose processes were lost with the session."""
         self._names = map(str, itertools.count())
 
     def advance(self, action: ev.Advance) -> None:
@@ -217,9 +217,9 @@ class ActorExecutor(Executor):
         remove_checkpoint(f"{self._folder}/{action.trial.dirname}", action.checkpoint.dirname)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when some trial has news, or bundles are to be given back, or after `timeout_s`.
+        """Return when a trial has an event, when bundles must be released, or after `timeout_s`.
 
-        Either is for `collect` to see to.
+        `collect` handles both cases.
         """
         if self._at_once or not self._running:
             return
@@ -243,13 +243,13 @@ class ActorExecutor(Executor):
         for ref in ready:
             running = by_id[ref.id]
             trial_id = running.start.trial.trial_id
-            if self._lost:  # what it has said was not heard, so it says it again
+            if self._lost:  # the loss of the session discards unread replies; the trials will repeat them
                 break
-            # To the end of the line, so that where trials take turns each gets its turn.
+            # The trial moves to the end, so that trials in one process take turns.
             self._running[trial_id] = self._running.pop(trial_id)
             if (event := self._event(running)) is not None:
                 news.append(event)
-        # Behind all that was reported before the loss.
+        # The loss comes after everything that was reported before it.
         return news + self._taken() if self._lost else news
 
     @property
@@ -259,7 +259,7 @@ class ActorExecutor(Executor):
     def waits(self) -> str:
         pending = (each for each in self._running.values() if each.start.trial.status is TrialStatus.PENDING)
         first, engine = next(pending, None), session.running()
-        if first is None or engine is None or engine.name != "local":  # Ray does not say what waits
+        if first is None or engine is None or engine.name != "local":  # Ray gives no reasons for waiting
             return ""
         trial, actor = first.start.trial.trial_id, first.process.actor._actor_id.hex()
         try:
@@ -267,7 +267,7 @@ class ActorExecutor(Executor):
                 if request["id"] == actor:
                     return f"{trial} waits for {describe(request['asked'])}: {'; '.join(request['reasons'])}"
             row = next((row for row in engine.state("actors") if row["actor_id"] == actor), None)
-        except NodeDiedError:  # which the trial itself meets
+        except NodeDiedError:  # the trial itself handles this loss
             return ""
         if row is None or row["pid"] is None:
             imports = ", ".join(sorted(session.wanted() & {"torch", "pandas", "sklearn"}))
@@ -305,7 +305,7 @@ class ActorExecutor(Executor):
 
     def _begin_again(self) -> None:
         self._pool = self._new_pool()
-        for trial in self._cut_off:  # now that all that they reported is known
+        for trial in self._cut_off:  # by now, all their reports are committed
             self._tidy(trial)
         self._cut_off.clear()
 
@@ -315,7 +315,7 @@ class ActorExecutor(Executor):
     # --- calls out --------------------------------------------------------------------------------
 
     def start(self, action: ev.Start, *, fresh: bool = False) -> None:
-        """Begin an attempt; `fresh`: in a process of its own, even where one waits."""
+        """Begin an attempt; with `fresh`, in a new process even if an idle process exists."""
         trial, attempt = action.trial, action.attempt
         waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
         process = None if waiting is None else waiting[1]
@@ -406,12 +406,12 @@ class ActorExecutor(Executor):
         try:
             folder, durable = f"{self._folder}/{trial.dirname}", self._specs.durable
             dirname = link_checkpoint(source, folder, action.dirname, durable=durable)
-        except OSError as error:  # the trial can go on from its own checkpoint
+        except OSError as error:  # the trial can resume from its own checkpoint
             problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
     def _tidy(self, trial: Trial) -> None:
-        """Remove what an attempt saved that came to no report, be it half a checkpoint."""
+        """Remove saved or partial checkpoints of an attempt that belong to no report."""
         remove_unknown(f"{self._folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})
 
     def _let_leave(self, process: _Process) -> None:
@@ -435,11 +435,11 @@ class ActorExecutor(Executor):
             running.sound = False
             died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
             if running.phase == "begin" and died:
-                # It died while it waited, which says nothing about this trial.
+                # The process died while idle, so its death says nothing about this trial.
                 self._let_leave(self._running.pop(trial_id).process)
                 self.start(start, fresh=True)
                 return None
-            if running.phase == "stop":  # what it was is settled; how it ended is told
+            if running.phase == "stop":  # the trial's outcome is decided; the error is only reported
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
             self.errors[trial_id, attempt] = remembered(error)
             return ev.Failed(trial_id, attempt, time, failure_of(error))

@@ -36,7 +36,7 @@ from trainkit.tune.trial.environment import TrialEnvironment, log_files
 from trainkit.tune.trial.messages import TrialSpec
 
 IDLE_S = 1.0
-"""How long a process waits for a trial that wants it."""
+"""Seconds that an idle process waits for another trial."""
 
 P = TypeVar("P")
 
@@ -49,10 +49,10 @@ class _Idle(Generic[P]):
 
 
 class ProcessPool(Generic[P]):
-    """Counts all processes of trials, and keeps those that wait.
+    """Idle processes of trials, with a resource ledger of all processes.
 
     Args:
-        existing: amounts by resource name that all processes share.
+        existing: total amounts by resource name, shared by all processes.
     """
 
     def __init__(self, existing: Mapping[str, float]) -> None:
@@ -60,17 +60,17 @@ class ProcessPool(Generic[P]):
         self._idle: dict[str, _Idle[P]] = {}
 
     def __len__(self) -> int:
-        """How many processes wait."""
+        """Return the number of idle processes."""
         return len(self._idle)
 
     def take(self, request: PlacementGroupFactory) -> tuple[str, P] | None:
-        """Return a waiting process that holds just this, by its name, the latest to come; None: none does."""
+        """Remove and return the latest idle process with these resources, and its name; None without one."""
         kind = kind_of(request)
         name = next((name for name in reversed(self._idle) if self._idle[name].kind == kind), None)
         return None if name is None else (name, self._idle.pop(name).process)
 
     def admit(self, name: str, request: PlacementGroupFactory) -> list[P]:
-        """Count a new process in; return those that must go for it, the longest waiting first."""
+        """Reserve resources for a new process; return idle processes that must end for it, oldest first."""
         going = []
         while not self._ledger.reserve(name, request) and self._idle:
             first = next(iter(self._idle))
@@ -79,27 +79,27 @@ class ProcessPool(Generic[P]):
         return going
 
     def keep(self, name: str, process: P, request: PlacementGroupFactory, now: float) -> None:
-        """Let a process wait for another trial."""
+        """Keep a process idle for another trial."""
         self._idle[name] = _Idle(process, kind_of(request), now)
 
     def forget(self, name: str) -> None:
-        """A process is gone, or going."""
+        """Release the resources of a process that has ended or will end."""
         self._idle.pop(name, None)
         self._ledger.release(name)
 
     def overdue(self, now: float) -> list[P]:
-        """Forget and return the processes that have waited for long."""
+        """Forget and return the processes that have been idle for IDLE_S."""
         late = [name for name, idle in self._idle.items() if now >= idle.since + IDLE_S]
         return self._forget_all(late)
 
     def take_all(self) -> list[P]:
-        """Forget and return all that wait."""
+        """Forget and return all idle processes."""
         return self._forget_all(list(self._idle))
 
     @property
     def deadline(self) -> float:
-        """When the next of them has waited for long; infinity: none waits."""
-        first = next(iter(self._idle.values()), None)  # they came one after the other
+        """Time at which the next process has been idle for IDLE_S; infinity without an idle process."""
+        first = next(iter(self._idle.values()), None)  # insertion order is order of time
         return math.inf if first is None else first.since + IDLE_S
 
     def _forget_all(self, names: list[str]) -> list[P]:
@@ -110,19 +110,20 @@ class ProcessPool(Generic[P]):
 
 
 def kind_of(request: PlacementGroupFactory) -> Hashable:
-    """Equal for requests that the same process meets."""
+    """Return a key that is equal for requests that the same process satisfies."""
     return request.strategy, tuple(tuple(sorted(bundle.items())) for bundle in request.bundles)
 
 
 def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
-    """Return the event that `answer`, to whichever call, is."""
+    """Return the event for a reply of a trial's process."""
     if type(answer) is tuple:
         iteration, metrics, checkpoint, done, problem = answer
         if metrics is None and not done:
             return ev.Saved(trial_id, attempt, time, iteration, checkpoint)
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
-        # Names are the same objects in all reports: each came with its own, and trials keep their last.
+        # Interning shares the names between reports. Otherwise each trial's last report would keep its own
+        # copies.
         metrics = {intern(name): value for name, value in metrics.items()}
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
     if type(answer) is dict:
@@ -131,7 +132,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an exception as a failure; a mistake in the arguments is not retried."""
+    """Return an exception as a failure; wrong arguments are not retried."""
     cause = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     wrong = (MetricError, ConfigError, SerializationError)
     return Failure(
@@ -144,7 +145,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def remembered(error: BaseException) -> BaseException:
-    """Return `error` without the frames of this program, which it would keep alive for nothing."""
+    """Return `error` without its traceback, whose frames would keep objects of this program alive."""
     return error.with_traceback(None)
 
 
@@ -153,14 +154,14 @@ def _last_words(error: BaseException) -> str:
 
 
 class SpecFactory:
-    """Makes the specification of each attempt.
+    """Factory of attempt specifications.
 
     Args:
-        folder: of the experiment.
+        folder: folder of the experiment.
         run: the settings.
-        seed_of: by trial index, the seed for the trial's generators; None: none.
-        start_from: path of the checkpoint that a trial without one of its own begins with; None: none.
-        durable: trials find their folders made, and their checkpoints outlive the machine.
+        seed_of: function from a trial's index to the seed of its generators, or None.
+        start_from: path of the first checkpoint for trials without their own, or None.
+        durable: True: trial folders are created beforehand, and checkpoints are flushed to the disk.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class SpecFactory:
 
 
 def put_named(what: str, value: Any) -> ObjectRef[Any]:
-    """Put what all trials share into the object store, or return the reference that the user has put it by.
+    """Put a shared value into the object store, or return it if it is already an object reference.
 
     Raises:
-        SerializationError: it can't be sent to a worker; the message begins with `what`.
+        SerializationError: the value can't be sent to a worker; the message begins with `what`.
     """
     if isinstance(value, ObjectRef):
         return value
@@ -226,14 +227,14 @@ _AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
 
 
 class Executor(ev.ActionHandler, ABC):
-    """Base class of the executors that run trials in a session.
+    """Base class of executors that run trials.
 
     Args:
-        now: the time that goes into events.
-        session: that trials run in; None: this process alone.
+        now: function that returns the time for events.
+        session: session of the trials; None: trials run in this process only.
 
     Attributes:
-        errors: exceptions that attempts raised, by trial and attempt.
+        errors: exceptions of attempts, by trial and attempt.
     """
 
     def __init__(self, now: Callable[[], float], session: SessionWatch | None) -> None:
@@ -242,27 +243,27 @@ class Executor(ev.ActionHandler, ABC):
         self._at_once: list[ev.Event] = []
         self._session = session
         self._lost = False
-        """The node is gone, and the controller has not asked for another session yet."""
+        """True between the loss of the node and the controller's request for another session."""
         self._problem = ""
         self._ran: list[Trial] = []
-        """The trials that ran when the last session was lost."""
+        """Trials that were running when the last session was lost."""
 
     def carry_out(self, actions: Sequence[ev.Action]) -> None:
-        """Do what the controller wants done; returns at once.
+        """Carry out the actions of the controller; return at once.
 
         Raises:
-            NotInitializedError: the session is gone, and there can be no other.
+            NotInitializedError: the session is gone and can't be replaced.
         """
         for action in actions:
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
-                continue  # there is no process to do it to, which the controller is about to hear
+                continue  # the process no longer exists; the next events report the loss to the controller
             try:
                 super().carry_out((action,))
             except NodeDiedError as error:
                 self._lose(error)
 
     def renew(self, action: ev.Renew) -> None:
-        self._lost = False  # if the next one is lost before it is there, that is news
+        self._lost = False  # cleared first, so that the loss of the next session is reported too
         if self._session is not None:
             self._session.renew()
         self._begin_again()
@@ -270,47 +271,47 @@ class Executor(ev.ActionHandler, ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float | None) -> None:
-        """Return when some trial has news, or after `timeout_s`."""
+        """Return when a trial has an event, or after `timeout_s`."""
 
     @abstractmethod
     def collect(self) -> list[ev.Event]:
-        """Return all news that has arrived, without waiting."""
+        """Return all events so far, without waiting."""
 
     @property
     @abstractmethod
     def idle(self) -> bool:
-        """True if no trial runs, and there is no news."""
+        """True if no trial runs and no event is waiting."""
 
     def waits(self) -> str:
-        """Return a clause on what the first trial that has not begun waits for; "" where it is not known."""
+        """Return what the first trial that has not begun is waiting for, as a clause; "" if unknown."""
         return ""
 
     @abstractmethod
     def dismiss(self) -> None:
-        """Let the processes leave that wait for a further trial: none comes."""
+        """End the idle processes, because no further trial comes."""
 
     @property
     def gone(self) -> bool:
-        """True once every process that was let go has ended; else wait for that by `wait_gone`."""
+        """True once all released processes have ended; until then, wait with `wait_gone`."""
         return True
 
     def wait_gone(self) -> None:
-        """Return when a process that was let go has ended, or is overdue."""
+        """Return when a released process has ended or is overdue."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every process at once."""
+        """Kill all processes at once."""
 
     @abstractmethod
     def _forget_processes(self) -> list[Trial]:
-        """Forget every process, as all are gone with the session; return the trials that ran."""
+        """Forget all processes after the loss of the session; return the trials that were running."""
 
     @abstractmethod
     def _begin_again(self) -> None:
-        """Take up the session that has taken the place of the one that was lost."""
+        """Start using the new session after a loss."""
 
     def _is_lost(self) -> bool:
-        """Ask whether the session is gone, as something in it has failed; tell the controller if so."""
+        """Check, after a failure in the session, whether it is lost; if it is, report the loss."""
         loss = None if self._lost or self._session is None else self._session.loss()
         if loss is not None:
             self._lose(loss)
@@ -325,13 +326,13 @@ class Executor(ev.ActionHandler, ABC):
         self._at_once.append(ev.SessionLost(self._now(), self._problem, loss.ended_by))
 
     def _taken(self) -> list[ev.Event]:
-        """Return the events to tell at once, and forget them."""
+        """Return the immediate events and clear their list."""
         taken, self._at_once = self._at_once, []
         return taken
 
 
 def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
-    """Say what becomes of the trials that ran, now that the controller knows all that they reported."""
+    """Return a message about the trials that ran, after the controller has processed their reports."""
     waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
     going_on = sum(trial.has_checkpoint() for trial in waiting)
     return (

@@ -1,10 +1,10 @@
-"""Executors that run each step of a trial as a task, or in this very process.
+"""Executors that run each step of a trial as a task, or in the current process.
 
 Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
 
-The processes are kept for the steps of this experiment, and go when it has ended: the next one may find other
-modules, variables and folders. A step that waits for one is sent to it the moment that it is free, whatever
-the controller does meanwhile.
+The worker processes serve only this experiment and end with it, because the next experiment may find other
+modules, variables and folders. A waiting step starts as soon as a process is free, even while the controller
+is busy.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from trainkit.tune.trial.messages import NO_PROCESS, Reply, TrialSpec, WorkerPro
 
 @dataclass(slots=True)
 class _RunningTask:
-    """A trial, and the step that is out.
+    """Trial with its current step.
 
     Attributes:
-        spec: what its next step is told.
-        state: after its last step.
-        refs: of the parts of the step that run, or wait for a process; none: no step is out.
-        answers: of the other parts of that step.
+        spec: specification for its next step.
+        state: state after its last step.
+        refs: refs of the unfinished parts of the step; empty: no step is running.
+        answers: replies of the finished parts of the step.
     """
 
     trial: Trial
@@ -57,14 +57,14 @@ class _RunningTask:
 
 
 class _StepExecutor(Executor):
-    """Common part of both: trials whose state is kept here between their steps.
+    """Base class of both executors: it keeps the state of trials between steps.
 
     Args:
         bound: the trainable with its parameters.
-        specs: makes what each trial is told.
-        now: the time that goes into events.
-        session: as in `Executor`.
-        pid: of the process that trials are said to run in.
+        specs: creates the specification of each trial.
+        now: function that returns the time for events.
+        session: session as in `Executor`.
+        pid: process id to report for the trials.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class _StepExecutor(Executor):
         self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
 
     def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)  # parts that are out found nothing left to do
+        self._running.pop(action.trial_id, None)  # running parts need no end, as they have nothing left to do
 
     def kill(self, action: ev.Kill) -> None:
         if action.trial_id in self._running:
@@ -110,7 +110,7 @@ class _StepExecutor(Executor):
         return not self._running and not self._at_once
 
     def dismiss(self) -> None:
-        """Do nothing: this process stays."""
+        """Do nothing, because this process continues."""
 
     def close(self) -> None:
         for running in self._running.values():
@@ -124,13 +124,13 @@ class _StepExecutor(Executor):
         return ran
 
     def _begin_again(self) -> None:
-        return  # what all steps share is held by this process
+        return  # the shared arguments are kept by this process, not by the lost session
 
     def _end(self, running: _RunningTask) -> None:
-        """End what is out of a step."""
+        """Cancel the running parts of the current step."""
 
     def _told(self, running: _RunningTask, answer: Reply) -> ev.Event:
-        """Return the event of a step that is done, with which the next one begins."""
+        """Return the event of a finished step, and update the specification for the next step."""
         event = event_of(running.trial.trial_id, running.attempt, self._now(), answer)
         if isinstance(event, ev.Reported):
             running.spec = replace(
@@ -148,12 +148,12 @@ class _StepExecutor(Executor):
 
 
 class TaskExecutor(_StepExecutor):
-    """Runs trials; as `Executor`, but for trainables that are `SerializedTrainable`s and never pause.
+    """Executor that runs steps as tasks, for `SerializedTrainable`s that never pause.
 
     Args:
         bound: the trainable with its parameters.
-        specs: makes what each trial is told.
-        now: the time that goes into events.
+        specs: creates the specification of each trial.
+        now: function that returns the time for events.
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
@@ -170,7 +170,7 @@ class TaskExecutor(_StepExecutor):
 
     def advance(self, action: ev.Advance) -> None:
         running = self._running[action.trial_id]
-        if running.refs:  # the other parts of the step report too
+        if running.refs:  # other parts of the step have not reported yet
             return
         running.answers.clear()
         try:
@@ -192,12 +192,12 @@ class TaskExecutor(_StepExecutor):
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            # The controller hears of one part at a time, as it answers each report.
+            # One part of a trial at a time, because the controller answers each report.
             for running, ref in {id(out[ref]): (out[ref], ref) for ref in ready}.values():
                 event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
-        # Behind all that was reported before the loss.
+        # The loss comes after everything that was reported before it.
         return news + self._taken() if self._lost else news
 
     def dismiss(self) -> None:
@@ -209,7 +209,7 @@ class TaskExecutor(_StepExecutor):
         return {ref: running for running in self._running.values() for ref in running.refs}
 
     def _step_for(self, request: PlacementGroupFactory) -> Any:
-        """The task, with what a trial asks for."""
+        """Return the task function with the resources of a trial."""
         kind = kind_of(request)
         if kind not in self._steps:
             rest = dict(request.head)
@@ -245,12 +245,12 @@ class TaskExecutor(_StepExecutor):
 
 
 class ProgramExecutor(_StepExecutor):
-    """Runs the steps of `SerializedTrainable`s in this process, at once; they have to be short.
+    """Executor that runs the steps of `SerializedTrainable`s in this process; steps must be short.
 
     Args:
         bound: the trainable with its parameters.
-        specs: makes what each trial is told.
-        now: the time that goes into events.
+        specs: creates the specification of each trial.
+        now: function that returns the time for events.
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
@@ -266,7 +266,7 @@ class ProgramExecutor(_StepExecutor):
         self._at_once.append(self._told(at, answer))
 
     def wait(self, timeout_s: float | None) -> None:
-        return  # the news is there
+        return  # events are already available
 
     def collect(self) -> list[ev.Event]:
         return self._taken()

@@ -1,6 +1,6 @@
 """An experiment, from its settings to its results.
 
-Names that a Tuner needs only once it runs are loaded when first used; they are in `__init__.pyi`.
+Names that a Tuner needs only while it runs are imported on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ ESTIMATE_EVERY_S = 1.0
 
 
 class ExperimentLoop:
-    """Runs an experiment to its end.
+    """Main loop of an experiment, which runs it to its end.
 
     Args:
-        controller, executor, store, hub, inbox: the parts that it joins.
-        now: the time, in seconds, which never falls.
-        refresh_s: how often callbacks want to hear of the time; None: only of events.
+        controller, executor, store, hub, inbox: the parts that it connects.
+        now: function that returns the time in seconds, which never decreases.
+        refresh_s: function that returns the longest interval between calls of callbacks; None: only at
+            events.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ExperimentLoop:
         self._refresh_s = refresh_s
 
     def run(self, interrupts: signals.InterruptHandler) -> None:
-        """Return when nothing runs and nothing will; every process of a trial is gone then, or going.
+        """Return when nothing runs and nothing will run; all trial processes have then ended or are ending.
 
         Raises:
             StoreError: the experiment can't be written any more.
@@ -77,11 +78,11 @@ class ExperimentLoop:
             while not self._executor.gone and not interrupts.news():
                 interrupts.end_wait(self._executor.wait_gone)
         finally:
-            with interrupts.held():  # cut short, it would leave trials running
+            with interrupts.held():  # an interrupted close would leave trials running
                 self._executor.close()
 
     def _callback_news(self) -> list[ev.Event]:
-        """Return once that a callback has raised by which the experiment is to end."""
+        """Return, once only, the event of a callback's exception that must end the experiment."""
         if self._hub.raised is None or self._told_of_callback:
             return []
         self._told_of_callback = True
@@ -94,14 +95,14 @@ class ExperimentLoop:
         wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
-        # Committed first: what a trial is told, it can rely on.
+        # The commit comes first, so that everything a trial receives is already safe.
         self._store.commit(step.records)
         self._executor.carry_out(step.actions)
-        # Callbacks last: while they write, the trials run.
+        # Callbacks come last, so that the trials run while callbacks write.
         self._hub.step(step.records, time=self._now(), **self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the facts that callbacks are given besides the events."""
+        """Return the facts that callbacks receive in addition to the events."""
         ledger = self._controller.ledger
         return {
             "total_samples": self._controller.total_samples,
@@ -111,7 +112,7 @@ class ExperimentLoop:
         }
 
     def _remaining_s(self, now: float) -> float | None:
-        """About when the experiment ends, worked out anew once a second."""
+        """Return the estimated seconds until the experiment ends, recomputed once a second."""
         since, remaining_s = self._estimate
         if now - since >= ESTIMATE_EVERY_S:
             self._estimate = now, self._controller.remaining_s(now)

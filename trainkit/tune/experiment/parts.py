@@ -1,4 +1,4 @@
-"""Parts of an experiment that runs: its display, its callbacks and its executor; and what it warns of."""
+"""Parts of a running experiment: display, callbacks and executor; and warnings before the start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Say so where population based training changes none: there is only one, or all end before."""
+    """Warn if population based training can't change any trial: a single trial, or too short trials."""
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
@@ -47,7 +47,7 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int
 
 
 def warn_of_constants(space: Space) -> None:
-    """Say which constants of a space look like something to draw from."""
+    """Warn of constants in a space that look like domains."""
     for site in space.leaves:
         if words := constant_words(site.leaf, alone=not space.varied):
             logger.warning("param_space[%r] is %s", spell(site.path), words)
@@ -66,14 +66,14 @@ def _never_perturbed(tune: TuneConfig, run: RunConfig) -> bool:
 
 
 def make_display(run: RunConfig, waits: Callable[[], str], *, in_memory: bool) -> Callback | None:
-    """Return what shows the experiment while it runs: the user's reporter or the console; None: nothing."""
+    """Return the display of a running experiment: the user's reporter or the console; None: no display."""
     if run.verbose and run.progress_reporter is not None:
         return ReporterCallback(run.progress_reporter, run.verbose, kept=not in_memory)
     return ConsoleCallback(verbose=run.verbose, kept=not in_memory, waits=waits) if run.verbose else None
 
 
 def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool) -> Sequence[Callback]:
-    """Return the user's callbacks, and those that write files where these are kept."""
+    """Return the user's callbacks and, unless the experiment is in memory, the loggers that write files."""
     callbacks, scheduler = cast("list[Callback]", list(run.callbacks)), scheduler.deciding
     if isinstance(scheduler, PopulationBasedTraining) and scheduler.log_config and not in_memory:
         callbacks.append(PolicyFiles())
@@ -86,8 +86,8 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
 def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
-    """Return what looks out for values that do not come: the metric, what the scheduler and ranks read."""
-    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # told as the experiment began
+    """Return a callback that warns if values are missing that the metric, scheduler or ranking needs."""
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # a warning was given at the start
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
     ranked_by = run.checkpoint_config.checkpoint_score_attribute
@@ -97,7 +97,7 @@ def make_watch(
 def make_executor(
     bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
 ) -> Executor:
-    """Return what runs the trials: each a process of its own, or each step of one a task."""
+    """Return the executor of the trials: a process for each trial, or a task for each step."""
     if bound.here:
         return ProgramExecutor(bound, specs, now=now)
     if bound.ahead is not None:
@@ -107,10 +107,10 @@ def make_executor(
 
 
 def require_sendable(space: Space) -> None:
-    """Find out before anything is written whether workers can be sent the values of the space.
+    """Check, before anything is written, that the values of the space can be sent to workers.
 
     Raises:
-        SerializationError: one of them can't be sent.
+        SerializationError: a value can't be sent.
     """
     for name, value in space.values():
         if not isinstance(value, (str, int, float, bool, type(None))):
@@ -118,10 +118,10 @@ def require_sendable(space: Space) -> None:
 
 
 def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedger) -> None:
-    """Find out whether a trial with this configuration could run, and make room for it.
+    """Check that a trial with this configuration could run, and make room for it.
 
     Raises:
-        InfeasibleError: there is not what it asks for.
+        InfeasibleError: the requested resources do not exist.
     """
     request, what = bound.request(config), f"a trial of {bound.name}"
     ledger.require_feasible(request, what=what)

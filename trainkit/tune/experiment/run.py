@@ -47,22 +47,22 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentRun:
-    """Everything that one call of `fit` needs, checked.
+    """Checked parts of an experiment for one or more calls of `fit`.
 
     Args:
         bound: the trainable with its requests and parameters.
         space: the search space.
         tune, run: the settings.
-        folder: of the experiment.
-        resume: how to go on with what `folder` holds; None: it must not hold an experiment yet.
-        facts: of the experiment that goes on.
-        changes: how `space` differs from the one of before, in words.
-        address: where the folder is copied to.
-        in_memory: nothing is kept in `folder` but what trials write themselves; they make their folders.
-            Where steps run in this process, nothing makes it.
-        clock: to read.
-        not_before: the date up to which the experiment has run: dates go on from there, even where the
-            clock was set back since, or is another machine's.
+        folder: folder of the experiment.
+        resume: rule for resuming the experiment in `folder`; None: `folder` must not hold an experiment yet.
+        facts: stored facts of the resumed experiment.
+        changes: differences between `space` and the earlier space, in words.
+        address: address that the folder is copied to.
+        in_memory: True: `folder` holds only files that trials write, and trials create their own folders.
+            With steps in this process, no folder is created.
+        clock: source of the time.
+        not_before: latest date in the earlier run. New dates continue from there, even if the clock was set
+            back or belongs to another machine.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -88,9 +88,9 @@ class ExperimentRun:
             running.require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
-        # As they are now: what is assigned later is another experiment's.
+        # Copies, because later assignments to the user's objects must not affect this experiment.
         self._tune = copy.copy(tune)
-        self._run = copy.copy(run)  # without its constructor, which a subclass may have changed
+        self._run = copy.copy(run)  # copied without the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
         if self._run.checkpoint_config.checkpoint_at_end is None:
@@ -102,10 +102,10 @@ class ExperimentRun:
         self._named = folder, address
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
-        """Reason of its early end, once `fit` has returned or raised; None: there is none."""
+        """Reason of an early end, once `fit` has returned or raised; None without an early end."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
-        # Dates as the wall clock gives them, yet never falling: what controller and deadlines need.
+        # Dates start at the wall clock but never decrease, as the controller and deadlines require.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
@@ -115,7 +115,7 @@ class ExperimentRun:
 
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> ExperimentRun:
-        """An experiment in the folder that `run` names."""
+        """Return an experiment in the folder that `run` names."""
         trainable_name = safe_name(bound.name)[:100]
         dated = f"_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
         name = run.name or trainable_name + dated * settings.experiments_are_dated()
@@ -133,12 +133,12 @@ class ExperimentRun:
         run: RunConfig | None,
         address: Address | None = None,
     ) -> ExperimentRun:
-        """The experiment in `folder`, to go on with; `address` is where that was copied from.
+        """Return the experiment in `folder` for resuming; `address` is the place it was copied from.
 
         Raises:
-            StoreError: there is none, or its file is damaged or foreign.
-            ConfigError: its file can't hold a part that was not given again.
-            MetricError: `tune` names a metric that none of the reports has, nor one to come.
+            StoreError: the experiment is missing, or its file is damaged or foreign.
+            ConfigError: a part that the file can't hold was not given again.
+            MetricError: `tune` names a metric that no report has, and no trial is left to report it.
         """
         with running.ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
@@ -169,21 +169,23 @@ class ExperimentRun:
         )
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Add to the facts that a new experiment's file begins with."""
+        """Add facts to those that a new experiment's file starts with."""
         self._facts |= facts
 
     def fit(self) -> running.ResultGrid:
         """Run the experiment to its end and return its results.
 
         Raises:
-            InfeasibleError: a trial could never start, for want of resources.
+            InfeasibleError: a trial needs resources that do not exist.
             SerializationError: the trainable or a value can't be sent to a worker.
-            StoreError: the folder can't be written, or another process is at it.
-            StorageError: the copy elsewhere can't be written, or is not complete in the end.
-            TrialError: with fail_fast="raise", as the trial raised it; what a callback raised, as it is.
-            TuneError: as many trials have failed as max_failed_trials says.
-            NodeDiedError: the runtime's node died again and again, and no trial got any further.
-            SystemExit: by SIGTERM, once the experiment has ended as by Ctrl-C; another error is its context.
+            StoreError: the folder can't be written, or another process uses it.
+            StorageError: the copy at the address can't be written, or is incomplete at the end.
+            TrialError: the first error of a trial with fail_fast="raise"; a callback's error is raised
+                unchanged.
+            TuneError: the number of failed trials has reached max_failed_trials.
+            NodeDiedError: the runtime's node died repeatedly without progress of any trial.
+            SystemExit: after SIGTERM, once the experiment has ended as after Ctrl-C; another error is its
+                context.
         """
         try:
             return self._fit()
@@ -198,7 +200,7 @@ class ExperimentRun:
             limit = self._run.failure_config.max_failed_trials
             raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
-            # The console, or the user's reporter, has said why, unless there is none.
+            # The display has already shown the reason. Without a display, the warning gives it.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
@@ -206,7 +208,8 @@ class ExperimentRun:
             grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
-            # All that they came to is read from the file: of thousands it need not be in memory twice.
+            # The results are read from the file. Freeing these objects avoids a second copy of thousands of
+            # trials.
             del controller, self._searcher, self._proposals, self._scheduler
             grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
@@ -216,7 +219,7 @@ class ExperimentRun:
     def _run_once(
         self, opened: contextlib.ExitStack, *, again: bool = False
     ) -> tuple[running.Controller, running.Executor, running.ExperimentStore | running.MemoryStore]:
-        """Run the experiment; what is open by then, `opened` closes."""
+        """Run the experiment; `opened` closes the store that this call opens."""
         store = None
         since = self._now()
         if self._resume is None:
@@ -227,10 +230,10 @@ class ExperimentRun:
             store = opened.enter_context(contextlib.closing(self._open_store()))
             self._take_settings(store)
         if not again:
-            self._take_parts()  # anew, as those of an earlier call have seen its trials
+            self._take_parts()  # new parts, as the parts of an earlier call have seen its trials
         running.parts.warn_if_never_perturbed(self._tune, self._run, self._proposals.total_samples)
         at_once = self._tune.max_concurrent_trials or None
-        # Steps that are done here use no session, and take turns.
+        # Steps in this process use no session and run one at a time.
         existing = {"CPU": 1.0} if self._bound.here else running.engine().cluster_resources()
         ledger = ResourceLedger(existing, at_once, ahead=self._bound.ahead or 1)
         running.parts.require_sendable(self._space)
@@ -252,24 +255,24 @@ class ExperimentRun:
             except (ConfigError, StoreError):
                 if self._in_memory or not running.is_taken(self.folder, None):
                     raise
-                return self._run_once(opened, again=True)  # another program was faster: go beside it too
+                return self._run_once(opened, again=True)  # another program took the name
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
 
     def _require_first(self, ledger: ResourceLedger) -> None:
-        """Find out whether the first trial could run: requests may be functions of its configuration."""
+        """Check that the first trial could run; its request may depend on its configuration."""
         trial_id = trial_id_of(self._facts["prefix"], 0)
         config = self._proposals.ahead(trial_id)
         if isinstance(config, dict):
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                self._proposals.on_trial_complete(trial_id, error=True)  # some keep a record elsewhere
+                self._proposals.on_trial_complete(trial_id, error=True)  # frees external records
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
-        """Go by what commands have set since this object read the file, as a run of before was told."""
+        """Apply settings that commands changed in the file after this object read it."""
         with store.reader() as reader:
             facts = reader.facts()
         known, now = self._facts["tune_config"], facts["tune_config"]
@@ -279,9 +282,9 @@ class ExperimentRun:
         self._take_plan()
 
     def _go_beside(self) -> None:
-        """Choose the next free name, such as "name_2", if there is an experiment of this one's own name.
+        """Choose the next free name, such as "name_2", if an experiment of the requested name exists.
 
-        Nothing at all is in a folder that is chosen so: what is there is the user's.
+        A folder with a numbered name must not exist at all, because its content would belong to the user.
         """
         folder, address = self.folder, self._address = self._named
         numbers = itertools.count(2)
@@ -304,16 +307,16 @@ class ExperimentRun:
         return running.ExperimentStore.open(self.folder)
 
     def results(self) -> running.ResultGrid:
-        """Return the results in the experiment's file, be it finished, running or interrupted.
+        """Return the results in the experiment's file, whether finished, running or interrupted.
 
         Raises:
-            StoreError: there is none, or it is damaged or foreign.
+            StoreError: the file is missing, damaged or foreign.
         """
         grid = running.ResultGrid.load(self.folder, **self._goal)
-        if any(holds_opaque(result.config) for result in grid):  # a searcher asked again has the objects
+        if any(holds_opaque(result.config) for result in grid):  # replaying the searcher restores the objects
             with running.ExperimentReader(self.folder) as reader:
                 log = list(reader.log())
-                trials = reader.trials()  # second: those of the log are all there
+                trials = reader.trials()  # read after the log, so that it contains all trials of the log
             self._take_parts(rehearsal=True)
             running.replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
             configs = {trial.trial_id: trial.config for trial in trials}
@@ -395,7 +398,7 @@ class ExperimentRun:
             resources=ledger.existing,
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
-        # For who looks at it from outside: a searcher or scheduler may say what these are.
+        # These facts are for observers: searchers or schedulers may have set them.
         store.set_fact("total_samples", controller.total_samples)
         first = self._facts.setdefault("first_total_samples", controller.total_samples)
         store.set_fact("first_total_samples", first)
@@ -419,10 +422,10 @@ class ExperimentRun:
                     ending = controller.ending or ("" if controller.done else "cut short")
                     end |= {"ending": ending, "in_order": controller.done, **loop.info()}
                     end["why_fewer"] = controller.why_fewer
-                    if controller.refused_total:  # the next restore has the number of before
+                    if controller.refused_total:  # the next restore must use the earlier number
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
-                    interrupts.give_back()  # a Ctrl-C ends the wait for the copy
+                    interrupts.give_back()  # from here on, a Ctrl-C ends the wait for the copy
         finally:
             hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
@@ -478,7 +481,7 @@ class ExperimentRun:
         if self._changes:
             self._facts |= {"space_since": len(restored.trials), "containers": self._space.containers}
             restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))
-            self._changes = ()  # so it is no other for a second fit
+            self._changes = ()  # a second `fit` must not record the changes again
         for trial in restored.trials:
             trial.trainable_name, trial.experiment_path = self._bound.name, str(self.folder)
             trial.evaluated_params = evaluated_of(trial.config, self._space.varied)
@@ -496,7 +499,7 @@ class ExperimentRun:
         facts |= describe_address(self._address) | describe_settings(self._tune, self._run)
         self._facts["tune_config"] = facts["tune_config"]
         for key, value in facts.items():
-            store.set_fact(key, value)  # the next restore goes on with what was given to this one
+            store.set_fact(key, value)  # the next restore uses the settings given to this restore
         return restored
 
     # --- parts ------------------------------------------------------------------------------------
@@ -508,14 +511,14 @@ class ExperimentRun:
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
-        # Of another number it is told where it became another, as a restore tells it everything.
+        # The scheduler starts with the first number of trials; a replay reports later changes to it.
         total = self._facts.get("first_total_samples", self._proposals.total_samples)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 
     @property
     def _space_since(self) -> int:
-        """Index of the first trial that was drawn from the present space; before this `fit`, if it is new."""
+        """Index of the first trial from the current space; for a new space, no existing trial."""
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Parts of an experiment, made from its settings; the settings as text for its store, and back."""
+"""Parts of an experiment, made from its settings; and the settings in the form that the store keeps."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
-    """Return the trainable in one form.
+    """Return the trainable as a Bound.
 
     Raises:
-        ConfigError: it is none of: a function of the configuration, a `Trainable` class, a registered name;
-            or it can't save what `run` asks for.
+        ConfigError: the trainable is neither a function of the configuration, a `Trainable` class nor a
+            registered name; or it can't save the checkpoints that `run` requests.
     """
     if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
-        trainable = trainable.__trainable__()  # A trainer that was made already says what its trials are.
+        trainable = trainable.__trainable__()  # a trainer object provides its own trainable
     bound = Bound.of(trainable)
     inner = bound.trainable
     asked = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
@@ -90,7 +90,7 @@ def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that doesn't tell its signature
+    except ValueError:  # a builtin without a readable signature
         return
     needed = [
         name
@@ -123,10 +123,10 @@ Part = TypeVar("Part")
 
 
 def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space:
-    """Return the space to search, with what the scheduler adds.
+    """Return the search space, including the scheduler's additions.
 
     Raises:
-        SpaceError: it is none.
+        SpaceError: the space is invalid.
     """
     if isinstance(tune.scheduler, TrialScheduler):
         param_space = CheckedScheduler(tune.scheduler).completed_space(param_space or {})
@@ -134,11 +134,11 @@ def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space
 
 
 def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
-    """Return the searcher, ready for its first suggestion.
+    """Return a copy of the searcher, ready for its first suggestion.
 
-    A copy: the user's object stays as it was given, and may be given to another Tuner.
+    The user's object stays unchanged and can be used by another Tuner.
 
-    With `rehearsal` it leaves no trace outside itself, such as in a database that the user's searcher is at.
+    With `rehearsal`, the copy has no external effects, for example on a database of the user's searcher.
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
     searcher = _copied(
@@ -153,25 +153,25 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
 
 
 def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int) -> Proposals:
-    """Return what stands between the searcher and new trials."""
+    """Return the component between the searcher and new trials."""
     return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
 
 
 def make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    """Return the scheduler, a copy too; for the objectives of the searcher, where there are several.
+    """Return a copy of the scheduler, with the searcher's objectives if there are several.
 
     Args:
         tune: the settings.
-        space: the experiment's.
-        seed: of the experiment.
-        searcher: of the experiment.
-        total_samples: how many trials there were to be when the experiment began; None: without end.
+        space: space of the experiment.
+        seed: seed of the experiment.
+        searcher: searcher of the experiment.
+        total_samples: planned number of trials when the experiment began; None: no limit.
     """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    # The one that never draws waits for no NumPy, which loads nearly as long as the tuner does.
+    # FIFOScheduler never draws, so it need not wait for the import of NumPy, nearly as slow as the tuner's.
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,
@@ -198,7 +198,7 @@ def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
 def goal_of(
     tune: TuneConfig, searcher: Searcher, scheduler: TrialScheduler
 ) -> tuple[str | None, str | None, tuple[Objective, ...]]:
-    """Return the meaning of "best": a metric and its mode, or several objectives."""
+    """Return the criterion for the best trial: a metric and its mode, or several objectives."""
     return (
         tune.one_metric or scheduler.metric or searcher.metric,
         tune.one_mode or scheduler.mode or searcher.mode,
@@ -207,14 +207,14 @@ def goal_of(
 
 
 def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return what every trial must have reported: the one metric, or those of several objectives."""
+    """Return the metrics that every trial must report: the single metric, or those of the objectives."""
     if not (tune.strict_metric_checking and settings.metric_is_required()):
         return ()
     return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
 
 
 def can_save(bound: Bound) -> bool:
-    """Return True for a class that can save a checkpoint at any report; of a function it can't be known."""
+    """Return True for a class that can save a checkpoint at any report; unknown for functions, so False."""
     cls = bound.trainable
     return isinstance(cls, type) and issubclass(cls, Trainable) and cls._can_save()
 
@@ -227,7 +227,7 @@ def make_plan(
     *,
     saves: bool = False,
 ) -> Plan:
-    """Return the rules that the controller goes by."""
+    """Return the rules for the controller."""
     first, *others = metrics_of(tune, metric, objectives) or (None,)
     return Plan(
         metric=first,
@@ -244,7 +244,7 @@ def make_plan(
 
 
 def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
-    """How many reports a trial makes at most, where stop rules or the scheduler say so; None: not known."""
+    """Return the maximum number of reports of a trial by stop rules and scheduler; None: unknown."""
     scheduler = tune.scheduler
     limits = [StopRules.of(run.stop).max_iteration]
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
@@ -258,7 +258,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "sync_config": SyncConfig,
 }
 
-# What a file may name; anything else is given again by the user, never looked up and called.
+# A file may name only these parts. The user gives all other parts again; they are never looked up.
 _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
     "scheduler": described_scheduler,
     "search_alg": described_searcher,
@@ -270,15 +270,15 @@ _REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARC
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
 ) -> dict[str, Any]:
-    """Return what holds for the whole of a new experiment; one without a seed is given one.
+    """Return the facts of a new experiment, which stay constant; draw a seed if none is given.
 
     Args:
-        trainable: its name.
+        trainable: name of the trainable.
         space: the search space.
-        tune: what is searched for, and how.
-        run: where it is kept, when trials end.
-        address: where its folder is copied to.
-        created: the date, in seconds since 1970.
+        tune: settings of the search.
+        run: settings of the run.
+        address: address that the folder is copied to.
+        created: date in seconds since 1970.
     """
     seed = tune.seed if tune.seed is not None else seeds.fresh_seed()
     return {
@@ -295,7 +295,7 @@ def new_facts(
 
 
 def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
-    """Return what the experiment's file keeps of the two."""
+    """Return the settings in the form that the experiment's file keeps."""
     return {
         "tune_config": {
             "metric": describe_metric(tune),
@@ -329,15 +329,15 @@ def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
 
 
 def describe_metric(tune: TuneConfig) -> str | list[str] | None:
-    """Return what is optimised: a metric, or those of several objectives."""
+    """Return the metric to optimise, or the metrics of several objectives."""
     return tune.one_metric or [each.metric for each in tune.objectives] or None
 
 
 def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
-    """Return what the file says, with what `given` says besides: all that is not left at its default.
+    """Return the stored TuneConfig, overridden by the fields of `given` that differ from their defaults.
 
     Raises:
-        ConfigError: the file can't say, since a scheduler or searcher of the user's own was used.
+        ConfigError: the file could not store a custom scheduler or searcher, or a function.
     """
     settings = _given(given or TuneConfig(), TuneConfig())
     lacking, why = {}, []
@@ -360,13 +360,14 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
 
 
 def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> RunConfig:
-    """Return the stored RunConfig, with what is given anew; name and folder are those of the file.
+    """Return the stored RunConfig, overridden by `given`; name and folder stay those of the file.
 
-    Callbacks that were given by their names are made again; objects, which no file can hold, are those of
-    `given`, be it none.
+    Callbacks given by name are created again. Callback objects can't be stored, so they come from `given`,
+    which may have none.
 
     Raises:
-        ConfigError: the file can't say, since a stop function was used, or callbacks and nothing is given.
+        ConfigError: the file could not store a stop function; or it could not store callbacks, and no
+            RunConfig is given.
     """
     settings = _given(given or RunConfig(), RunConfig())
     settings |= {"name": None, "storage_path": None, "storage_filesystem": None}
@@ -392,18 +393,18 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
 
 
 def _given(config: Any, default: Any) -> dict[str, Any]:
-    """The fields of `config` that are not as in `default`."""
+    """Return the fields of `config` that differ from `default`."""
     return {name: value for name, value in vars(config).items() if value != getattr(default, name)}
 
 
 def _describe_callback(callback: Callback) -> str | dict[str, str]:
-    """Return the name that a restore makes it of, marked as one, or that of its class."""
+    """Return the callback's name as {"name": ...} if it was created by name, else its class name."""
     name = callback._given_as
     return type(callback).__qualname__ if name is None else {"name": name}
 
 
 def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
-    if made is None or isinstance(made, str):  # the configuration has made objects of names
+    if made is None or isinstance(made, str):  # a TuneConfig has already turned names into objects
         return None
     if isinstance(made, Searcher):
         return describe_searcher(made)
@@ -415,7 +416,7 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
 
 
 def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ()) -> None:
-    """Say all that is to be given again at once, so that it is given in one call."""
+    """Raise one error that names all parts that must be given again."""
     if lacking:
         what = " and ".join(f"{name}={value}" for name, value in lacking.items())
         again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)

@@ -1,1 +1,1 @@
-"""The trial in its own process."""
+"""Code of a trial in its own process."""

@@ -1,4 +1,4 @@
-"""A trial in its process: runners of the user's code, driven by an actor or by a task per step."""
+"""Trial in its process: runners of the user's code, driven by an actor or by a task for each step."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 class Runner(ABC):
-    """One attempt of a trial."""
+    """Base class of runners, each of which runs one attempt of a trial."""
 
     @abstractmethod
     def advance(self) -> Reply:
-        """Run to the next report, or to the end."""
+        """Run to the next report or to the end."""
 
     @abstractmethod
     def save(self) -> Reply:
-        """Save a checkpoint where the trial waits; nothing if it can't, or has saved this state."""
+        """Save a checkpoint at the current report; do nothing if that is impossible or already done."""
 
     @abstractmethod
     def stop(self, save: bool) -> Reply:
-        """End where the trial waits; the user's clean-up runs. A class saves first if asked and able."""
+        """End at the current report and run the user's clean-up; a class first saves if `save` and able."""
 
     def interrupt(self) -> NoReturn:
-        """End what `advance` runs, where that is; its clean-up runs. Called in the midst of it."""
+        """End a running `advance`, from within it; the user's clean-up runs."""
         raise TrialStopped
 
     def take_over(self, spec: TrialSpec) -> bool:
-        """Go on as the runner of another trial, after the end of this one; False: that needs a new one."""
+        """Become the runner of another trial after the end of this one; return False if impossible."""
         return False
 
     def close(self) -> str:
-        """Clean up what was kept for another trial; return the traceback of what that raises."""
+        """Clean up an object that was kept for another trial; return the traceback of any exception."""
         return ""
 
 
 class FunctionRunner(Runner):
-    """Runs `function(config, **parameters)`, which reports by `tune.report`, by yielding or by returning.
+    """Runner of `function(config, **parameters)`, which reports by `tune.report`, `yield` or `return`.
 
     Args:
-        spec: the trial.
-        function: the user's.
-        parameters: bound to it.
-        context: what `get_context` returns in it; None: the trial's identity.
+        spec: specification of the trial.
+        function: the user's function.
+        parameters: parameters bound to the function.
+        context: result of `get_context` inside the function; None: the identity of the trial.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class FunctionRunner(Runner):
         return progress
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """Have `get_checkpoint` return `checkpoint` from now on."""
+        """Let `get_checkpoint` return `checkpoint` from now on."""
         self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
-        return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
+        return reply(self._session.meter.iteration)  # a function itself saves, with its reports
 
     def stop(self, save: bool) -> Reply:
-        del save  # a function saves by itself, with its reports
+        del save  # a function itself saves, with its reports
         self._session.stopping = True
-        if not self._greenlet:  # it has not begun, and need not
+        if not self._greenlet:  # the function has not begun and need not begin
             return reply(self._session.meter.iteration, done=True)
         try:
             return self.advance()
-        except (Exception, SystemExit):  # of the user's clean-up: told, though it changes nothing any more
+        except (Exception, SystemExit):  # a failed clean-up is reported but does not change the outcome
             return reply(self._session.meter.iteration, done=True, problem=traceback.format_exc())
 
     def interrupt(self) -> NoReturn:
@@ -131,12 +131,12 @@ class FunctionRunner(Runner):
 
 
 class ClassRunner(Runner):
-    """Steps a `Trainable`."""
+    """Runner of a `Trainable` class."""
 
     def __init__(
         self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
     ) -> None:
-        # Where another trial may take the object over, it is cleaned up once none does.
+        # An object that another trial may take over is cleaned up only when no trial does.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
         self._trainable = cls._of_trial(spec, parameters)
@@ -145,7 +145,7 @@ class ClassRunner(Runner):
     def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
         self._next_checkpoint = spec.next_checkpoint
-        # Iteration of the checkpoint that holds the present state; -1: none does.
+        # Iteration of the checkpoint that holds the current state; -1 without such a checkpoint.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
             with self._cleaned_up_after():
@@ -158,7 +158,7 @@ class ClassRunner(Runner):
         with self._cleaned_up_after():
             accepted = self._trainable._take_over(spec)
         if not accepted:
-            # The trial that it belonged to has long ended: nothing else could tell what this raises.
+            # The object's former trial has ended long ago, so stderr is the only place for this error.
             sys.stderr.write(self._clean_up())
             return False
         self._begin(spec)
@@ -171,7 +171,7 @@ class ClassRunner(Runner):
     def advance(self) -> Reply:
         try:
             return self._advance()
-        except TrialStopped:  # cleaned up
+        except TrialStopped:  # the clean-up has already run
             return reply(self._trainable.iteration, done=True)
 
     def _advance(self) -> Reply:
@@ -193,7 +193,7 @@ class ClassRunner(Runner):
         dirname, problem = None, ""
         try:
             dirname = self._save_if_new() if save else None
-        except (Exception, SystemExit):  # the trial's outcome is settled: told, and no more
+        except (Exception, SystemExit):  # the error is reported but does not change the trial's outcome
             problem = traceback.format_exc()
         return reply(self._trainable.iteration, None, dirname, True, problem + self._end())
 
@@ -205,7 +205,7 @@ class ClassRunner(Runner):
 
     @contextmanager
     def _cleaned_up_after(self) -> Iterator[None]:
-        """Let the user's clean-up run if the block raises."""
+        """Run the user's clean-up if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -214,7 +214,7 @@ class ClassRunner(Runner):
             raise
 
     def _clean_up(self) -> str:
-        """Let the user's clean-up run; return the traceback of what it raises, as all else is settled."""
+        """Run the user's clean-up; return the traceback of any exception, because the outcome is decided."""
         try:
             self._trainable.stop()
         except (Exception, SystemExit):
@@ -234,10 +234,10 @@ class ClassRunner(Runner):
 
 
 def as_metrics(output: Any) -> dict[str, Any]:
-    """Return what a function returned or yielded as metrics; a number alone is the metric `_metric`.
+    """Return a function's returned or yielded value as metrics; a single number is the metric `_metric`.
 
     Raises:
-        MetricError: it is neither a dictionary nor a number.
+        MetricError: the value is neither a dictionary nor a number.
     """
     if isinstance(output, Mapping):
         return dict(output)
@@ -250,11 +250,11 @@ def as_metrics(output: Any) -> dict[str, Any]:
 
 
 class EnvironmentRunner(Runner):
-    """Runs another one at home: in the trial's folder, with its files for what is printed.
+    """Runner that runs another runner in the trial's folder, with its log files for printed output.
 
     Args:
-        spec: the trial.
-        make: makes the runner, which runs code of the user's too.
+        spec: specification of the trial.
+        make: creates the inner runner, which may also run the user's code.
     """
 
     def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
@@ -295,13 +295,13 @@ def _in_environment(spec: TrialSpec) -> AbstractContextManager[None]:
 def make_runner(
     spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any], *, keep: bool = False
 ) -> Runner:
-    """Return the runner for this form of trainable.
+    """Return the runner for a trainable.
 
     Args:
-        spec: the trial.
+        spec: specification of the trial.
         trainable: the user's function or class.
-        parameters: what `with_parameters` bound.
-        keep: an object that knows how to take over another trial is not cleaned up at the end of this one.
+        parameters: parameters bound by `with_parameters`.
+        keep: True: an object that can take over another trial is not cleaned up at the end of this trial.
     """
 
     def make() -> Runner:
@@ -313,12 +313,12 @@ def make_runner(
 
 
 class TrialActor:
-    """Actor of a trial. `setup` comes first, then `advance` until it is done, or `stop`.
+    """Actor of a trial: `setup` comes first, then `advance` until the trial is done, or `stop`.
 
-    Then `leave`; or, where it serves several trials, `begin` with the next one, and so on.
+    `leave` comes last. If the actor serves several trials, `begin` starts the next trial instead.
 
     Args:
-        serves_many: what a class of the user's holds may be taken over by the next trial.
+        serves_many: True if the next trial may take over the user's object.
     """
 
     _runner: Runner | None = None
@@ -327,15 +327,15 @@ class TrialActor:
         self._serves_many = serves_many
 
     def wait_here(self) -> None:
-        """Return as soon as there is a process: what came before was waiting for resources."""
+        """Return at once; the time before this call was spent waiting for resources."""
 
     def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> WorkerProcess:
-        """Take the first trial in; a class is constructed and restored here.
+        """Begin the first trial; a class is constructed and restored here.
 
         Args:
-            spec: the trial.
+            spec: specification of the trial.
             trainable: the user's function or class.
-            parameters: references to what `with_parameters` bound, by name.
+            parameters: references to the values bound by `with_parameters`, by name.
         """
         self._trainable = trainable
         self._values = (
@@ -344,10 +344,10 @@ class TrialActor:
         return self.begin(spec)
 
     def begin(self, spec: TrialSpec) -> WorkerProcess:
-        """Take a trial in, with the trainable that is here; its folder may be made here too.
+        """Begin a trial with the trainable of `setup`; create its folder if `spec` says so.
 
         Raises:
-            OSError: there can be no such folder.
+            OSError: the folder can't be created.
         """
         if spec.makes_dir:
             os.makedirs(spec.trial_dir, exist_ok=True)
@@ -357,9 +357,9 @@ class TrialActor:
         if before is not None and before.take_over(spec):
             self._runner = before
         else:
-            del before  # what the user's object holds is free before the next one is made
+            del before  # frees the resources of the user's object before the next object is created
             self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
-        # No name is looked up: a resolver that hangs would hang every trial.
+        # The host name is not resolved, because a hanging resolver would hang every trial.
         return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
 
     def advance(self) -> Reply:
@@ -367,21 +367,21 @@ class TrialActor:
         return self._present().advance()
 
     def save(self) -> Reply:
-        """Save a checkpoint where the trial waits, if it can."""
+        """Save a checkpoint at the current report, if possible."""
         return self._present().save()
 
     def stop(self, save: bool) -> Reply:
-        """End the trial where it waits."""
+        """End the trial at its current report."""
         return self._present().stop(save)
 
     def __cancelled__(self) -> NoReturn:
         self._present().interrupt()
 
     def leave(self, driver_pid: int) -> None:
-        """End the process as a program ends, exit handlers included; nothing where trials have none."""
+        """End the process cleanly with its exit handlers; do nothing if trials run in the driver."""
         runner, self._runner = self._runner, None
         if runner is not None and (problem := runner.close()):
-            sys.stderr.write(problem)  # its trial has long ended: nothing else could tell it
+            sys.stderr.write(problem)  # its trial has ended long ago, so no report can carry the error
         if os.getpid() != driver_pid:
             raise SystemExit(0)
 
@@ -392,7 +392,7 @@ class TrialActor:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of `random`, and of NumPy and torch where the trainable has loaded them."""
+    """Seed the global generators of `random`, and of NumPy and torch if they are imported."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -404,11 +404,11 @@ session.register("trainkit.tune.trial.actor")
 
 
 class SerializedTrainable(Trainable):
-    """Extend this where a step needs of the one before only a value, which is pickled.
+    """Base class for trainables whose steps need only one pickled value from the previous step.
 
-    Each step has an object of its own, in whichever process: `setup` is called before each, then `state` is
-    set, unless it is the trial's first. Where steps are done in parts, the class method `joined` makes their
-    reports one: it returns the metrics, and the state after the step or None if the trial is done.
+    Each step has its own object, in any process: `setup` runs before every step, and `state` is then set,
+    except for a trial's first step. If steps have parts, the class method `joined` combines their reports: it
+    returns the metrics, and the state after the step or None if the trial is done.
     """
 
     @property
@@ -426,15 +426,15 @@ class SharedArguments:
     """Arguments that all steps of an experiment share.
 
     Attributes:
-        trainable: a `SerializedTrainable`.
-        parameters: what `with_parameters` bound, by name.
+        trainable: reference to a `SerializedTrainable` class.
+        parameters: references to the values bound by `with_parameters`, by name.
     """
 
     trainable: ObjectRef[type[SerializedTrainable]]
     parameters: Mapping[str, ObjectRef[Any]]
 
     def values(self) -> tuple[type[SerializedTrainable], dict[str, Any]]:
-        """Return the shared arguments, fetched at the first call in a process."""
+        """Return the shared arguments; the first call in a process fetches them."""
         if not _fetched:
             trainable, *values = api.get([self.trainable, *self.parameters.values()])
             _fetched.append((trainable, dict(zip(self.parameters, values, strict=True))))
@@ -442,11 +442,11 @@ class SharedArguments:
 
 
 _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
-"""Arguments that this process was given."""
+"""Arguments that this process has fetched."""
 
 
 def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:
-    """Run the next step of a trial here; `shared` is what `step_of` takes, as references."""
+    """Run the next step of a trial; `shared` holds references to the arguments of `step_of`."""
     return step_of(*shared.values(), spec, state)
 
 
@@ -456,13 +456,13 @@ def step_of(
     """Run the next step of a trial.
 
     Args:
-        trainable: shared with the other steps.
-        parameters: shared with them, too.
-        spec: the trial; its iteration and times are those up to this step.
-        state: after the step before; None: this is the first.
+        trainable: class shared by all steps.
+        parameters: parameters shared by all steps.
+        spec: specification of the trial, with the iteration and times up to this step.
+        state: state after the previous step; None: this is the first step.
 
     Returns:
-        What it reports, and its state.
+        The report of the step, and the state after it.
     """
     with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
         trial = trainable._of_trial(spec, parameters)

@@ -1,4 +1,4 @@
-"""A running trial's view of itself: report, get_checkpoint, get_context."""
+"""API of a running trial's code: report, get_checkpoint, get_context."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class TrialStopped(BaseException):
-    """Raised at `report()` to end a trial that was stopped.
+    """Exception raised in `report()` to end a stopped trial.
 
-    Not an Exception, so that a user's `except Exception` around a step lets it pass.
+    It is not an Exception, so that a user's `except Exception` around a step does not catch it.
     """
 
 
@@ -35,19 +35,19 @@ class TuneContext:
 
     @property
     def spec(self) -> TrialSpec:
-        """All that the trial's process was told."""
+        """The trial's full specification."""
         return self._spec
 
     def get_trial_id(self) -> str:
-        """Unique in the experiment, such as '5f3a_00007'."""
+        """Return the trial's id, unique in the experiment, such as '5f3a_00007'."""
         return self._spec.trial_id
 
     def get_trial_name(self) -> str:
-        """The trainable's name and the trial's id."""
+        """Return the trainable's name and the trial's id."""
         return self._spec.trial_name
 
     def get_trial_dir(self) -> str:
-        """Path of the trial's own folder, which exists."""
+        """Return the path of the trial's own folder, which exists."""
         return self._spec.trial_dir
 
     def get_trial_resources(self) -> TrialResources:
@@ -55,27 +55,27 @@ class TuneContext:
         return self._spec.resources
 
     def get_experiment_name(self) -> str:
-        """Name of the experiment's folder."""
+        """Return the name of the experiment's folder."""
         return self._spec.experiment_name
 
     def get_world_size(self) -> int:
-        """Processes that report in this trial: 1."""
+        """Return the number of processes that report in this trial: 1."""
         return 1
 
     def get_world_rank(self) -> int:
-        """Rank of this process among them: 0."""
+        """Return the rank of this process in the trial: 0."""
         return 0
 
     def get_local_rank(self) -> int:
-        """Rank of this process among those of its machine: 0."""
+        """Return the rank of this process among the trial's processes on this machine: 0."""
         return 0
 
     def get_local_world_size(self) -> int:
-        """Processes of this trial that report, on this machine: 1."""
+        """Return the number of the trial's reporting processes on this machine: 1."""
         return 1
 
     def get_node_rank(self) -> int:
-        """Rank of this machine among those of the trial: 0."""
+        """Return the rank of this machine among the trial's machines: 0."""
         return 0
 
     def get_metadata(self) -> dict[str, Any]:
@@ -84,13 +84,13 @@ class TuneContext:
 
 
 class TrialContext:
-    """One attempt of a function trial, seen from inside.
+    """State of one attempt of a function trial inside its process.
 
     Args:
-        spec: the trial.
-        hand_over: gives a Progress to the driver and returns when the trial may go on.
-        context: what `get_context` returns, of a worker whose trial adds what every report carries; None: the
-            trial's identity.
+        spec: specification of the trial.
+        hand_over: passes a reply to the driver and returns when the trial may continue.
+        context: result of `get_context` for a trainer's worker, whose trial itself adds the automatic keys;
+            None: the identity of the trial.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class TrialContext:
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
         self._start = self.meter.iteration
-        self._refused = ""  # the last report from another thread, which may keep the error to itself
+        self._refused = ""  # error of a report from another thread, which may have swallowed the exception
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._written: str | None = None  # by `checkpoint_dir`, for the next report
+        self._written: str | None = None  # folder by `checkpoint_dir` for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
-        """Hand a report over; return once it is committed and the trial may go on."""
+        """Pass a report to the driver; return once it is committed and the trial may continue."""
         if os.getpid() != self._process:
             raise TuneError(
                 f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
@@ -151,10 +151,10 @@ class TrialContext:
         return reply(self.meter.iteration, filled, dirname, done)
 
     def end(self) -> Reply:
-        """End without a further report; what the function saved since the last one is kept.
+        """End without a further report, and keep a checkpoint that was saved since the last report.
 
         Raises:
-            TuneError: the function has reported from other threads only.
+            TuneError: the function has reported only from other threads.
         """
         self._tell_of_lost()
         return reply(self.meter.iteration, None, self._save(None), done=True)
@@ -167,7 +167,7 @@ class TrialContext:
 
     @contextmanager
     def saving(self) -> Iterator[str]:
-        """Give a folder whose files go with the next report."""
+        """Yield a folder whose files are saved with the next report."""
         folder = os.path.join(self._trial_dir, ".checkpoint_dir")
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
@@ -191,20 +191,20 @@ class TrialContext:
         return dirname
 
     def activate(self) -> None:
-        """Make this the session of the code that runs from here on in this greenlet."""
+        """Make this the session of the code in this greenlet."""
         global _of_process
         _active.set(self)
         _of_process = self
 
     def deactivate(self) -> None:
-        """The code has ended."""
+        """End this session after the code has ended."""
         global _of_process
         if _of_process is self:
             _of_process = None
 
 
 _active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
-# Threads that a user starts don't inherit the context; they may still ask who the trial is.
+# Threads started by the user don't inherit the context variable, but may ask for the trial's identity.
 _of_process: TrialContext | None = None
 
 
@@ -224,18 +224,19 @@ def current_session(verb: str) -> TrialContext:
 
 
 def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more: Any) -> None:
-    """Report metrics of a running trial; return once they are committed and the trial may go on.
+    """Report metrics of a running trial; return once they are committed and the trial may continue.
 
-    A trial that the scheduler or a stop rule ends does not return: `finally` blocks run, then it is over.
+    If the scheduler or a stop rule ends the trial, the call does not return: `finally` blocks run and the
+    trial ends.
 
     Args:
-        metrics: names and values: numbers, texts, lists and dictionaries of them, small arrays, dates and
-            paths; or one number alone, which is the metric `_metric`.
-        checkpoint: a directory to keep with this report; it is copied before this returns.
+        metrics: dictionary of numbers, texts, lists and dictionaries of these, small arrays, dates and paths;
+            or a single number, which becomes the metric `_metric`.
+        checkpoint: a directory to keep with this report; it is copied before the call returns.
         more: further metrics: `report(loss=0.1)`.
 
     Raises:
-        MetricError: a value can't be stored; the key is named.
+        MetricError: a value can't be stored; the message names the key.
         CheckpointError: the checkpoint can't be copied.
         TuneError: called outside a trial, or from another thread than the trainable's.
     """
@@ -246,26 +247,27 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the latest checkpoint of this trial, from before it was resumed if need be; None at first."""
+    """Return the trial's latest checkpoint, which may be from before a resumption; None at first."""
     return current_session("get_checkpoint").checkpoint
 
 
 def get_context() -> TuneContext:
-    """Return who this trial is: its id, name, folder and resources."""
+    """Return the identity of this trial: its id, name, folder and resources."""
     return current_session("get_context").context
 
 
-# --- as Ray 1.x has it ----------------------------------------------------------------------------
+# --- functions of Ray 1.x -------------------------------------------------------------------------
 
 
 @contextmanager
 def checkpoint_dir(step: int) -> Iterator[str]:
-    """Give a folder to write a checkpoint to, which goes with the next report; for a function of Ray 1.x.
+    """Yield a folder for a checkpoint, which is saved with the next report; for functions of Ray 1.x.
 
-    A function that goes on from one is told where it lies by its argument `checkpoint_dir`, None at first.
+    Such a function receives the folder to resume from as its argument `checkpoint_dir`, which is None at
+    first.
 
     Args:
-        step: Ray's; checkpoints are numbered by themselves.
+        step: for Ray's signature only; checkpoints are numbered automatically.
     """
     with current_session("checkpoint_dir").saving() as folder:
         yield folder

@@ -1,7 +1,7 @@
 """Working directory and log files of a trial's process.
 
-Entered before the user's code runs and left after it, at every step: with trials that take turns in one
-process, and with processes that serve one trial after another, nothing of it may stay.
+Each step enters it before the user's code and leaves it afterwards, because trials may take turns in one
+process and a process may serve several trials: no trace may remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SEARCH_PATH = "PYTHONPATH"
 
 Moved = list[tuple[str | None, str, str]]
-"""Entries of `sys.path`, and values of the variable that is named, each as it is now and as it was."""
+"""Changed entries of `sys.path` (None) or of an environment variable (its name), with new and old value."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class TrialEnvironment:
     """Surroundings of a trial's code: working directory and log files.
 
     Attributes:
-        log_files: names, in the trial's folder, of what takes stdout and stderr; None: they stay as they are.
-        chdir: whether the working directory is the trial's folder.
+        log_files: names of the files for stdout and stderr in the trial's folder; None: no redirection.
+        chdir: True if the working directory is the trial's folder.
     """
 
     log_files: tuple[str, str] | None = None
@@ -43,18 +43,18 @@ class TrialEnvironment:
 
     @contextlib.contextmanager
     def entered(self, trial_dir: str, *, own_process: bool) -> Iterator[None]:
-        """Run the block at home in `trial_dir`.
+        """Run the block in the environment of the trial in `trial_dir`.
 
         Args:
             trial_dir: the trial's folder.
-            own_process: False where trials run in the program itself.
+            own_process: False if trials run in the program itself.
         """
         before = _working_dir()
         is_first = before != "" and OLD_WORKING_DIR not in os.environ
         if is_first:
             os.environ[OLD_WORKING_DIR] = before
         moved: Moved = []
-        try:  # an exit stack would cost a report as much again
+        try:  # faster than an exit stack, which would double the cost of a report
             if self.chdir:
                 os.chdir(trial_dir)
                 if before:
@@ -74,19 +74,19 @@ class TrialEnvironment:
 
 
 def divert(paths: Sequence[str]) -> None:
-    """Send all that this process prints from now on into files: its stdout, and its stderr.
+    """Redirect the stdout and stderr of this process to files from now on.
 
-    For a process that serves one trial alone, such as a trainer's worker.
+    This is for a process that serves a single trial, such as a trainer's worker.
     """
-    # The descriptors that were there stay open: whoever reads them sees the process end, and a crash's words.
+    # The old descriptors stay open: their reader notices the end of the process and gets a crash's output.
     _redirect(paths, contextlib.ExitStack(), own_process=True)
 
 
 def log_files(log_to_file: Any) -> tuple[str, str] | None:
-    """Return the names that RunConfig(log_to_file=...) means; None: nothing is kept.
+    """Return the file names that RunConfig(log_to_file=...) means; None: output is not kept.
 
     Raises:
-        ConfigError: they are no names of files in a trial's folder.
+        ConfigError: the value does not name files in a trial's folder.
     """
     match log_to_file:
         case None | False:
@@ -114,17 +114,17 @@ def _is_inside(name: str) -> bool:
 def _working_dir() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # somebody has removed it: a trial need not care
+    except FileNotFoundError:  # the directory was removed; the trial can run anyway
         return ""
 
 
 def _move(before: str, moved: Moved) -> None:
-    """Let modules be found where they were before, here and by programs that the trial starts."""
-    # '' on the search path means the working directory: modules beside the script are still to be found.
+    """Keep modules importable from the former working directory, also for the trial's subprocesses."""
+    # '' on the search path means the working directory, and modules beside the script must stay importable.
     for place, entry in enumerate(sys.path):
-        if type(entry) is str and entry[:1] != os.sep:  # as os.path.isabs, at each report
+        if type(entry) is str and entry[:1] != os.sep:  # a fast os.path.isabs, as each report runs this
             whole = os.path.join(before, entry) if entry else before
-            # Else it is a name for an import hook, such as setuptools' of editable installs.
+            # Otherwise it is a name for an import hook, as in editable installs by setuptools.
             if os.path.exists(whole):
                 sys.path[place] = whole
                 moved.append((None, whole, entry))
@@ -141,10 +141,10 @@ def _absolute(paths: str, folder: str) -> str:
 
 def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
     if is_first:
-        try:  # a context manager would cost a report as much again
+        try:  # faster than contextlib.suppress, which would double the cost of a report
             del os.environ[OLD_WORKING_DIR]
         except KeyError:
-            is_first = False  # the trial has removed it
+            is_first = False  # the trial has removed the variable
     for variable, whole, entry in moved:
         if variable is None:
             if whole in sys.path:
@@ -155,7 +155,7 @@ def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
         return
     try:
         os.chdir(before)
-    except OSError as error:  # the trial's result is not to be lost
+    except OSError as error:  # an error here must not lose the trial's result
         logger.warning(
             "the folder that the program ran in%s can't be returned to (%s), so the process goes on in "
             "the trial's: have programs run in a folder that stays while trials do",
@@ -174,8 +174,8 @@ def _tell_where(error: FileNotFoundError, before: str) -> None:
 
 
 def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: bool) -> None:
-    """Turn descriptors 1 and 2 into files, so that C code and subprocesses print there too."""
-    # Python's own streams need not be on these descriptors, such as in a notebook: they are replaced.
+    """Redirect descriptors 1 and 2 to files, which includes output of C code and subprocesses."""
+    # Python's streams are replaced too: in a notebook, for example, they do not use these descriptors.
     streams = (sys.stdout, sys.stderr)
     _flush(*streams)
     for descriptor, path in zip((1, 2), paths, strict=True):
@@ -187,7 +187,7 @@ def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: boo
         os.dup2(file, descriptor)
         os.close(file)
         if descriptor == 2 and own_process and faulthandler.is_enabled():
-            # Where a crash happened is for the trial's error, which is told by the runtime.
+            # A crash's traceback must go to the runtime, which adds it to the trial's error.
             faulthandler.enable(kept)
             undo.callback(faulthandler.enable, 2)
     new = [
@@ -205,7 +205,7 @@ def _streams_back(before: Sequence[Any], own: Sequence[Any]) -> None:
 
 def _flush(*streams: Any) -> None:
     for stream in streams:
-        with contextlib.suppress(ValueError, OSError, AttributeError):  # closed, or none at all
+        with contextlib.suppress(ValueError, OSError, AttributeError):  # the stream is closed or None
             stream.flush()
     _flush_c()
 
@@ -216,5 +216,5 @@ def _libc() -> ctypes.CDLL:
 
 
 def _flush_c() -> None:
-    """Flush the output of C code, whose own buffer would otherwise reach another trial's file."""
+    """Flush the buffers of C code, which could otherwise end up in another trial's file."""
     _libc().fflush(None)

@@ -1,4 +1,4 @@
-"""Values that travel between the driver and a trial's process."""
+"""Messages between the driver and a trial's process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from trainkit.tune.trial.environment import TrialEnvironment
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """All that a trial's process is told.
+    """Specification that a trial's process receives.
 
     Attributes:
-        iteration: of the checkpoint that it goes on from; 0 from the beginning.
+        iteration: iteration of the checkpoint to resume from; 0: the beginning.
         checkpoint: path of that checkpoint.
-        next_checkpoint: number of the first checkpoint that it will save.
-        time_total_s, timesteps_total: spent before, to count on from.
-        checkpoint_frequency, checkpoint_at_end: for a class, as in CheckpointConfig.
-        seed: for the process's generators; None leaves them as they are.
-        driver_pid: whose generators are not to be seeded when trials run in the driver itself.
-        environment: where the user's code stands, and where what it prints goes.
-        makes_dir: its folder is made beforehand; else by what writes there.
-        durable: checkpoints outlive the machine; else they are not flushed to the disk.
-        part: of the step, from 0, and the number of parts that are done at once.
+        next_checkpoint: number of the next checkpoint to save.
+        time_total_s, timesteps_total: totals before this attempt, which the trial continues.
+        checkpoint_frequency, checkpoint_at_end: settings of CheckpointConfig, for a class.
+        seed: seed for the process's generators; None: no seeding.
+        driver_pid: process id of the driver, whose generators are never seeded, even if trials run there.
+        environment: working directory and log files of the user's code.
+        makes_dir: True: the trial's folder is created beforehand; False: code that writes into it creates it.
+        durable: True: checkpoints are flushed to the disk.
+        part: index of this part of the step, from 0, and the number of concurrent parts.
     """
 
     trial_id: str
@@ -51,11 +51,11 @@ class TrialSpec:
 
 
 NO_PROCESS = 0
-"""In place of a process's number: each step may run in another."""
+"""Placeholder for a process id, as each step may run in another process."""
 
 
 class WorkerProcess(TypedDict):
-    """Where a trial runs: a dictionary, which travels several times as fast as an object of a class."""
+    """Process that a trial runs in; a dictionary, because it is sent several times as fast as an object."""
 
     pid: int
     hostname: str
@@ -63,7 +63,7 @@ class WorkerProcess(TypedDict):
 
 
 Reply = tuple[int, dict[str, Any] | None, str | None, bool, str]
-"""Answer of a trial's process: a tuple, which travels several times as fast as an object of a class."""
+"""Reply of a trial's process; a tuple, because it is sent several times as fast as an object."""
 
 
 def reply(
@@ -73,24 +73,24 @@ def reply(
     done: bool = False,
     problem: str = "",
 ) -> Reply:
-    """Return the answer to `advance`, `save` or `stop`.
+    """Return the reply to `advance`, `save` or `stop`.
 
     Args:
-        iteration: number of reports so far, those before a resume included.
-        metrics: of the report; None: the trial has nothing more to report, or only saved.
-        checkpoint: name of the folder that was saved with it.
-        done: nothing is left to advance.
-        problem: traceback of what the user's cleanup raised after a stop.
+        iteration: number of reports so far, including those before a resumption.
+        metrics: metrics of the report; None: the trial has ended, or has only saved.
+        checkpoint: name of the checkpoint folder that was saved with the report.
+        done: True if the trial has ended.
+        problem: traceback of the user's clean-up after a stop.
     """
     return iteration, metrics, checkpoint, done, problem
 
 
 class ReportMeter:
-    """Fills in what every report carries: counts and times.
+    """Meter of the counts and times that are added to every report.
 
     Args:
-        spec: the trial, with what it counted before.
-        clock: to read.
+        spec: specification of the trial, with its earlier totals.
+        clock: source of the time.
     """
 
     def __init__(self, spec: TrialSpec, clock: Clock = SYSTEM) -> None:
@@ -104,14 +104,14 @@ class ReportMeter:
 
     @property
     def counted(self) -> dict[str, Any]:
-        """Return how many reports there were, and how long they took, before a restore included."""
+        """Number of reports and their total time, including those before a restore."""
         return {
             "training_iteration": self.iteration,
             "time_total_s": self._before_s + self._since_restore_s,
         }
 
     def fill(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Count one report; return its metrics with the automatic keys, which reported ones override."""
+        """Count one report; return its metrics with the automatic keys, which reported keys override."""
         now = self._clock.monotonic()
         spent, self._last = now - self._last, now
         self._since_restore_s += spent

@@ -22,32 +22,32 @@ from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
 COUNTED = ".counted.json"
-"""Holds how far the trainable had come, in what is saved without a Tuner, which knows it by itself."""
+"""File with the counts of a trainable that is saved without a Tuner; a Tuner stores them itself."""
 
 
 class WrittenCheckpoint(str):
-    """Path of a checkpoint that `Trainable.save` has written.
+    """Path of a checkpoint written by `Trainable.save`.
 
     Attributes:
-        metrics: how far the trainable had come: `training_iteration` and `time_total_s`.
+        metrics: progress of the trainable: `training_iteration` and `time_total_s`.
     """
 
     metrics: Mapping[str, Any]
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint."""
+        """The checkpoint at this path."""
         return Checkpoint(self)
 
 
 class Trainable:
-    """Extend this: `setup` once, then `step` again and again.
+    """Base class of class trainables: `setup` runs once, then `step` repeatedly.
 
-    Without a Tuner: `MyTrainable(config).train()`.
+    Without a Tuner, use `MyTrainable(config).train()`.
 
     Args:
         config: the hyperparameters.
-        storage: None; an argument of Ray's.
+        storage: None; for Ray's signature only.
     """
 
     _trial_spec: TrialSpec
@@ -75,7 +75,7 @@ class Trainable:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for old, new in _RENAMED.items():
-            # With the new one defined too, the old name is a method of the user's own.
+            # If the new name is defined too, the old name is an unrelated method of the user.
             if old in cls.__dict__ and getattr(cls, new) is getattr(Trainable, new):
                 raise ConfigError(
                     f"{cls.__name__}.{old}() is an old name that is never called; rename it {new}()"
@@ -91,39 +91,39 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} must define step(), which returns its metrics")
 
     def save_checkpoint(self, checkpoint_dir: str) -> Any:
-        """Write the state as files into the folder `checkpoint_dir`, which exists.
+        """Write the state as files into the existing folder `checkpoint_dir`.
 
         Returns:
-            None; or a dictionary, which is kept in place of files; or the path of a file in the folder.
+            None; or a dictionary, which is stored instead of files; or the path of a file in the folder.
         """
         raise NotImplementedError(f"{type(self).__name__} must define save_checkpoint() to be checkpointed")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Read back what `save_checkpoint` wrote: given are the folder, or what that returned."""
+        """Load what `save_checkpoint` wrote: `checkpoint` is its return value, or the folder."""
         raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become the object of another trial, as if just set up with `new_config`; True if that worked.
+        """Become the object of another trial, as after `setup` with `new_config`; return True on success.
 
-        Called with TuneConfig(reuse_actors=True), where this is defined; `self.config` is the new one
-        by then, `iteration` counts anew and `logdir` is the other trial's. After False, `cleanup` is
-        called and a new object is made.
+        Called with TuneConfig(reuse_actors=True) if this method is overridden. `self.config` is then already
+        the new one, `iteration` starts again and `logdir` is the other trial's folder. If False is returned,
+        `cleanup` runs and a new object is created.
         """
         return False
 
     def cleanup(self) -> None:
-        """Let go of what `setup` took; called once, however the trial ends."""
+        """Release what `setup` acquired; called once, however the trial ends."""
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        """Return the request of a trial, unless `with_resources` is used; None: 1 CPU."""
+        """Return the resource request of a trial without `with_resources`; None: 1 CPU."""
         return None
 
     # --- to use -----------------------------------------------------------------------------------
 
     @property
     def iteration(self) -> int:
-        """Steps finished so far, those before a resume included."""
+        """Number of finished steps, including those before a resumption."""
         return self.__meter.iteration
 
     training_iteration = _iteration = iteration
@@ -135,7 +135,7 @@ class Trainable:
 
     @property
     def trial_id(self) -> str:
-        """Unique in the experiment."""
+        """Id of the trial, unique in the experiment."""
         return self._trial_spec.trial_id
 
     @property
@@ -145,32 +145,33 @@ class Trainable:
 
     @property
     def trial_resources(self) -> TrialResources:
-        """Return the resources of the trial by name."""
+        """Resources of the trial by name."""
         return self._trial_spec.resources
 
     def get_config(self) -> dict[str, Any]:
-        """The hyperparameters."""
+        """Return the hyperparameters."""
         return self.config
 
     def train(self) -> dict[str, Any]:
         """Run one step; return its metrics with the automatic keys.
 
         Raises:
-            MetricError: `step` returned no dictionary, or a value that can't be stored.
+            MetricError: `step` did not return a dictionary, or a value can't be stored.
         """
         return self.__meter.fill(plain_metrics(self.step()))
 
     def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
-        """Write a checkpoint aside and give it its name when it is complete; return the path.
+        """Write a checkpoint under a temporary name, rename it when complete, and return its path.
 
-        Without a Tuner, `restore` counts its steps on from there: a hidden file beside those of
-        `save_checkpoint`, ".counted.json", says how many there were.
+        Without a Tuner, a hidden file ".counted.json" stores the number of steps, from which `restore`
+        continues to count.
 
         Args:
-            checkpoint_dir: the folder that it becomes; None: a new temporary one, which is yours to delete.
+            checkpoint_dir: folder of the checkpoint; None: a new temporary folder, which the caller must
+                delete.
 
         Raises:
-            CheckpointError: the disk refuses, or `save_checkpoint` returned what can't be kept.
+            CheckpointError: writing failed, or `save_checkpoint` returned an unsupported value.
         """
         target = os.path.abspath(checkpoint_dir or tempfile.mkdtemp(prefix="trainkit_checkpoint_"))
         partial = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.partial")
@@ -190,7 +191,7 @@ class Trainable:
         return saved
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
-        """Go on from this checkpoint, or the one in this folder."""
+        """Continue from this checkpoint, or from the checkpoint in this folder."""
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
         written = Path(folder, COUNTED)
         if not self._trial_spec.trial_id and written.exists():
@@ -200,19 +201,19 @@ class Trainable:
         self.load_checkpoint(given_back(folder))
 
     def _take_over(self, trial: TrialSpec) -> bool:
-        """Go on as another trial; False if `reset_config` says that a new object is needed."""
+        """Become another trial's object; return False if `reset_config` demands a new object."""
         before = self._trial_spec, self.__meter, self.config
         accepted = False
         try:
             self._trial_spec, self.__meter, self.config = trial, ReportMeter(trial), dict(trial.config)
             accepted = bool(self.reset_config(self.config))
         finally:
-            if not accepted:  # the clean-up that follows is the former trial's
+            if not accepted:  # the clean-up that follows belongs to the former trial
                 self._trial_spec, self.__meter, self.config = before
         return accepted
 
     def stop(self) -> None:
-        """End: `cleanup` is called."""
+        """End the trainable by a call of `cleanup`."""
         self.cleanup()
 
     @classmethod
