@@ -1,6 +1,6 @@
-"""Schedulers: which trials continue, pause or stop.
+"""Schedulers, which decide which trials continue, pause or stop.
 
-Names are loaded when first used; they are in `__init__.pyi`.
+Names are loaded on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""ASHA: trials compete at rungs, and one in eta goes on; two forms.
+"""ASHA: trials compete at rungs, and one trial in eta continues. It has two forms.
 
-"stopping": at each rung a trial is judged once, when it gets there, against all that were there before;
-it runs on or ends. No checkpoints are needed. Known from Ray Tune.
+"stopping": each rung judges a trial once, when the trial arrives, against all earlier arrivals. The trial
+continues or ends. This form needs no checkpoints. It is known from Ray Tune.
 
-"promotion": at each rung a trial pauses. A free worker goes on with the best that waits, of the highest
-rung where one is among the best 1/eta that ever came; where there is none a new trial starts. The
-published form.
+"promotion": a trial pauses at each rung. A free worker resumes the best waiting trial of the highest rung at
+which a waiting trial is among the best 1/eta of all entries. If no rung has such a trial, a new trial starts.
+This is the published form.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv:1810.05934,
 Algorithm 2.
@@ -33,11 +33,11 @@ class _Progress:
     """Progress of one trial.
 
     Attributes:
-        bracket: where it was drawn into.
-        passed: how many rungs it has come by, of which the last has judged it.
-        stopped: whether it was.
-        waits_at: the rung where it is paused until it is promoted.
-        reached: the resource spent by its last report with a score; none where that was NaN.
+        bracket: the bracket that the trial was drawn into.
+        passed: number of rungs reached so far; the last of them has judged the trial.
+        stopped: True once the scheduler has stopped the trial.
+        waits_at: the rung where the trial is paused until it is promoted.
+        reached: the resource spent at its last report with a score; minus infinity if that score was NaN.
     """
 
     bracket: int
@@ -48,36 +48,36 @@ class _Progress:
 
 
 class ASHAScheduler(TrialScheduler):
-    """Let trials compete at rungs, where the best 1/`reduction_factor` go on; end all at `max_t`.
+    """Asynchronous successive halving: the best 1/`reduction_factor` at a rung continue; all end at `max_t`.
 
     Rungs lie at grace_period * reduction_factor**k below `max_t`. With several brackets, bracket b
-    begins b rungs later; trials are drawn into brackets in proportion to Hyperband's sizes.
+    begins b rungs later. Trials are drawn into brackets in proportion to Hyperband's sizes.
 
-    type="stopping": at a rung with n entries, this trial's included, it goes on if fewer than
-    max(1, floor(n / eta)) are better, or equal and earlier; otherwise it is stopped.
+    type="stopping": at a rung with n entries, including this trial's, the trial continues if fewer than
+    max(1, floor(n / eta)) entries are better, or equal and earlier. Otherwise it is stopped.
 
-    type="promotion": at a rung a trial is paused. It goes on, from its checkpoint, once it is the best of
-    those that wait among the floor(n / eta) best entries, and no higher rung has such a one. What waits
-    when nothing is left to run ends as "not promoted". A search of few trials may then end with none that
-    was trained to `max_t`; with finish=True the best of the highest rung still goes on until one is. One that
-    ended by itself, or by a stop rule, beyond all that wait counts as that.
+    type="promotion": a trial pauses at a rung. It resumes from its checkpoint once it is the best waiting
+    trial among the floor(n / eta) best entries, and no higher rung has such a trial. Trials that still
+    wait when nothing is left to run end as "not promoted". A search of few trials may then end with no trial
+    trained to `max_t`. With finish=True the best trial of the highest rung continues until one is. A trial
+    that ended by itself, or by a stop rule, further than all waiting trials counts as trained.
 
-    In both, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest it has
-    reached; one at a rung that has judged the trial before is not judged. A report without the metric
-    still ends at `max_t`.
+    In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest
+    rung reached. A report at a rung that has already judged the trial is not judged. A report without the
+    metric still ends the trial at `max_t`.
 
     Args:
-        time_attr: reported value that counts the resource; must not fall.
+        time_attr: reported value that counts the resource; must not decrease.
         metric: reported value to judge by; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
         max_t: a trial ends when `time_attr` reaches this.
         grace_period: no trial is judged before this; the first rung.
-        reduction_factor: eta; one in so many goes on.
-        brackets: how many different first rungs.
+        reduction_factor: eta; one trial in so many continues.
+        brackets: number of different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
         type: "stopping", or "promotion", for trainables that save checkpoints.
-        finish: with promotion, trains one trial to `max_t` in the end. This is no part of the paper, where
-            trials come without end.
+        finish: with promotion, train one trial to `max_t` in the end. The paper has no such rule, because
+            there new trials arrive without end.
 
     Raises:
         ConfigError: a value is out of range, or there are more brackets than rungs.
@@ -122,12 +122,12 @@ class ASHAScheduler(TrialScheduler):
         self.stop_last_trials = stop_last_trials
         self.type = type
         self.finish = finish
-        # The last level is max_t itself: there trials end, and nothing is left to judge.
+        # The last level is max_t itself. Trials end there, so nothing is left to judge.
         levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
         kind = Rung if type == "stopping" else PromotionRung
         self._rungs = [[kind(level, reduction_factor) for level in each] for each in levels]
         self._levels = levels
-        # In the order in which a free worker looks for a trial to promote.
+        # A free worker looks for a trial to promote in this order.
         self._from_the_top = sorted(
             (rung for each in self._rungs for rung in each if isinstance(rung, PromotionRung)),
             key=lambda rung: -rung.level,
@@ -137,7 +137,7 @@ class ASHAScheduler(TrialScheduler):
         self._progress: dict[str, _Progress] = {}
         self._under_way: set[str] = set()
         self._through = -math.inf
-        """The furthest that a trial has got which has ended in order; infinity: to `max_t`."""
+        """The furthest resource of a trial that ended cleanly; infinity: a trial reached `max_t`."""
         self.late_reports = 0
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
@@ -150,7 +150,7 @@ class ASHAScheduler(TrialScheduler):
         self._under_way.add(trial_id)
 
     def bracket_of(self, trial_id: str) -> int:
-        """The bracket a trial was drawn into, from 0."""
+        """Return the bracket that a trial was drawn into, from 0."""
         return self._progress[trial_id].bracket
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
@@ -168,7 +168,7 @@ class ASHAScheduler(TrialScheduler):
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
         reached = bisect_right(self._levels[progress.bracket], time)
         if progress.waits_at is not None and reached >= progress.passed:
-            # It was run again while it waits, such as when its process died before it had saved.
+            # A waiting trial can run again, for example if its process died before it had saved.
             self.late_reports += 1
             progress.waits_at.wait(trial_id)
             self._under_way.discard(trial_id)
@@ -205,7 +205,7 @@ class ASHAScheduler(TrialScheduler):
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket
-        # All brackets share the levels, counted from the lowest of all.
+        # Brackets share levels, so the budget counts from the lowest level of all brackets.
         facts["budget"] = progress.bracket + progress.passed - 1
         return facts
 
@@ -229,7 +229,7 @@ class ASHAScheduler(TrialScheduler):
         return self._finisher(paused) if self.finish and not new else None
 
     def _finisher(self, paused: Sequence[str]) -> str | None:
-        """The best of the highest rung, where nothing else is left to run and none was trained to the end."""
+        """Return the best trial of the highest rung, if nothing else can run and no trial reached the end."""
         if self._under_way:
             return None
         bests = [
@@ -237,8 +237,9 @@ class ASHAScheduler(TrialScheduler):
         ]
         if not bests:
             return None
-        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets have a rung there
-        return trial_id if level >= self._through and trial_id in paused else None  # it may still save
+        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets may have this level
+        # A trial that is not in `paused` may still be saving.
+        return trial_id if level >= self._through and trial_id in paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
         progress = self._progress[trial_id]
@@ -269,7 +270,7 @@ class ASHAScheduler(TrialScheduler):
     def _end(self, trial_id: str, progress: _Progress) -> None:
         self._under_way.discard(trial_id)
         if progress.waits_at is not None:
-            progress.waits_at.leave(trial_id)  # it can't be promoted, and stays an entry
+            progress.waits_at.leave(trial_id)  # it can't be promoted, but its entry still counts
 
 
 AsyncHyperBandScheduler = ASHAScheduler

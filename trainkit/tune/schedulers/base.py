@@ -1,14 +1,14 @@
-"""Base class of schedulers, their decisions and the words for them, and the scheduler that stops no trial.
+"""Base class of schedulers, their decisions and the wording of these, and the scheduler that stops no trial.
 
-The words of a rule stand beside the rule. A rule without words shows its facts as they are.
+The wording of a rule is defined beside the rule. A rule without wording shows its facts unchanged.
 
-A scheduler reads no clock and no file, and draws from the generator that it is given. So the same reports
-give the same decisions, and an experiment is resumed by replaying what its scheduler was told:
+A scheduler reads no clock and no file, and draws only from the generator that it receives. So the same
+reports give the same decisions, and an experiment is resumed by replaying these calls:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
     on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin  resize
 
-`verdicts` is asked after each of them; `choose_trial_to_run` may be asked at any time and changes nothing.
+`verdicts` is called after each of them. `choose_trial_to_run` may be called at any time and changes nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORDS: dict[str, Words] = {}
 
 
 def words_of(rule: str) -> Callable[[Words], Words]:
-    """Return a decorator for the function that puts the facts of a rule's decisions into words."""
+    """Return a decorator that registers a function as the wording of a rule: facts in, text out."""
 
     def decorated(words: Words) -> Words:
         _WORDS[rule] = words
@@ -58,16 +58,16 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' where nothing was judged."""
+    """Return text such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' if nothing was judged."""
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
-    except (KeyError, TypeError, ValueError):  # a scheduler of the user's may have a rule of the same name
+    except (KeyError, TypeError, ValueError):  # a user's scheduler may have a rule of the same name
         return _listed(reason)
 
 
 def number_words(value: Any) -> str:
-    """Return a number with six digits, or 'no score' for None."""
+    """Return a number with six significant digits, or 'no score' for None."""
     return f"{value:.6g}" if isinstance(value, float) else "no score" if value is None else str(value)
 
 
@@ -79,25 +79,26 @@ words_of("late report")("too late to count, it was judged before".format_map)
 
 
 _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
-"""By which names, over the years, methods of Ray's schedulers take what runs the trials."""
+"""Names that methods of Ray's schedulers have used over the years for the object that runs the trials."""
 
 _RAYS_METHODS = {"on_trial_result": "decide", "on_trial_remove": "on_trial_complete"}
-"""Methods of Ray's schedulers that are never called here, with what is called in their place."""
+"""Methods of Ray's schedulers that are never called here, each with its replacement."""
 
 _WHY = "a scheduler is told of trials by their ids, and sees nothing of what runs them"
 
 
 def check_methods(cls: type, base: type) -> None:
-    """Check that the methods which `cls` redefines of `base` can be called as they will be.
+    """Check that the methods of `base` that `cls` overrides accept the calls that will be made.
+
 
     Raises:
-        ConfigError: one has other arguments, such as those of Ray's, or a name that is never called.
+        ConfigError: a method has other arguments, such as Ray's, or a name that is never called.
     """
-    # What its other bases redefine was checked when they were defined; a mixin's was not.
+    # Scheduler bases were checked when they were defined, mixins were not.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():
-        # With the new one defined too, the old name is a method of the user's own.
+        # If the new method is defined too, the old name is a method of the user's own.
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
                 f"{cls.__name__}.{old}() is a method of Ray's schedulers that is never called here: define "
@@ -123,10 +124,10 @@ def _check_method(cls: type, name: str, given: Callable[..., Any], ours: Callabl
 
 
 def check_made(scheduler: object) -> None:
-    """Check that the constructor of a scheduler has called that of its base.
+    """Check that the constructor of a scheduler has called its base constructor.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: the base constructor was not called.
     """
     if not hasattr(scheduler, "time_attr"):
         name = type(scheduler).__name__
@@ -139,7 +140,7 @@ def check_made(scheduler: object) -> None:
 class Verdict(StrEnum):
     """Decision on a trial that has reported, or is paused.
 
-    RESUME is no scheduler's answer to a report: it is how the log calls the end of a pause.
+    RESUME is not an answer to a report: the log uses it for the end of a pause.
     """
 
     CONTINUE = "CONTINUE"
@@ -150,7 +151,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A trial whose latest checkpoint another one may go on from, and with which configuration."""
+    """A trial whose latest checkpoint another trial may resume from, and the configuration to use then."""
 
     trial_id: str
     config: Mapping[str, Any]
@@ -160,15 +161,15 @@ NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Decision(NamedTuple):
-    """A verdict and what led to it.
+    """A verdict and its reason.
 
     Attributes:
-        verdict: go on; pause, until the scheduler chooses the trial to run again; or stop for good.
-        reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty where nothing was judged.
-        save: with CONTINUE: a trial that can saves a checkpoint before it goes on.
-        donors: with PAUSE: the trial takes over the first of these that has a checkpoint, or stays as it is
-            where none has. It is told of by `on_trial_change`.
-        request: with PAUSE: what the trial reserves from now on.
+        verdict: continue; pause, until the scheduler chooses the trial to run again; or stop for good.
+        reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty if nothing was judged.
+        save: with CONTINUE: a trial that can save writes a checkpoint before it continues.
+        donors: with PAUSE: the trial takes over the state of the first donor that has a checkpoint. Without
+            such a donor it stays unchanged. `on_trial_change` reports the takeover.
+        request: with PAUSE: the resources that the trial reserves from now on.
     """
 
     verdict: Verdict
@@ -186,8 +187,8 @@ NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
 class TrialScheduler(ABC):
     """Base of all schedulers.
 
-    A subclass implements `decide`, and keeps its arguments as attributes of their names. Scores are "larger
-    is better" by then: negated for mode "min", and minus infinity for NaN and infinities.
+    A subclass implements `decide`, and keeps its arguments as attributes of the same names. `decide` receives
+    scores as "larger is better": negated for mode "min", and minus infinity for NaN and infinities.
 
     Args:
         time_attr: reported value that counts the resource spent.
@@ -202,9 +203,9 @@ class TrialScheduler(ABC):
 
     needs_metric: ClassVar[bool] = True
     label: ClassVar[str] = "the scheduler"
-    """How messages call it."""
+    """Name of the scheduler in messages."""
     hears_again: ClassVar[bool] = False
-    """True if a restore tells it of the end of a trial that is run again, since others were judged by it."""
+    """True if a restore reports the end of a trial that it runs again, because others were judged by it."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -216,7 +217,7 @@ class TrialScheduler(ABC):
         self.mode = mode
         self.rng: Generator | None = None
         self.total_samples: int | None = None
-        """How many trials there will be at most; None: that is not known."""
+        """Upper limit of the number of trials; None: unknown."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -230,40 +231,40 @@ class TrialScheduler(ABC):
 
     @property
     def deciding(self) -> TrialScheduler:
-        """The one that judges trials: itself, or the scheduler that it wraps."""
+        """The scheduler that judges trials: this one, or the scheduler that it wraps."""
         return self
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments that make this scheduler again; numbers and strings.
+        """Return the constructor's arguments that recreate this scheduler; numbers and strings.
 
-        By default the attributes of their names. A scheduler that does not keep one can't be made again by a
-        restore, and is given to it anew.
+        By default these are the attributes of the same names. If an attribute is missing, a restore can't
+        recreate the scheduler, and the user must pass it again.
         """
         return arguments_of(self)
 
     @property
     def first_judgement(self) -> float | None:
-        """The value of `time_attr` at which a trial is judged at the earliest; None: nobody need know."""
+        """The lowest value of `time_attr` at which a trial is judged; None: not needed by anyone."""
         return None
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the search space with what the scheduler adds to it; called once, when that is made."""
+        """Return the search space with the scheduler's additions; called once, when the space is made."""
         return space
 
     def take_space(self, space: Space) -> None:
-        """Take the search space, completed; called once, before the first trial."""
+        """Receive the completed search space; called once, before the first trial."""
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """Several, where it judges by them."""
+        """The objectives, if the scheduler judges by several."""
         return ()
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
-        """Take several objectives of the experiment's, before `set_search_properties`; none: it has one.
+        """Receive the experiment's objectives before `set_search_properties`; empty: it has a single metric.
 
         Raises:
-            ConfigError: it judges by one metric.
+            ConfigError: the scheduler judges by one metric.
         """
         if objectives and self.needs_metric and (self.metric is None or self.mode is None):
             names = [each.metric for each in objectives]
@@ -275,16 +276,16 @@ class TrialScheduler(ABC):
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
-        """Take what the experiment decides: the metric, unless one was given, and the generator.
+        """Receive the experiment's metric, mode and generator; the scheduler's own metric and mode win.
 
         Args:
             metric: the TuneConfig's.
             mode: the TuneConfig's.
             rng: to draw from.
-            total_samples: how many trials there will be at most; None: that is not known.
+            total_samples: upper limit of the number of trials; None: unknown.
 
         Raises:
-            ConfigError: two different metrics were given, or none and the scheduler needs one.
+            ConfigError: the scheduler and the TuneConfig differ, or neither gives a metric that is needed.
         """
         for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
             if own is not None and given is not None and own != given:
@@ -303,22 +304,22 @@ class TrialScheduler(ABC):
             )
 
     def resize(self, total_samples: int | None) -> None:
-        """A command, or a restore, changes how many trials there will be: more, or fewer.
+        """Change the number of trials, by a command or in a restore.
 
         Args:
-            total_samples: how many there will be at most, with those of before; None: that is not known.
+            total_samples: upper limit of the number of trials, earlier ones included; None: unknown.
 
         Raises:
-            ConfigError: it needs the number that it was told first; then the command is refused, with
-                nothing changed.
+            ConfigError: the scheduler depends on the first number. The command is then refused, and nothing
+                changes.
         """
         self.total_samples = total_samples
 
     def on_begin(self) -> None:
-        """The experiment runs from here on, the first time or after a restore: no trial has a process yet."""
+        """Prepare for a start or a restore of the experiment: no trial has a process yet."""
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        """A trial was suggested, with this configuration; called once each, in the order suggested."""
+        """Add a suggested trial with its configuration; called once per trial, in the order suggested."""
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """Judge one report; called in the order in which reports are committed."""
@@ -329,71 +330,71 @@ class TrialScheduler(ABC):
 
     @abstractmethod
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """The rule; `time` or `score` is None where the report lacks it."""
+        """Judge one report by its time and score; either is None if the report lacks it."""
 
     def on_trial_complete(self, trial_id: str) -> None:
-        """A trial has ended by itself, or was stopped."""
+        """Handle the end of a trial that ended by itself or was stopped."""
 
     def on_trial_error(self, trial_id: str) -> None:
-        """A trial has failed for good."""
+        """Handle the final failure of a trial."""
 
     def on_trial_again(self, trial_id: str) -> None:
-        """A trial that had ended runs again, after a restore; told where `hears_again`."""
+        """Handle a restore that runs an ended trial again; called only if `hears_again` is True."""
 
     # --- pauses -----------------------------------------------------------------------------------
 
     @property
     def pauses(self) -> bool:
-        """True if its way is to pause trials, so that each must be able to save."""
+        """True if the scheduler pauses trials as a rule, so that each trial must be able to save."""
         return False
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
-        """Return the decisions on paused trials, each once: to STOP, or to PAUSE with donors."""
+        """Return new decisions on paused trials, each once: STOP, or PAUSE with donors."""
         return ()
 
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """Which of the waiting trials starts or goes on next; None: none of them now.
+        """Return the waiting trial that starts or resumes next; None: none of them now.
 
-        A question, that changes nothing: a trial that then goes on is told of by `on_trial_resume`.
+        This is a pure query: `on_trial_resume` reports a trial that then resumes.
 
         Args:
-            pending: that wait to run, such as after a failure, in the order suggested.
-            paused: that are paused and can go on, in the order suggested; `in` costs the same for any number.
-            new: for None a trial not yet suggested would start.
+            pending: trials that wait to run, for example after a failure, in the order suggested.
+            paused: paused trials that can resume, in the order suggested; `in` takes constant time.
+            new: True if the answer None starts a trial that was not suggested yet.
         """
         return pending[0] if pending else paused[0] if paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
-        """A paused trial goes on; return why, as facts for the log."""
+        """Handle the resumption of a paused trial; return the reason, as facts for the log."""
         return {}
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
-        """Why a trial that is paused to the end did not go on, as facts; a question, that changes nothing."""
+        """Return facts that say why a trial stayed paused to the end; changes nothing."""
         return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        """A trial has another configuration from now on, and the state of `donor` if there is one."""
+        """Handle a trial's new configuration, and the state of `donor` if there is a donor."""
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
     ) -> None:
-        """A trial that was paused with a `request` reserves that from now on; `before` is what it had."""
+        """Handle a trial's new `request`, for which it was paused; `before` is its previous one."""
 
     def see(self, view: ExperimentView) -> None:
-        """The experiment is about to run, and may be looked at from now on; not called for a replay.
+        """Receive a view of the experiment, which is about to run; not called for a replay.
 
-        What is seen is in no log. So a decision that depends on it must change nothing that the scheduler
-        remembers; what comes of the decision it is told.
+        The log does not record what the scheduler sees there. So a decision that depends on the view must not
+        change the scheduler's state; the scheduler is notified of the effects of its decision.
         """
 
     def on_no_more_trials(self) -> None:
-        """No further trial comes, or none before a paused one goes on; may be told again."""
+        """Handle the end of suggestions, for good or until a paused trial resumes; may be called again."""
 
 
 def score_of(value: Any, mode: str | None) -> float:
-    """Return `value` so that larger is better; NaN and infinities of either sign are worst of all."""
+    """Return `value` as "larger is better"; NaN and infinities of either sign become minus infinity."""
     number = float(value)
     if not math.isfinite(number):
         return -math.inf
@@ -401,13 +402,13 @@ def score_of(value: Any, mode: str | None) -> float:
 
 
 BY_COMMAND = "command"
-"""The fact that has the words where a user has decided."""
+"""Name of the fact that holds the text of a user's command."""
 
 
 def words_for(decision: Decision, scheduler: str) -> str:
-    """Why a trial was stopped, paused or gone on with, as text.
+    """Return why a trial was stopped, paused or resumed, as text.
 
-    Such as 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
+    For example 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
     """
     verdict, reason = decision.verdict, decision.reason
     if verdict is Verdict.STOP and "stop" in reason:
@@ -416,7 +417,7 @@ def words_for(decision: Decision, scheduler: str) -> str:
         return str(reason[BY_COMMAND])
     verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
     if reason.get("rule") == "max_t":
-        return words  # the trial has all that it was to have
+        return words  # the trial has spent all of its budget, so nobody "stopped" it
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 
@@ -427,7 +428,7 @@ class FIFOScheduler(TrialScheduler):
     """Let every trial run to its end."""
 
     needs_metric: ClassVar[bool] = False
-    # A subclass need not call our constructor, as in Ray.
+    # A subclass need not call this constructor, as in Ray.
     time_attr = "training_iteration"
     metric = mode = rng = total_samples = None
 

@@ -1,4 +1,4 @@
-"""A scheduler whose errors and wrong answers are reported as its own."""
+"""A wrapper that reports a scheduler's exceptions and wrong answers under the scheduler's name."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
 class CheckedScheduler:
-    """The methods of a scheduler that an experiment calls; each may raise ConfigError.
+    """The scheduler methods that an experiment calls; each may raise ConfigError.
 
     Args:
-        scheduler: which may be the user's own.
+        scheduler: the scheduler to wrap, which may be the user's own.
 
     Attributes:
-        name: of its class, for messages.
-        gives_verdicts: it may decide on trials that wait.
+        name: the scheduler's class name, for messages.
+        gives_verdicts: True if the scheduler overrides `verdicts`, and so may decide on paused trials.
     """
 
-    # Each is wrapped when it is first asked for, by `__getattr__`.
+    # `__getattr__` wraps each method on its first use.
     completed_space: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     see: Callable[[ExperimentView], None]
     on_begin: Callable[[], None]
@@ -56,7 +56,7 @@ class CheckedScheduler:
         self.name = type(scheduler).__name__
         self.label, self.hears_again = scheduler.label, scheduler.hears_again
         self.gives_verdicts = type(scheduler).verdicts is not TrialScheduler.verdicts
-        # The rule is what most define: then it is what they find again.
+        # Most subclasses define `decide`, so errors name that method unless `on_result` is overridden.
         self._judges_by = (
             "decide()" if type(scheduler).on_result is TrialScheduler.on_result else "on_result()"
         )
@@ -82,7 +82,7 @@ class CheckedScheduler:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The scheduler's arguments, and a dictionary indeed."""
+        """The scheduler's arguments, checked to be a dictionary."""
         try:
             given: Any = self._scheduler.arguments
         except Exception as error:
@@ -104,20 +104,20 @@ class CheckedScheduler:
         rng: Generator,
         total_samples: int | None,
     ) -> None:
-        """Give the scheduler what the experiment decides, and the space."""
+        """Pass the experiment's settings and the search space to the scheduler."""
         try:
             verb = "set_objectives()"
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
-            self._scheduler.total_samples = total_samples  # one of the user's may leave its base out
+            self._scheduler.total_samples = total_samples  # a user's method may not call its base
             verb = "take_space()"
             self._scheduler.take_space(space)
         except Exception as error:
             self._blame(verb, error)
 
     def resize(self, total_samples: int | None) -> bool:
-        """Tell how many trials there will be; return False if that is what it knows."""
+        """Report the new number of trials; return False if the scheduler already has this number."""
         if total_samples == self._scheduler.total_samples:
             return False
         try:
@@ -128,7 +128,7 @@ class CheckedScheduler:
         return True
 
     def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
-        """Raise `error` as the scheduler's, unless it says by itself what is wrong."""
+        """Raise `error` as the scheduler's, unless it already is one of trainkit's own errors."""
         if isinstance(error, TrainkitError):
             raise error
         about = f", told of {told_of}" if told_of else ""
@@ -137,7 +137,7 @@ class CheckedScheduler:
         ) from error
 
 
-# --- what is wrong with an answer, and what would be right; None: nothing -----------------------------
+# --- checks of an answer: each returns what is wrong and how to fix it, or None ----------------------
 
 
 def _decision_problem(answer: Any, trial_id: str, result: Mapping[str, Any]) -> str | None:
@@ -195,7 +195,7 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
     verdict: Any = decision.verdict
-    if not isinstance(verdict, Verdict) or verdict not in verdicts:  # a text would equal one
+    if not isinstance(verdict, Verdict) or verdict not in verdicts:  # an equal string is not enough
         return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason
     if not is_mapping(reason):

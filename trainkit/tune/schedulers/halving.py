@@ -1,19 +1,19 @@
 """Successive halving: rungs, the ranks on them, and the brackets of Hyperband.
 
-Keys lie in sorted blocks. So no addition moves more than a block, and a rank takes the lengths of the blocks
-above and one binary search. A block is an array of numbers and not a list of objects: a search among ten
-thousand would wait for memory at every step. Levels take no logarithm: log(243)/log(3) is 4.999..., and a
-rung would be lost.
+Keys are kept in sorted blocks. So an insertion moves at most one block, and a rank needs only the lengths of
+the blocks above and one binary search. A block is an array of numbers, because a search in ten thousand
+objects would wait for memory at every step. Levels are computed without logarithms: log(243)/log(3) is
+4.999..., which would lose a rung and the widest bracket.
 
 Sources: Jamieson and Talwalkar 2016 (successive halving); Li et al. 2018, JMLR 18(185) (sizes of brackets).
 
-All trials of a bracket go to a level. When each has reached it, or has ended, the best of them go to the
-next. No logarithm is taken: log(243)/log(3) is 4.999..., and the widest bracket would be lost.
+In synchronous halving all trials of a bracket run to a level. When each has reached it, or has ended, the
+best of them continue to the next level.
 
 Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR
 18(185), 2018, Algorithm 1. For R=81 and eta=3 the paper contradicts itself: its pseudocode gives brackets of
-81, 34, 15, 8 and 5 trials, its example table 81, 27, 9, 6 and 5. These are the pseudocode's.
+81, 34, 15, 8 and 5 trials, its example table 81, 27, 9, 6 and 5. This module follows the pseudocode.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import Facts, words_of
 
 Key = tuple[float, int]
-"""A score, larger is better, and the negated arrival: of equal scores the earlier is better."""
+"""A score (larger is better) and the negated arrival number; the earlier of equal scores is better."""
 
 BLOCK = 1000
 
 
 class Ranking:
-    """Keys in ascending order; none is there twice."""
+    """Distinct keys in ascending order."""
 
     def __init__(self) -> None:
         self._scores: list[array[float]] = []
-        self._arrivals: list[array[int]] = []  # negated, beside the scores
+        self._arrivals: list[array[int]] = []  # negated, parallel to the scores
         self._best: list[Key] = []  # of each block
-        self._sizes: list[int] = []  # the same: added up for every rank, and of 500 blocks for a million keys
+        self._sizes: list[int] = []  # of each block; a rank sums them, about 500 for a million keys
 
     def __len__(self) -> int:
         return sum(self._sizes)
 
     def add(self, key: Key) -> int:
-        """Take in `key`; return its rank, 1 for the best."""
+        """Insert `key`; return its rank, 1 for the best."""
         if not self._best:
             self._scores, self._arrivals = [array("d", key[:1])], [array("q", key[1:])]
             self._best, self._sizes = [key], [1]
@@ -69,14 +69,14 @@ class Ranking:
         return rank
 
     def rank(self, key: Key) -> int:
-        """How many keys are not worse than `key`."""
+        """Return the number of keys that are not worse than `key`."""
         block = bisect_left(self._best, key)
         if block == len(self._best):
             return 0
         return sum(self._sizes[block:]) - self._place(block, key)
 
     def at(self, place: int) -> Key:
-        """The key at this rank, from 1 to the number of keys."""
+        """Return the key at this rank, from 1 to the number of keys."""
         block, rest = len(self._sizes), place
         for size in reversed(self._sizes):
             block -= 1
@@ -86,7 +86,7 @@ class Ranking:
         raise IndexError(f"place {place} of {len(self)}")
 
     def _place(self, block: int, key: Key) -> int:
-        """Where `key` lies in a block, or would lie."""
+        """Return the position of `key` in a block, or its insertion point."""
         score, arrival = key
         scores = self._scores[block]
         place = bisect_left(scores, score)
@@ -97,7 +97,7 @@ class Ranking:
 
 
 MOST_RUNGS = 1000
-"""More come from a factor that is next to 1."""
+"""Upper limit of the rungs; a factor close to 1 would exceed it."""
 
 
 def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0) -> list[float]:
@@ -113,10 +113,10 @@ def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0)
 
 
 def bracket_count(minimum: float, maximum: float, factor: float) -> int:
-    """How many brackets differ: those whose first level is not above `maximum`.
+    """Return the number of brackets that differ, those whose first level is not above `maximum`.
 
     Raises:
-        ConfigError: they are more than a thousand.
+        ConfigError: the number is more than a thousand.
     """
     count, level = 0, minimum
     while not _is_below(maximum, level):
@@ -131,12 +131,12 @@ def bracket_count(minimum: float, maximum: float, factor: float) -> int:
 
 
 def _is_below(level: float, other: float) -> bool:
-    # 0.7 * 3 is 2.0999999999999996, which is no rung of its own below 2.1.
+    # Rounding must not add a rung: 0.7 * 3 is 2.0999999999999996, which is meant to equal 2.1.
     return level < other and not math.isclose(level, other, rel_tol=1e-12)
 
 
 def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
-    """Hyperband's number of configurations for each bracket, bracket 0 (stops earliest) first.
+    """Return Hyperband's number of configurations per bracket; bracket 0, which stops earliest, is first.
 
     For 1, 81, 3: [81, 34, 15, 8, 5].
     """
@@ -152,18 +152,18 @@ def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
 
 
 class Rung:
-    """The scores recorded at one level, larger is better, and how many of them may go on.
+    """The scores recorded at one level (larger is better), and the number of trials that may continue.
 
     Args:
-        level: the resource spent here.
-        factor: eta; the floor(n / factor) best of n entries may go on.
-        least: how many may in any case.
+        level: the resource spent at this rung.
+        factor: eta; the floor(n / factor) best of n entries may continue.
+        least: smallest number of trials that may continue.
 
     Attributes:
-        level: the same.
-        entries: how many there are so far.
-        places: how many of them may go on.
-        cutoff: the score at the last of these places; None where there is none yet.
+        level: the resource spent at this rung.
+        entries: number of scores so far.
+        places: number of entries that may continue.
+        cutoff: the score at the last of these places; None if there is no place yet.
     """
 
     def __init__(self, level: float, factor: float, least: int = 1) -> None:
@@ -175,10 +175,10 @@ class Rung:
         self._least = least
         self._ranking = Ranking()
         self._last: Key | None = None
-        """The entry at the last of the places; asked for much oftener than it changes."""
+        """The entry at the last place, cached because it is read much more often than it changes."""
 
     def record(self, score: float) -> int:
-        """Add `score`; return its rank from 1, where equal scores that came earlier rank before it."""
+        """Add `score`; return its rank from 1, after equal scores that arrived earlier."""
         rank = self._ranking.add((score, -self.entries))
         self.entries += 1
         before, self.places = self.places, max(self._least, int(self.entries // self._factor))
@@ -189,10 +189,10 @@ class Rung:
 
 
 class PromotionRung(Rung):
-    """A rung at which trials wait paused until they are promoted.
+    """A rung at which trials wait, paused, until they are promoted.
 
-    The question of who is promotable looks at those that wait from the best on, and at none below the
-    places: mostly at one.
+    The search for a promotable trial visits waiting trials from the best down to the last place, so it
+    usually visits one.
     """
 
     def __init__(self, level: float, factor: float) -> None:
@@ -200,7 +200,7 @@ class PromotionRung(Rung):
         self._keys: dict[str, Key] = {}
         self._waiting: set[str] = set()
         self._queue: list[tuple[float, int, str]] = []
-        """Those that wait, a heap with the best first, and some that don't any more."""
+        """Heap of waiting trials, the best first; it may hold trials that no longer wait."""
 
     def record_of(self, trial_id: str, score: float) -> int:
         """Add the score of a trial, which waits from now on; return its rank."""
@@ -209,7 +209,7 @@ class PromotionRung(Rung):
         return self.record(score)
 
     def wait(self, trial_id: str) -> None:
-        """A trial with an entry waits for its promotion, be it again."""
+        """Let a trial with an entry wait for promotion, possibly again."""
         if trial_id not in self._waiting:
             score, arrival = self._keys[trial_id]
             self._waiting.add(trial_id)
@@ -217,13 +217,13 @@ class PromotionRung(Rung):
 
     @property
     def best_waiting(self) -> tuple[float, str] | None:
-        """The best of all that wait, whether it holds a place or not, with its score; None: there is none."""
+        """The best waiting trial and its score, whether or not it holds a place; None: no trial waits."""
         while self._queue and self._queue[0][2] not in self._waiting:
             heappop(self._queue)
         return (-self._queue[0][0], self._queue[0][2]) if self._queue else None
 
     def promotable(self, among: Container[str]) -> str | None:
-        """The best of those that wait, are `among` these and hold one of the places; None: there is none."""
+        """Return the best waiting trial that is in `among` and holds a place; None: there is none."""
         if self._last is None:
             return None
         queue, waiting = self._queue, self._waiting
@@ -235,26 +235,26 @@ class PromotionRung(Rung):
                 found = trial_id
             else:
                 passed.append(heappop(queue))
-        for each in passed:  # a question changes nothing
+        for each in passed:  # restore the queue: this method is a query
             if each[2] in waiting:
                 heappush(queue, each)
         return found
 
     def rank_of(self, trial_id: str) -> int:
-        """The rank of a trial among all entries so far."""
+        """Return the rank of a trial among all entries so far."""
         return self._ranking.rank(self._keys[trial_id])
 
     def leave(self, trial_id: str) -> int:
-        """A trial waits no longer; return its rank among all entries, of which it stays one."""
+        """End the wait of a trial; return its rank among all entries. Its own entry stays."""
         self._waiting.discard(trial_id)
         return self.rank_of(trial_id)
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 def place_words(reason: Facts) -> str:
-    """Return such as 'rung 4 of bracket 1'."""
+    """Return text such as 'rung 4 of bracket 1'."""
     rung = f"rung {reason['rung']:g}"
     return f"{rung} of bracket {reason['bracket']}" if "bracket" in reason else rung
 
@@ -263,7 +263,7 @@ def place_words(reason: Facts) -> str:
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
     judged = f"{place_words(reason)}, {rank}, {reason['places']} may go on"
-    if "cutoff" in reason:  # else there is no place yet, or no finite score
+    if "cutoff" in reason:  # absent if there is no place yet, or no finite score at it
         judged += f", cutoff {reason['cutoff']:.6g}"
     return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
 
@@ -292,12 +292,12 @@ words_of("max_t")("reached max_t={max_t:g}".format_map)
 
 @dataclass(frozen=True)
 class BracketPlan:
-    """A bracket before any trial is in it.
+    """A bracket before it has trials.
 
     Attributes:
-        size: how many trials it takes.
-        levels: where they are judged, in units of time; at the last, `max_t`, they end.
-        lowest: place of the first of these among the levels of all brackets, from 0.
+        size: number of trials that it takes.
+        levels: where trials are judged, in units of time; at the last level, `max_t`, they end.
+        lowest: index of the first of these levels among the levels of all brackets, from 0.
     """
 
     size: int
@@ -305,7 +305,7 @@ class BracketPlan:
     lowest: int
 
     def rounds(self, factor: float) -> list[tuple[float, int]]:
-        """Each level, and how many trials reach it if none fails: `size`, and then floor(n / factor)."""
+        """Return each level and how many trials reach it if none fails: `size`, then floor(n / factor)."""
         found, entries = [], self.size
         for level in self.levels:
             found.append((level, entries))
@@ -314,10 +314,10 @@ class BracketPlan:
 
 
 def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
-    """Return max_t / factor**k, rounded half up, for all k for which that is 1 at least; `max_t` is last.
+    """Return max_t / factor**k, rounded half up, for all k that give at least 1; `max_t` is last.
 
-    For 81 and 3: 1, 3, 9, 27, 81; for 100 and 3: 1, 4, 11, 33, 100. Every bracket ends at `max_t`, and
-    those that begin later have the last ones of the same levels.
+    For 81 and 3: 1, 3, 9, 27, 81; for 100 and 3: 1, 4, 11, 33, 100. Every bracket ends at `max_t`.
+    Brackets that begin later use the last of these levels.
     """
     levels, divisor = [max_t], factor
     for _ in range(bracket_count(1, max_t, factor) - 1):
@@ -327,10 +327,10 @@ def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
 
 
 def bracket_plans(max_t: float, factor: float) -> list[BracketPlan]:
-    """Return the brackets of one turn, the widest first.
+    """Return the brackets of one cycle, the widest first.
 
     Args:
-        max_t: the most that a trial may spend, R in the paper; above 0.
+        max_t: the largest resource of a trial, R in the paper; above 0.
         factor: eta, at least 2.
     """
     levels = shared_levels(max_t, factor)
@@ -339,7 +339,7 @@ def bracket_plans(max_t: float, factor: float) -> list[BracketPlan]:
 
 
 def places(entries: int, factor: float) -> int:
-    """How many of so many go on: floor(entries / factor), and always one."""
+    """Return how many of `entries` trials continue: floor(entries / factor), but at least one."""
     return max(1, int(entries // factor))
 
 
@@ -349,12 +349,12 @@ class Judgement:
 
     Attributes:
         level: where the trials were compared.
-        budget: place of that level among those of all brackets.
-        ranks: of every trial of the round, from 1; equal scores rank as they arrived.
-        places: how many could go on.
-        went: ids of those that go on, the best first.
-        fell: ids of those that could have gone on and do not.
-        cutoff: the lowest score that goes on; where none does, the score in the last of the places.
+        budget: index of that level among the levels of all brackets.
+        ranks: rank of every trial of the round, from 1; equal scores rank in the order of arrival.
+        places: number of trials that could continue.
+        went: ids of trials that continue, the best first.
+        fell: ids of trials that could have continued and do not.
+        cutoff: the lowest score that continues; if none does, the score at the last place.
     """
 
     level: float
@@ -370,9 +370,9 @@ class Bracket:
     """One bracket of synchronous successive halving.
 
     Args:
-        number: of the bracket, from 0.
-        plan: how many trials it takes, and its levels.
-        factor: eta: one in so many goes on.
+        number: number of the bracket, from 0.
+        plan: its size and its levels.
+        factor: eta; one trial in so many continues.
     """
 
     def __init__(self, number: int, plan: BracketPlan, factor: float) -> None:
@@ -393,44 +393,44 @@ class Bracket:
 
     @property
     def level(self) -> float:
-        """Where the trials of this round are compared."""
+        """The resource at which the trials of this round are compared."""
         return self._plan.levels[self._round]
 
     @property
     def budget(self) -> int:
-        """The place of `level` among those of all brackets."""
+        """The index of `level` among the levels of all brackets."""
         return self._plan.lowest + self._round
 
     @property
     def is_last_round(self) -> bool:
-        """True when the trials run to their end and nothing is left to judge."""
+        """True if the trials now run to their end, so that nothing is left to judge."""
         return self._round == len(self._plan.levels) - 1
 
     @property
     def awaits(self) -> int:
-        """How many trials this round waits for, those that are yet to join included."""
+        """Number of trials that this round waits for, including trials that have not joined yet."""
         return len(self._awaited) + (self._plan.size - self._taken if self.takes_more else 0)
 
     def join(self, trial_id: str) -> None:
-        """Take a trial, while `takes_more`."""
+        """Add a trial, while `takes_more` is True."""
         self._taken += 1
         self._awaited.add(trial_id)
 
     def close(self) -> None:
-        """Wait for no trial that has not joined."""
+        """Accept no further trials, and do not wait for them."""
         self._closed = True
 
     def is_awaited(self, trial_id: str) -> bool:
-        """True if the trial is on its way to `level`."""
+        """Return True if the trial is on its way to `level`."""
         return trial_id in self._awaited
 
     def record(self, trial_id: str, score: float) -> None:
-        """A trial that is awaited has reached `level`."""
+        """Record the score of an awaited trial that has reached `level`."""
         self._awaited.remove(trial_id)
         self._scores[trial_id] = score
 
     def leave(self, trial_id: str, *, failed: bool = False) -> None:
-        """A trial can't go on: it has ended, or failed. It still counts, by its score if it did not fail."""
+        """Mark a trial that has ended or failed. It still counts: by its score, or as worst if it failed."""
         if trial_id in self._awaited:
             self.record(trial_id, -math.inf)
         if trial_id in self._scores:
@@ -439,7 +439,7 @@ class Bracket:
                 self._scores[trial_id] = -math.inf
 
     def standing(self, trial_id: str) -> tuple[int, int] | None:
-        """The rank of a trial among those of this round that have been at `level`, and how many; or None."""
+        """Return a trial's rank at this round's `level` and the number of scores; None: it has no score."""
         if trial_id not in self._scores:
             return None
         return self._in_order().index(trial_id) + 1, len(self._scores)
@@ -448,10 +448,10 @@ class Bracket:
         return sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])  # stable: ties by arrival
 
     def judge(self) -> Judgement | None:
-        """Compare the trials and begin the next round, if this one is complete; None if it isn't.
+        """Compare the trials and begin the next round; return None if this round is not complete.
 
-        Of n trials the best max(1, floor(n / eta)) go on that can: not those that have ended, whose
-        places pass to the next best, nor those whose score is minus infinity.
+        The best max(1, floor(n / eta)) of n trials continue. A trial that has ended can't continue, and its
+        place passes to the next best. A score of minus infinity never continues.
         """
         if self.awaits or self.is_last_round or not self._scores:
             return None

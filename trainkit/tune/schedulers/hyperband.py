@@ -30,11 +30,11 @@ class _Member:
     """Progress of one trial in its bracket.
 
     Attributes:
-        bracket: that it is in.
-        time: of the report by which it was last compared.
-        at_end: it has reached `max_t`.
-        stopped: for good.
-        ended: by itself, or by failing; a restore may run it again.
+        bracket: the trial's bracket.
+        time: time of the report by which the trial was last compared.
+        at_end: the trial has reached `max_t`.
+        stopped: the scheduler has stopped the trial for good.
+        ended: the trial has ended by itself or failed; a restore may run it again.
     """
 
     bracket: Bracket
@@ -45,28 +45,28 @@ class _Member:
 
 
 class HyperBandScheduler(TrialScheduler):
-    """Pause trials at the levels of their bracket; the best 1/`reduction_factor` of each round go on.
+    """Hyperband with pauses: the best 1/`reduction_factor` of each round of a bracket continue.
 
     Levels are max_t / reduction_factor**k, rounded half up. Bracket s, from the largest s down to 0, begins
-    s levels below `max_t` with ceil((s_max + 1) / (s + 1) * reduction_factor**s) trials; for the defaults
-    81, 34, 15, 8 and 5 trials that begin at 1, 3, 9, 27 and 81. When a bracket is full the next one opens;
-    after the last it is the first one's turn again.
+    s levels below `max_t` with ceil((s_max + 1) / (s + 1) * reduction_factor**s) trials. The defaults give
+    81, 34, 15, 8 and 5 trials, which begin at 1, 3, 9, 27 and 81. When a bracket is full the next one opens;
+    after the last bracket the cycle begins again.
 
-    A trial pauses at a level until all of its round have been there. A round waits neither for a trial that
-    has ended nor for one that will not come. Of its n trials the best max(1, floor(n / reduction_factor))
-    go on, equal ones as they arrived; a failed one counts as the worst, one that has ended by its
-    score there, and the place of either is the next one's. NaN never goes on. A report without the metric
-    leaves a trial on its way to the level, but ends it at `max_t` all the same.
+    A trial pauses at a level until its whole round has reached it. A round does not wait for trials that
+    have ended or will not come. Of its n trials the best max(1, floor(n / reduction_factor)) continue;
+    equal trials rank in the order of arrival. A failed trial counts as worst, an ended trial by its
+    score at the level, and its place passes to the next trial. NaN never continues. A report without the
+    metric does not count as reaching the level, but it still ends the trial at `max_t`.
 
-    Trials go on from checkpoints, so they should make some: a class by `save_checkpoint`, a function
+    Trials resume from checkpoints, so they should save some: a class by `save_checkpoint`, a function
     with its reports.
 
     Args:
-        time_attr: reported value that counts the resource; must not fall.
+        time_attr: reported value that counts the resource; must not decrease.
         metric: reported value to judge by; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
         max_t: a trial ends when `time_attr` reaches this.
-        reduction_factor: eta, at least 2; one in so many goes on.
+        reduction_factor: eta, at least 2; one trial in so many continues.
         stop_last_trials: False lets the trials of a bracket's last round run on past `max_t`.
         narrow_first: True opens the bracket with the fewest trials first, as Ray does, and the widest last.
 
@@ -103,22 +103,22 @@ class HyperBandScheduler(TrialScheduler):
         self._open: Bracket | None = None
         self._more_come = True
         self._members: dict[str, _Member] = {}
-        self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}  # by bracket: why each goes on
+        self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}  # bracket -> trial -> reason
         self._verdicts: list[tuple[str, Decision]] = []
         self.late_reports = 0
 
     def bracket_of(self, trial_id: str) -> int:
-        """The number of the bracket that a trial is in, from 0 in the order in which they opened."""
+        """Return the number of a trial's bracket, from 0 in the order in which brackets opened."""
         return self._members[trial_id].bracket.number
 
-    # --- who is in which bracket ------------------------------------------------------------------
+    # --- membership of brackets -------------------------------------------------------------------
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         self._more_come = True
         self._members[trial_id] = _Member(self._joined(trial_id))
 
     def _joined(self, trial_id: str) -> Bracket:
-        """The bracket that takes the trial: the open one, or the next one."""
+        """Add the trial to the open bracket, or to the next one; return the bracket."""
         bracket = self._open
         if bracket is None or not bracket.takes_more:
             plan = self._plans[self._opened % len(self._plans)]
@@ -147,7 +147,7 @@ class HyperBandScheduler(TrialScheduler):
         self._settle(member.bracket)
 
     def _come_back(self, trial_id: str, member: _Member) -> None:
-        """A restore runs a trial again that had ended: its place is gone, so it joins as a new one would."""
+        """Let an ended trial that a restore runs again join as a new trial, because its place is gone."""
         member.ended, member.time = False, -math.inf
         member.bracket = self._joined(trial_id)
         if not self._more_come:
@@ -167,14 +167,14 @@ class HyperBandScheduler(TrialScheduler):
         if time >= self.max_t and self.stop_last_trials:
             return self._end(trial_id, member, score)
         bracket = member.bracket
-        if not bracket.is_awaited(trial_id):  # it has been told to pause
+        if not bracket.is_awaited(trial_id):  # it was already asked to pause
             return self._late(time, bracket)
         if score is None or time < bracket.level or time <= member.time:
             return CONTINUE
         if bracket.is_last_round:
             return CONTINUE if member.at_end else self._let_run_on(member)
         member.time = time
-        self._take_promotion(trial_id)  # it may have gone on without a word, as after a failure in its pause
+        self._take_promotion(trial_id)  # it may have resumed unannounced, as after a failure during its pause
         bracket.record(trial_id, score)
         place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
         reason = {"rule": "milestone", **place, "awaits": bracket.awaits}
@@ -184,7 +184,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
-        """A trial has reached `max_t`, maybe by a jump over levels; its score counts where it was awaited."""
+        """Stop a trial at `max_t`, possibly after a jump over levels; its score counts if it was awaited."""
         member.stopped = True
         bracket = member.bracket
         if score is not None and bracket.is_awaited(trial_id):
@@ -192,7 +192,7 @@ class HyperBandScheduler(TrialScheduler):
         bracket.leave(trial_id)
         self._settle(bracket)
         reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
-        # A report without a value is none that a searcher could learn from.
+        # Without "budget" a searcher does not use the report, which has no value to learn from.
         return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
 
     def _let_run_on(self, member: _Member) -> Decision:
@@ -201,18 +201,18 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.CONTINUE, reason)
 
     def _late(self, time: float, bracket: Bracket) -> Decision:
-        """A report of a trial that waits, such as one that failed while it paused and has run again."""
+        """Judge a report of a waiting trial, for example a trial that failed while pausing and ran again."""
         if time < bracket.level:
             return CONTINUE
         self.late_reports += 1
         return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
-        """Judge the round if it is complete; one that has just reported is stopped by the answer to that."""
+        """Judge the round if it is complete; the answer to its report stops `reporter`, not a verdict."""
         judgement = bracket.judge()
         if judgement is None:
             return None
-        # The reporter first: it has a process, in which it may run on.
+        # The reporter comes first, because it still has a process and can run on.
         for trial_id in sorted(judgement.went, key=lambda each: each != reporter):
             reason = self._reason(bracket, judgement, trial_id)
             self._promoted.setdefault(bracket.number, {})[trial_id] = reason
@@ -244,7 +244,7 @@ class HyperBandScheduler(TrialScheduler):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """The earliest bracket first: those that its round waits for, and then the best that go on."""
+        """Choose a trial of the earliest bracket: awaited trials first, then promoted trials, best first."""
         first = pending[0] if pending else None
         for number in sorted(self._promoted):
             if first is not None and self._members[first].bracket.number <= number:
@@ -285,18 +285,18 @@ class HyperBandScheduler(TrialScheduler):
 class HyperBandForBOHB(HyperBandScheduler):
     """`HyperBandScheduler` under the name that goes with the searcher `TuneBOHB`.
 
-    The searcher suggests the trials of a bracket one by one, as workers get free, from all that is known
-    by then. Each result at a level reaches it once, whatever is decided on the trial, with the level's
-    place among those of all brackets as `budget` in the decision's reason.
+    The searcher suggests the trials of a bracket one by one, as workers become free, from all that is known
+    then. Each result at a level reaches the searcher once, whatever the decision on the trial. The decision's
+    reason has the level's index among the levels of all brackets as `budget`.
 
-    Ray's class of this name differs from its `HyperBandScheduler` in two points, which hold for both here:
-    the widest bracket comes first, and trials pause before their bracket is full.
+    Ray's class of this name differs from Ray's `HyperBandScheduler` in two points, which hold for both
+    classes here: the widest bracket comes first, and trials pause before their bracket is full.
     """
 
     label: ClassVar[str] = "BOHB's HyperBand"
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 @words_of("milestone")

@@ -3,9 +3,9 @@
 Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, automated early
 stopping. By default the others are all trials that got so far, as in Ray Tune, not only completed ones.
 
-Scores are larger for the better; minus infinity stands for a report that was no number. The times and scores
-of all trials lie in one array, each row with room to grow. So a search for one time in ten thousand rows is a
-few operations on whole arrays.
+Larger scores are better; minus infinity replaces a report that was not a number. The times and scores of all
+trials are rows of one array, each with room to grow. So looking up one time in ten thousand rows takes a few
+operations on whole arrays.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FIRST_ROOM = 4
 
 
 class Timelines:
-    """Rows of numbers against ascending times, numbered from 0 in the order in which they were begun."""
+    """Rows of numbers against ascending times, numbered from 0 in the order in which the rows were begun."""
 
     def __init__(self) -> None:
         self._times: Floats = np.empty(64)
         self._values: Floats = np.empty(64)
         self._used = 0
         self._rows = 0
-        # Of each row: where it lies, how many numbers it has, and how many it has room for.
+        # Start, length and capacity of each row.
         self._start: Integers = np.zeros(16, np.int64)
         self._count: Integers = np.zeros(16, np.int64)
         self._room: Integers = np.zeros(16, np.int64)
@@ -61,7 +61,7 @@ class Timelines:
         return self._rows - 1
 
     def append(self, row: int, time: float, value: float) -> None:
-        """Add a number to a row; `time` is above all that it has."""
+        """Append a number to a row; `time` must be above all times of the row."""
         count = int(self._count[row])
         if count == self._room[row]:
             self._move(row, max(FIRST_ROOM, 2 * count))
@@ -81,16 +81,16 @@ class Timelines:
         self._used += room
 
     def at(self, row: int, time: float) -> float | None:
-        """The last number of a row at `time` or before; None: it has none so early."""
+        """Return the last number of a row at or before `time`; None: the row has none so early."""
         start, count = int(self._start[row]), int(self._count[row])
         place = int(np.searchsorted(self._times[start : start + count], time, side="right"))
         return float(self._values[start + place - 1]) if place else None
 
     def all_at(self, time: float, rows: Integers) -> Floats:
-        """Return the value at `time` of each of `rows` that has one so early, in their order."""
+        """Return the value at `time` of each row that has one so early, in the order of `rows`."""
         start = self._start[rows]
         below, above = np.zeros(len(rows), np.int64), self._count[rows]
-        # So many halvings find the place in the longest row; shorter ones stay where they have ended.
+        # This many halvings finish the longest row; shorter rows finish earlier and stay unchanged.
         for _ in range(int(above.max(initial=0)).bit_length()):
             middle = (below + above) >> 1
             open_ = below < above
@@ -103,15 +103,15 @@ class Timelines:
 
 
 class Standings:
-    """Reports of trials in order of each trial's time, and the standing of the trials at any time.
+    """Reports ordered by each trial's time, and the scores of all trials at any time.
 
-    A time that is asked about again, as whole numbers are, gets a sorted list of its own, kept up to
-    date: an answer is then one look, with any number of trials. A time asked about once, as seconds are,
-    costs a search in all trials' reports.
+    A time that is queried twice, as whole numbers are, gets its own sorted list, which is kept up to
+    date: later queries are then one lookup, for any number of trials. A time that is queried once, as
+    seconds are, needs a search in all trials' reports.
 
     Args:
         since: averages begin with the first report at this time or later.
-        averaged: whether a trial stands by the average of its reports, or by its latest alone.
+        averaged: True scores a trial by the average of its reports, False by its latest report.
     """
 
     def __init__(self, since: float, *, averaged: bool) -> None:
@@ -120,7 +120,7 @@ class Standings:
         self._rows: dict[str, int] = {}
         self._timelines = Timelines()
         self._best: list[float] = []
-        self._last: list[tuple[float, int]] = []  # how it stands now, and by how many reports
+        self._last: list[tuple[float, int]] = []  # current score and number of reports, by trial
         self._latest = np.full(16, -math.inf)
         self._members = np.zeros(16, bool)
         self._asked: set[float] = set()
@@ -128,7 +128,7 @@ class Standings:
         self._listed: dict[float, array[float]] = {}
 
     def add(self, trial_id: str, *, member: bool) -> None:
-        """Take in a trial that has reported nothing yet; others are judged by it only as a member."""
+        """Add a trial without reports; only a member is used to judge others."""
         row = self._rows[trial_id] = self._timelines.begin()
         if row == len(self._latest):
             self._latest = np.concatenate((self._latest, np.full_like(self._latest, -math.inf)))
@@ -141,15 +141,15 @@ class Standings:
         return trial_id in self._rows
 
     def best(self, trial_id: str) -> float:
-        """The best score of a trial, of all its reports."""
+        """Return the best score among all reports of a trial."""
         return self._best[self._rows[trial_id]]
 
     def latest(self, trial_id: str) -> float:
-        """Time of a trial's last report; minus infinity: none yet."""
+        """Return the time of a trial's last report; minus infinity: it has none."""
         return float(self._latest[self._rows[trial_id]])
 
     def record(self, trial_id: str, time: float, score: float) -> None:
-        """Take in a report, later than all that this trial has made."""
+        """Add a report; it must be later than all earlier reports of this trial."""
         row = self._rows[trial_id]
         before = float(self._latest[row])
         self._latest[row] = time
@@ -164,21 +164,21 @@ class Standings:
             self._list(row, before)
 
     def join(self, trial_id: str) -> None:
-        """Judge others by this trial from now on, with all that it has reported."""
+        """Make a trial, with all of its reports, a member that others are judged by."""
         row = self._rows[trial_id]
         if not self._members[row]:
             self._members[row] = True
             self._list(row, -math.inf)
 
     def _list(self, row: int, before: float) -> None:
-        """Enter a trial into the lists of times after `before` that it has reached."""
+        """Insert a trial into the lists of the times after `before` that it has reached."""
         times, latest = self._listed_times, float(self._latest[row])
         for time in times[bisect_right(times, before) : bisect_right(times, latest)]:
             if (value := self._timelines.at(row, time)) is not None:
                 insort(self._listed[time], value)
 
     def at(self, time: float) -> Sequence[float]:
-        """How the members that have reported at `time` or later stood then, worst first."""
+        """Return the scores at `time` of the members that have reported at `time` or later, worst first."""
         if (listed := self._listed.get(time)) is not None:
             return listed
         rows = len(self._rows)
@@ -194,9 +194,9 @@ class Standings:
 
 
 def _average(before: float, score: float, count: int) -> float:
-    """The average of `count` numbers: `before` is that of all but the last, which is `score`.
+    """Return the average of `count` numbers from `before`, the average of the others, and `score`, the last.
 
-    The average of equal numbers is exactly that number, so that a tie stays one.
+    The average of equal numbers is exactly that number, so that ties remain ties.
     """
     if before == -math.inf or score == -math.inf:
         return -math.inf
@@ -207,7 +207,7 @@ def _average(before: float, score: float, count: int) -> float:
 
 
 def median(ascending: Sequence[float]) -> float:
-    """Return the middle of sorted numbers, or the average of the two in the middle."""
+    """Return the middle of sorted numbers, or the average of the two middle ones."""
     middle = len(ascending) // 2
     if len(ascending) % 2:
         return ascending[middle]
@@ -222,24 +222,24 @@ COMPARED = ("average", "value")
 class MedianStoppingRule(TrialScheduler):
     """Stop a trial whose best is strictly worse than the median of the others' running averages.
 
-    Judged at each report from `grace_period` on, against the other trials that have reported at this time
-    or later: each counts with the average of its reports from `grace_period` up to this time. NaN is the
-    worst there is, also in an average. A report whose time is not above all earlier ones of its trial
-    changes nothing, such as one that is made again after a restore.
+    A trial is judged at each report from `grace_period` on, against the other trials that have reported at
+    this time or later. Each of these counts by the average of its reports from `grace_period` up to this
+    time. NaN is the worst score, also in an average. A report whose time is not above all earlier times of
+    its trial changes nothing, for example a report repeated after a restore.
 
     Args:
-        time_attr: reported value that counts the resource; must not fall.
+        time_attr: reported value that counts the resource; must not decrease.
         metric: reported value to judge by; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
-        grace_period: nobody is judged before this, and averages begin here; in units of `time_attr`.
-        min_samples_required: how many other trials a judgement needs at least.
-        min_time_slice: above 0: while there are too few others to judge by, a trial that has run so long
-            makes way for trials that wait, in units of `time_attr`; it needs checkpoints. 0: it runs on.
-        hard_stop: False pauses instead of stopping: the losers go on when nobody else wants their place, and
-            are not judged again; they need checkpoints.
-        pool: "all" trials, or only those "completed", as in the paper: ended, but not by this rule.
-        compare: with the others' running "average", or with their "value" at the same time, or the last
-            before it; the latter is Optuna's rule if the pool is "completed".
+        grace_period: no trial is judged before this, and averages begin here; in units of `time_attr`.
+        min_samples_required: smallest number of other trials for a judgement.
+        min_time_slice: while there are too few other trials, a trial that has run for this long, in units of
+            `time_attr`, pauses in favour of waiting trials; it needs checkpoints. 0: it continues.
+        hard_stop: False pauses losers instead of stopping them. They resume when no other trial needs their
+            place, and are not judged again; they need checkpoints.
+        pool: "all" trials, or only "completed" trials, as in the paper: ended, but not by this rule.
+        compare: with the others' running "average", or with their "value" at the same time or the last
+            one before it. "value" with the pool "completed" is Optuna's rule.
 
     Raises:
         ConfigError: a value is out of range.
@@ -276,8 +276,8 @@ class MedianStoppingRule(TrialScheduler):
         self._standings = Standings(grace_period, averaged=compare == "average")
         self._ended: set[str] = set()
         self._losers: set[str] = set()
-        self._slices: dict[str, float] = {}  # when each trial last made way
-        # Those that were paused, in this order.
+        self._slices: dict[str, float] = {}  # time at which each trial last made way
+        # Paused trials, in the order of their pauses.
         self._made_way: dict[str, None] = {}
         self._set_aside: dict[str, None] = {}
 
@@ -297,7 +297,7 @@ class MedianStoppingRule(TrialScheduler):
             return CONTINUE
         if not time > self._standings.latest(trial_id) or not math.isfinite(time):
             return CONTINUE
-        # The trial itself is not among the others: it has not been recorded at this time yet.
+        # The trial has not been recorded at this time yet, so it is not among the others.
         judged = time >= self.grace_period and trial_id not in self._losers
         others = self._standings.at(time) if judged else ()
         samples = len(others)
@@ -327,7 +327,7 @@ class MedianStoppingRule(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _make_way(self, trial_id: str, time: float, samples: int) -> Decision:
-        """Too few others to judge by: the trial goes on, or makes way for others if its slice is over."""
+        """Continue while there are too few others to judge by, or pause a trial whose slice is over."""
         if not self.min_time_slice or time - self._slices.get(trial_id, 0.0) < self.min_time_slice:
             return CONTINUE
         self._slices[trial_id] = time
@@ -362,7 +362,7 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        if not (self.hard_stop and trial_id in self._losers):  # a loser that went on has ended by itself
+        if not (self.hard_stop and trial_id in self._losers):  # a resumed loser has ended by itself
             self._standings.join(trial_id)
 
     def on_trial_error(self, trial_id: str) -> None:
@@ -374,7 +374,7 @@ class MedianStoppingRule(TrialScheduler):
         self._set_aside.pop(trial_id, None)
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 words_of("median")("best {best:.6g} at {time:g}, median of {others} others {median:.6g}".format_map)

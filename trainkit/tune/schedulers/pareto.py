@@ -1,4 +1,4 @@
-"""Asynchronous successive halving for several objectives: dominated trials are stopped at rungs."""
+"""Asynchronous successive halving for several objectives: rungs stop dominated trials."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from trainkit.tune.schedulers.halving import rung_levels
 
 
 class ParetoScheduler(TrialScheduler):
-    """Stop trials that are dominated: at each rung, all but the best `1 / reduction_factor` by rank.
+    """ASHA for several objectives: each rung stops all but the best `1 / reduction_factor` trials by rank.
 
-    Rungs are at `grace_period`, that times `reduction_factor`, and so on below `max_t`. A trial that comes to
-    one is ranked among all that came there before it, by non-dominated sorting: those that no other is better
-    than in every objective come first, then those that only these dominate, and so on; inside a front, those
-    far from each other first. It goes on if its rank is among the best `max(1, n // reduction_factor)` of n.
+    Rungs are at `grace_period * reduction_factor**k` below `max_t`. A trial at a rung is ranked among all
+    earlier arrivals by non-dominated sorting. The first front has the trials that no other trial dominates.
+    The next front has the trials that only the first one dominates, and so on. Within a front, trials far
+    from each other rank first. A trial continues if its rank is among the best
+    `max(1, n // reduction_factor)` of n.
     R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
 
-    With a value that is NaN or infinite a trial is worst, and stops there. A report without the time, or at a
-    rung without one of the objectives, decides nothing, but `max_t` ends a trial all the same.
+    A trial with a value that is NaN or infinite ranks worst and is stopped. A report without the time, or
+    without one of the objectives at a rung, decides nothing, but `max_t` still ends the trial.
 
     Args:
         time_attr: reported value that counts the resource spent.
@@ -31,14 +32,14 @@ class ParetoScheduler(TrialScheduler):
         mode: "min" or "max" for each; None: the TuneConfig's.
         max_t: where every trial ends, in `time_attr`.
         grace_period: the first rung.
-        reduction_factor: of so many trials at a rung, one goes on.
+        reduction_factor: one trial in so many continues at a rung.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
-    needs_metric: ClassVar[bool] = False  # several, which `set_objectives` asks for
+    needs_metric: ClassVar[bool] = False  # it needs several, which `set_objectives` checks
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ParetoScheduler(TrialScheduler):
         levels = rung_levels(self.grace_period, self.max_t, self.reduction_factor)[:-1]
         self._rungs = {level: ParetoRanking() for level in levels}
         self._passed: dict[str, float] = {}
-        """By trial, the highest rung that has judged it."""
+        """The highest rung that has judged each trial."""
         self._stopped: set[str] = set()
 
     @property
@@ -111,7 +112,7 @@ class ParetoScheduler(TrialScheduler):
         return decision
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Nothing by one score: `on_result` looks at all objectives."""
+        """Return CONTINUE: `on_result` judges by all objectives, so one score decides nothing."""
         return CONTINUE
 
     def _judged(self, trial_id: str, time: float, point: Point | None) -> Decision:

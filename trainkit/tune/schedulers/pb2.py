@@ -4,9 +4,8 @@ Covariance of (c, x, t) and (c', x', t'), of contexts c, hyperparameters x and r
 
     variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
 
-The next hyperparameters are where mean + sqrt(beta) * sd of the expected gain is largest. Choices whose gain
-is not known yet enter the standard deviation, which does not depend on the gains. So those of one round
-differ.
+The next hyperparameters maximise mean + sqrt(beta) * sd of the expected gain. Choices whose gain is not known
+yet enter the standard deviation, which does not depend on the gains. So the choices of one round differ.
 
 Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
 Krause and Ong, "Contextual Gaussian Process Bandit Optimization", NIPS 2011; Parker-Holder, Nguyen, Roberts,
@@ -53,7 +52,7 @@ Array = NDArray[np.float64]
 
 LOWEST = (0.05, 0.05, 0.05, 1e-5, 1e-4)
 HIGHEST = (20.0, 5.0, 20.0, 0.5, 1.0)
-"""Within which the five numbers of a kernel are learnt; data have mean 0 and standard deviation 1."""
+"""Bounds of the five learnt numbers of a kernel; data have mean 0 and standard deviation 1."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ class Kernel:
 
     Attributes:
         variance: of the function.
-        lengthscale: how far its values hang together, in units of a parameter's whole range.
-        context: the same for the context.
+        lengthscale: distance over which its values are correlated, in units of a parameter's whole range.
+        context: distance over which its values are correlated, in the context.
         forgetting: w; 0: the function never changes.
-        noise: variance of what is observed around it.
+        noise: variance of observations around the function.
     """
 
     variance: float = 1.0
@@ -76,16 +75,16 @@ class Kernel:
 
     @property
     def theta(self) -> Array:
-        """Logarithms of the five."""
+        """Logarithms of the five attributes."""
         return np.log(astuple(self))
 
     @classmethod
     def of(cls, theta: Array) -> Kernel:
-        """The kernel with these logarithms."""
+        """Return the kernel with these logarithms of its attributes."""
         return cls(*np.exp(theta).tolist())
 
     def covariance(self, one: Points, other: Points) -> Array:
-        """Of each point with each other one."""
+        """Return the covariance of each point of `one` with each point of `other`."""
         return self._of(*distances(one, other))
 
     def _of(self, context: Array, squared: Array, apart: Array) -> Array:
@@ -94,7 +93,7 @@ class Kernel:
         return covariance
 
     def with_gradient(self, points: Points) -> tuple[Array, list[Array]]:
-        """The covariance of the points with each other, noise left out, and its derivatives by `theta`."""
+        """Return the noise-free covariance of the points with each other, and its derivatives by `theta`."""
         context, squared, apart = distances(points, points)
         covariance = self._of(context, squared, apart)
         return covariance, [
@@ -108,10 +107,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Points:
-    """Where the function is asked about.
+    """Points at which the function is evaluated.
 
     Attributes:
-        context: of each, shape (n,).
+        context: context of each point, shape (n,).
         x: hyperparameters from 0 to 1, (n, d).
         t: rounds, (n,).
     """
@@ -124,14 +123,14 @@ class Points:
         return len(self.t)
 
     def and_(self, other: Points) -> Points:
-        """These, then the others."""
+        """Return these points followed by the others."""
         return Points(
             np.append(self.context, other.context), np.vstack((self.x, other.x)), np.append(self.t, other.t)
         )
 
 
 def distances(one: Points, other: Points) -> tuple[Array, Array, Array]:
-    """Of contexts and of hyperparameters squared, and how many rounds lie between."""
+    """Return squared distances of contexts and of hyperparameters, and the distance in rounds, pairwise."""
     apart = one.x[:, None, :] - other.x[None, :, :]
     squared: Array = np.einsum("ijk,ijk->ij", apart, apart)
     context: Array = (one.context[:, None] - other.context[None, :]) ** 2
@@ -139,12 +138,12 @@ def distances(one: Points, other: Points) -> tuple[Array, Array, Array]:
 
 
 class Process:
-    """The process given observations.
+    """The Gaussian process, conditioned on observations.
 
     Args:
-        kernel: see there.
-        points: where; may be none.
-        y: what was observed there, (n,); only the mean depends on it.
+        kernel: its assumptions.
+        points: where the observations were made; may be empty.
+        y: observed values, (n,); only the mean depends on them.
     """
 
     def __init__(self, kernel: Kernel, points: Points, y: Array) -> None:
@@ -156,12 +155,12 @@ class Process:
         self._weights: Array = self._linalg.cho_solve((self._lower, True), y) if len(points) else y
 
     def mean(self, points: Points) -> Array:
-        """The expected value at each point."""
+        """Return the expected value at each point."""
         mean: Array = self.kernel.covariance(points, self.points) @ self._weights
         return mean
 
     def sd(self, points: Points) -> Array:
-        """The standard deviation of the function, without noise, at each point."""
+        """Return the standard deviation of the function, without noise, at each point."""
         if not len(self.points):
             return np.full(len(points), math.sqrt(self.kernel.variance))
         across = self.kernel.covariance(self.points, points)
@@ -172,7 +171,7 @@ class Process:
 
 
 def negative_log_likelihood(theta: Array, points: Points, y: Array) -> tuple[float, Array]:
-    """Of the observations `y`, and its gradient by `theta`."""
+    """Return the negative log likelihood of the observations `y`, and its gradient by `theta`."""
     linalg = load("scipy.linalg", "PB2's Gaussian processes", "tune")
     kernel = Kernel.of(theta)
     covariance, gradients = kernel.with_gradient(points)
@@ -185,7 +184,7 @@ def negative_log_likelihood(theta: Array, points: Points, y: Array) -> tuple[flo
 
 
 def fitted(points: Points, y: Array, starts: Iterable[Kernel] = (Kernel(),)) -> Kernel:
-    """Return the kernel under which the observations are likeliest, searched from each of `starts`."""
+    """Return the kernel with the highest likelihood of the observations, searched from each of `starts`."""
     optimize: Any = load("scipy.optimize", "PB2's Gaussian processes", "tune")
     found = [
         optimize.minimize(
@@ -204,14 +203,14 @@ def fitted(points: Points, y: Array, starts: Iterable[Kernel] = (Kernel(),)) -> 
 
 C1, C2 = 0.2, 0.4
 WINDOW = 200
-"""The process is fitted to so many of the latest gains; those before are forgotten anyway."""
+"""Number of latest gains that the process is fitted to; older gains hardly matter."""
 CLIP = 2.0
 CANDIDATES = 512
 REFINED = 4
 
 
 def beta(rounds: float) -> float:
-    """How much the standard deviation weighs, squared: c1 + log(c2 t) after t rounds, and at least c1."""
+    """Return the squared weight of the standard deviation: c1 + log(c2 t) after t rounds, at least c1."""
     return C1 + max(0.0, math.log(C2 * rounds)) if rounds > 0 else C1
 
 
@@ -219,7 +218,7 @@ class Gains:
     """Observed gains: the score before a round, the hyperparameters of the round, and the rise of the score.
 
     Args:
-        dimensions: how many hyperparameters, each from 0 to 1.
+        dimensions: number of hyperparameters, each from 0 to 1.
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -230,11 +229,11 @@ class Gains:
         return len(self._rows)
 
     def add(self, choice: Choice, gain: float) -> None:
-        """Take in what became of a choice."""
+        """Add the gain of a choice."""
         self._rows.append((choice.round, choice.before, gain, choice.x))
 
     def latest(self) -> tuple[Array, Array, Array, Array]:
-        """The latest by round: rounds, scores before, gains, shape (n,), and hyperparameters, (n, d)."""
+        """Return the latest gains by round: rounds, scores before, gains, (n,); hyperparameters, (n, d)."""
         rows = sorted(self._rows, key=lambda row: row[0])[-WINDOW:]
         columns = np.array([row[:3] for row in rows]).reshape(-1, 3).T
         return (
@@ -250,9 +249,9 @@ class Choice:
     """Hyperparameters to train with for a round.
 
     Attributes:
-        round: the number of the round, from 0; need not be whole.
-        before: the score at its beginning, larger is better.
-        x: from 0 to 1, shape (d,).
+        round: number of the round, from 0; need not be whole.
+        before: the score at the beginning of the round, larger is better.
+        x: hyperparameters from 0 to 1, shape (d,).
     """
 
     round: float
@@ -261,7 +260,7 @@ class Choice:
 
 
 def standardized(gains: Array) -> Array:
-    """With mean 0 and standard deviation 1, but none beyond 2; all 0 where they are equal."""
+    """Return gains with mean 0 and standard deviation 1, clipped to +-2; all 0 if they are equal."""
     spread = float(gains.std()) if len(gains) else 0.0
     if not 1e-12 * float(np.abs(gains).max(initial=0.0)) < spread < math.inf:
         return np.zeros_like(gains)
@@ -270,7 +269,7 @@ def standardized(gains: Array) -> Array:
 
 
 class Bandit:
-    """Chooses points in the unit cube.
+    """A bandit that chooses points in the unit cube.
 
     Args:
         dimensions: of the cube.
@@ -282,7 +281,7 @@ class Bandit:
         self._fitted_to = 0
 
     def learn(self, choice: Choice, gain: float) -> None:
-        """Take in the gain of a choice."""
+        """Add the gain of a choice."""
         self.gains.add(choice, gain)
 
     def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
@@ -290,7 +289,7 @@ class Bandit:
 
         Args:
             now: the round that will be trained.
-            before: the score at its beginning.
+            before: the score at the beginning of the round.
             pending: choices whose gain is not known yet.
         """
         rounds, scores, gains, x = self.gains.latest()
@@ -308,41 +307,41 @@ class Bandit:
         return Acquisition(self._kernel, known, y, waiting, now, (before - low) / span)
 
     def choose(self, now: float, before: float, rng: Generator, pending: Sequence[Choice] = ()) -> Choice:
-        """Return the choice with the largest acquisition; `rng` says where the search begins."""
-        with threadpool_limits(1, "blas"):  # these matrices are small: threads would only wait for each other
+        """Return the choice with the largest acquisition; `rng` draws the starts of the search."""
+        with threadpool_limits(1, "blas"):  # the matrices are small: threads would only wait for each other
             x = maximised(self.acquisition(now, before, pending), self.gains.dimensions, rng)
         return Choice(now, before, x)
 
 
 class Acquisition:
-    """mean + sqrt(beta) * sd: the mean from what was observed, the sd from that and what is pending.
+    """mean + sqrt(beta) * sd: the mean given observations, the sd given observations and pending choices.
 
     Args:
         kernel: of the process.
-        known, y: what was observed.
-        pending: what is pending.
-        now: the round asked about.
-        context: the score before it, scaled as those of `known`.
+        known, y: points and values of the observations.
+        pending: points of the pending choices.
+        now: the round to choose for.
+        context: the score before this round, scaled like the contexts of `known`.
     """
 
     def __init__(
         self, kernel: Kernel, known: Points, y: Array, pending: Points, now: float, context: float
     ) -> None:
         self._expected = self._spread = Process(kernel, known, y)
-        if len(pending):  # the sd doesn't depend on what will be observed: any numbers do
+        if len(pending):  # the sd doesn't depend on observed values, so zeros replace the unknown ones
             self._spread = Process(kernel, known.and_(pending), np.append(y, np.zeros(len(pending))))
         self._now, self._context = now, context
         self._weight = math.sqrt(beta(now))
 
     def __call__(self, x: Array) -> Array:
-        """At each of `x`, shape (m, d)."""
+        """Return the acquisition at each row of `x`, shape (m, d)."""
         points = Points(np.full(len(x), self._context), x, np.full(len(x), self._now))
         value: Array = self._expected.mean(points) + self._weight * self._spread.sd(points)
         return value
 
 
 def maximised(acquisition: Callable[[Array], Array], dimensions: int, rng: Generator) -> Array:
-    """Return the point of the unit cube where `acquisition` is largest: the best of many, refined."""
+    """Return the point of the unit cube with the largest `acquisition`: the best of many draws, refined."""
     optimize: Any = load("scipy.optimize", "PB2's choices", "tune")
     candidates = rng.random((CANDIDATES, dimensions))
     values = acquisition(candidates)
@@ -366,10 +365,10 @@ Bounded = Float | Integer
 
 
 def checked_bounds(bounds: Mapping[str, Any] | None, at: str = "hyperparam_bounds") -> dict[str, Any]:
-    """Return `bounds` with a domain for each pair of numbers.
+    """Return `bounds` with each pair of numbers replaced by a domain.
 
     Raises:
-        ConfigError: there are none, or one is neither a pair in order nor such a domain; it is named.
+        ConfigError: `bounds` is empty, or an entry is neither an ascending pair nor an accepted domain.
     """
     if not isinstance(bounds, Mapping) or not bounds:
         raise TuneArgumentError(f"{at}={bounds!r}: give each value's bounds, such as {{'lr': [1e-4, 1e-1]}}")
@@ -393,12 +392,12 @@ def _checked(value: Any, at: str) -> Any:
 
 
 def fitting(bounds: Mapping[str, Any], space: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `bounds` in the way of `space`: logarithmic or whole numbers where that draws such.
+    """Return `bounds` with the scale of `space`: logarithmic, or whole numbers, if the space draws these.
 
     Args:
-        bounds: checked.
+        bounds: checked bounds.
         space: the search space.
-        given: what `bounds` was made of: what is a domain there stays as it is.
+        given: the user's bounds that `bounds` was made from; domains in it stay unchanged.
     """
     made: dict[str, Any] = {}
     for key, bound in bounds.items():
@@ -426,19 +425,19 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
 
 
 def to_unit(value: Any, domain: Bounded) -> float | None:
-    """Where a value lies between the bounds, 0 to 1, or a little beyond; None for what is no number."""
+    """Return a value's position between the bounds, 0 to 1 or a little beyond; None if it is not a number."""
     if not is_number(value) or not math.isfinite(value):
         return None
     return min(max(_code(domain).to_unit(value), -1.0), 2.0)
 
 
 def from_unit(share: float, domain: Bounded, like: Any = None) -> float:
-    """Return the value at a place between the bounds.
+    """Return the value at a position between the bounds.
 
     Args:
-        share: 0 to 1.
+        share: position, 0 to 1.
         domain: of the value.
-        like: the value of before; a whole number gives one, whatever the domain says.
+        like: the previous value; a whole number gives a whole number, whatever the domain.
     """
     value: float = _code(domain).from_unit(share)
     least, most = math.ceil(domain.bounds[0]), math.floor(domain.bounds[1])
@@ -454,33 +453,33 @@ def _code(domain: Bounded) -> NumberCode:
 
 
 RESAMPLE_PROBABILITY = 0.25
-"""Of values that have no order, which the bandit can't choose among."""
+"""Probability of a new draw for values without an order, which the bandit can't choose."""
 
 
 class PB2(PopulationBasedTraining):
-    """Let a population train at once; its worst go on from a best one's state, as a bandit chooses.
+    """Population based training in which a bandit chooses the new hyperparameters.
 
-    As `PopulationBasedTraining`, but for the exploration: a Gaussian process over hyperparameters, time and
-    score learns how much a score rises in an interval, and a member that exploits goes on with the
-    hyperparameters for which the expected rise, plus what is not known of it, is largest.
+    It differs from `PopulationBasedTraining` in the exploration. A Gaussian process over hyperparameters,
+    time and score learns how much a score rises in an interval. A member that exploits continues with the
+    hyperparameters that maximise the expected rise plus its uncertainty.
 
     Args:
-        time_attr: reported value that counts the resource; must not fall.
+        time_attr: reported value that counts the resource; must not decrease.
         metric: reported value to judge by; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
         perturbation_interval: in units of `time_attr`.
         hyperparam_bounds: by name [smallest, largest], a domain with bounds, a `tune.choice`, or a
-            dictionary of these. A pair is searched as `param_space` draws the value: in its logarithm for
-            `tune.loguniform`, in whole numbers for `tune.randint`. What `param_space` lacks of it is drawn
-            within the bounds at the start. A `tune.choice` is drawn anew in a quarter of the cases.
-        quantile_fraction: of the population that exploits, and is exploited; 0 to 0.5. With 0 nobody does.
+            dictionary of these. A pair is searched on the scale of `param_space`: in its logarithm for
+            `tune.loguniform`, in whole numbers for `tune.randint`. A value missing from `param_space` is
+            drawn within the bounds at the start. A `tune.choice` is drawn again in a quarter of the cases.
+        quantile_fraction: fraction of the population that exploits, and that is exploited; 0 to 0.5; 0: none.
         log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
         require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
         synch: all members wait at each interval for the last one, and are judged together.
-        custom_explore_fn: called with each chosen configuration; returns the one to take.
+        custom_explore_fn: called with each chosen configuration; returns the configuration to use.
 
     Raises:
-        ConfigError: a value is out of range, or the bounds are none.
+        ConfigError: a value is out of range, or the bounds are invalid.
         MissingDependencyError: SciPy is not installed.
     """
 
@@ -499,7 +498,7 @@ class PB2(PopulationBasedTraining):
         synch: bool = False,
         custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        load("scipy.optimize", "PB2's choices", "tune")  # now, and not after the first interval
+        load("scipy.optimize", "PB2's choices", "tune")  # fail now, and not after the first interval
         self._given = hyperparam_bounds or {}
         super().__init__(
             time_attr=time_attr,
@@ -516,10 +515,10 @@ class PB2(PopulationBasedTraining):
         )
         self._bandit: Bandit | None = None
         self._begun: dict[str, tuple[float, Array] | None] = {}
-        """By member: from which score it trains, and with what; None: that can't be learnt from."""
+        """By member: score and point at the start of its stretch of training; None: nothing to learn from."""
         self._refused = False
         self._offers: dict[str, dict[str, Choice]] = {}
-        """By member that is to exploit, and by donor: how it goes on, until it is judged."""
+        """By member that is to exploit, and by donor: the offered choice, until the member is judged."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -553,7 +552,7 @@ class PB2(PopulationBasedTraining):
 
     @property
     def _numbers(self) -> list[tuple[MutationPath, Bounded]]:
-        """Return the hyperparameters that the bandit chooses, in order."""
+        """The hyperparameters that the bandit chooses, in order."""
         found = leaves(self.hyperparam_mutations)
         return [(path, domain) for path, domain in found if not isinstance(domain, Categorical)]
 
@@ -564,13 +563,13 @@ class PB2(PopulationBasedTraining):
         return self._bandit
 
     def _point(self, config: Mapping[str, Any]) -> Array | None:
-        """Where a configuration lies in the unit cube; None where it lacks a number."""
+        """Return a configuration's point in the unit cube; None if a number is missing."""
         nodes = [(node_at(config, path[:-1]) or {}, path[-1], domain) for path, domain in self._numbers]
         shares = [to_unit(node.get(key), domain) for node, key, domain in nodes]
         known = [share for share in shares if share is not None]
         return np.array(known) if len(known) == len(shares) else None
 
-    # --- how a member goes on ---------------------------------------------------------------------
+    # --- how a member continues -------------------------------------------------------------------
 
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
         self._refused = False
@@ -602,9 +601,9 @@ class PB2(PopulationBasedTraining):
     def _chosen(self, donor: Member, receiver: str) -> Array:
         if not self._numbers:
             return np.empty(0)
-        if self._refused:  # the space forbids what it chose, and would choose again
+        if self._refused:  # the space forbids the bandit's choice, and the bandit would repeat it
             return self._generator.random(len(self._numbers))
         self._refused = True
-        # Of several offers to a member the first is the likeliest to be taken.
+        # The first of several offers to a member is the most likely to be taken.
         pending = [next(iter(each.values())) for to, each in self._offers.items() if each and to != receiver]
         return self._learner.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x

@@ -1,4 +1,4 @@
-"""Schedulers by name, made by their names, and made again from an experiment's file."""
+"""Schedulers by name, and their reconstruction from an experiment's file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SCHEDULERS = Registry(
     },
     base="trainkit.tune.schedulers.base:TrialScheduler",
 )
-"""One row for each; other packages add theirs by entry points."""
+"""One row per scheduler; other packages add theirs by entry points."""
 
 
 def load_words(description: Mapping[str, Any] | None) -> None:
-    """Load the scheduler of a description, and that inside it, so that their decisions have words."""
+    """Import a described scheduler and its base scheduler, which registers the wording of their rules."""
     if description is not None:
         SCHEDULERS.find(description["class"])
         arguments = description["arguments"]
@@ -47,19 +47,19 @@ def load_words(description: Mapping[str, Any] | None) -> None:
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
-    """Make the scheduler of a description again; None where its class or an argument is the user's own."""
+    """Recreate the scheduler of a description; None if its class or an argument is the user's own."""
     scheduler: TrialScheduler | None = made_again(SCHEDULERS, description, inner="base_scheduler")
     return scheduler
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """Return the scheduler of this name or class name, made with those of `kwargs` that it takes.
+    """Return the scheduler of this name or class name, made with the arguments in `kwargs` that it takes.
 
-    Arguments of other schedulers are left out, as Ray leaves them out; one that none takes is logged.
+    Arguments of other schedulers are ignored, as in Ray. An argument that no scheduler takes is logged.
 
     Raises:
-        ConfigError: there is none of this name, those that there are are listed; or an argument that no
-            scheduler takes is a misspelling.
+        ConfigError: the name is unknown, and the message lists the known names; or an argument that no
+            scheduler takes is probably a misspelling.
     """
     cls = SCHEDULERS.get(scheduler, "scheduler")
     arguments = taken(cls, kwargs)
@@ -70,7 +70,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
 
 
 def _complain_of(left_out: Iterable[str], cls: type) -> None:
-    """Complain of arguments for `cls` that no scheduler takes."""
+    """Log arguments for `cls` that no scheduler takes; raise ConfigError if one looks like a misspelling."""
     shipped = [SCHEDULERS.get(name) for name in SCHEDULERS.own_names()]
     known = {name for each in shipped for name in inspect.signature(each).parameters}
     for name in sorted(set(left_out) - known):

@@ -1,7 +1,7 @@
 """Resources that change while trials run, on top of any other scheduler.
 
-The resources that are free when a trial reports are in no log. So the log has the decision: a replay asks
-nobody, and `on_trial_request` tells which resources each trial was given.
+No log records which resources are free when a trial reports. So the log holds the decision instead: a replay
+does not call the allocation function, and `on_trial_request` reports the resources of each trial.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ if TYPE_CHECKING:
 
 
 class Asks(Protocol):
-    """The scheduler as its allocation function sees it."""
+    """The interface of the scheduler for its allocation function."""
 
     metric: str | None
     mode: str | None
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """Return the first reservation of each trial."""
+        """The initial reservation of each trial."""
         ...
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the reservation of a trial, or the one that it is about to get."""
+        """Return a trial's reservation, or the one promised for its next start."""
         ...
 
 
 class DistributeResources:
-    """Share all there is evenly among the trials that have not ended, each with what it began with at least.
+    """Share all resources evenly among the live trials, which keep at least their initial reservation.
 
-    A trial grows by whole units as far as something is free and its share reaches, and shrinks when the
-    share has shrunk, such as when more trials have begun.
+    A trial grows by whole units while resources are free and its share allows it. It shrinks when its
+    share has shrunk, for example because more trials have begun.
 
     Args:
         add_bundles: True adds a bundle for each unit; False adds to the trial's only bundle.
-        increase_by: a unit, such as {"CPU": 2}. None: 1 GPU if trials begin with some, else 1 CPU; with
+        increase_by: a unit, such as {"CPU": 2}. None: 1 GPU if trials begin with GPUs, else 1 CPU; with
             `add_bundles` the last bundle that trials begin with.
-        increase_by_times: how many units a trial gets at most; below 1: no limit. Goes with `increase_by`.
-        reserve_resources: what is never given to trials beyond what they begin with.
+        increase_by_times: most units for a trial; below 1: no limit. Needs `increase_by`.
+        reserve_resources: resources that trials never get beyond their initial reservation.
 
     Raises:
-        ConfigError: an amount is none, or `increase_by` is of nothing.
+        ConfigError: an amount is invalid, or `increase_by` has no amounts.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class DistributeResources:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments that make this scheduler again."""
+        """The constructor's arguments that recreate this function."""
         names = "add_bundles increase_by_times reserve_resources".split()
         return {**{name: getattr(self, name) for name in names}, "increase_by": self.increase_by or None}
 
     def __call__(
         self, tune_controller: ExperimentView, trial: Trial, result: Mapping[str, Any], scheduler: Asks
     ) -> PlacementGroupFactory | None:
-        """Return what `trial` is to reserve from now on; None: as before.
+        """Return the new reservation of `trial`; None: unchanged.
 
         Raises:
-            ConfigError: trials begin with several bundles, and no bundles are to be added.
+            ConfigError: trials begin with several bundles, and `add_bundles` is False.
         """
         base = scheduler.base_trial_resources
         if base is None or (lookup(result, "training_iteration") or 0) < 1:
@@ -131,17 +131,17 @@ class DistributeResources:
         spare: int,
         scheduler: Asks,
     ) -> int:
-        """How many units the trial should have.
+        """Return the number of units for the trial.
 
         Args:
-            trial: that has reported.
-            live: all that have not ended, this one included.
-            has: the units that each has.
-            free: how many nobody has; below 0: so many too many are given away.
-            spare: how many there are beside what all begin with.
-            scheduler: that asks.
+            trial: the trial that has reported.
+            live: all trials that have not ended, including this one.
+            has: units of each trial.
+            free: number of free units; below 0: so many units too many are in use.
+            spare: number of units beyond all initial reservations.
+            scheduler: the calling scheduler.
         """
-        share = -(-spare // len(live))  # rounded up: some get one more, while there is
+        share = -(-spare // len(live))  # rounded up: some trials get one more while units are free
         return min(share, has[trial.trial_id] + free)
 
     def _unit(self, base: PlacementGroupFactory) -> dict[str, float]:
@@ -170,10 +170,10 @@ class DistributeResources:
 
 
 class DistributeResourcesToTopJob(DistributeResources):
-    """Give all that is free to the best of the trials that have not ended; what one has, it keeps.
+    """Give all free resources to the best live trial; every trial keeps what it has.
 
-    The best one is that with the best last value of the metric, among those that may still grow. A trial
-    shrinks only when more is given away than there is.
+    The best trial has the best last value of the metric among the trials that may still grow. A trial
+    shrinks only when more is in use than exists.
 
     Args:
         add_bundles, increase_by, increase_by_times, reserve_resources: as in `DistributeResources`.
@@ -219,7 +219,7 @@ class DistributeResourcesToTopJob(DistributeResources):
             return own + free
         limited = self.increase_by and self.increase_by_times >= 1
         growing = [one for one in live if not limited or has[one.trial_id] < self.increase_by_times]
-        best = max(growing, key=lambda one: _score(one, metric, mode), default=None)  # of equals the first
+        best = max(growing, key=lambda one: _score(one, metric, mode), default=None)  # the first of equals
         return own + free if best is not None and best.trial_id == trial.trial_id else own
 
 
@@ -237,7 +237,7 @@ def _sum(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _times(unit: Mapping[str, float], amounts: Mapping[str, float]) -> int:
-    """How often `unit` goes into `amounts`, rounded down; below 0 where an amount is."""
+    """Return how often `unit` fits into `amounts`, rounded down; below 0 if an amount is negative."""
     return min(math.floor(amounts.get(name, 0.0) / each + 1e-9) for name, each in unit.items() if each)
 
 
@@ -246,7 +246,7 @@ evenly_distribute_cpus_gpus_distributed = DistributeResources(add_bundles=True)
 
 
 Allocation = Callable[..., PlacementGroupFactory | None]
-"""Called with what there is, a trial, its report and the scheduler; returns what the trial is to reserve."""
+"""Called with the experiment, a trial, its report and the scheduler; returns the trial's new reservation."""
 
 _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesToTopJob)}
 
@@ -260,19 +260,19 @@ _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesT
 class ResourceChangingScheduler(TrialScheduler):
     """Change what trials reserve while they run; another scheduler decides about everything else.
 
-    At each report after which a trial goes on, the function says what it is to reserve. If that is something
-    else than before, the trial is paused, and goes on with it from its checkpoint, before others start.
-    Inside a trial, `tune.get_context().get_trial_resources()` says what it has.
+    At each report after which a trial continues, the function returns its new reservation. If the reservation
+    changes, the trial is paused, and resumes from its checkpoint with the new one before other trials start.
+    Inside a trial, `tune.get_context().get_trial_resources()` returns the current reservation.
 
     Args:
-        base_scheduler: decides; None: a FIFOScheduler.
+        base_scheduler: the scheduler that decides; None: a FIFOScheduler.
         resources_allocation_function: called as `f(tune_controller, trial, result, scheduler)` with an
-            `ExperimentView`, which has `existing`, `free` and `get_live_trials()`; returns a
-            `PlacementGroupFactory` or a dictionary such as {"cpu": 2}; None: as before. If it is None
-            itself, nothing is ever changed.
+            `ExperimentView`, which has `existing`, `free` and `get_live_trials()`. It returns a
+            `PlacementGroupFactory` or a dictionary such as {"cpu": 2}; None: unchanged. If the argument
+            itself is None, nothing is ever changed.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: an argument is not a scheduler, or not a function.
     """
 
     needs_metric: ClassVar[bool] = False
@@ -283,7 +283,7 @@ class ResourceChangingScheduler(TrialScheduler):
         resources_allocation_function: Allocation | Mapping[str, Any] | None = evenly_distribute_cpus_gpus,
     ) -> None:
         base, allocate = base_scheduler, resources_allocation_function
-        if isinstance(allocate, Mapping):  # as `arguments` has it
+        if isinstance(allocate, Mapping):  # the form that `arguments` returns
             allocate = _OURS[allocate["class"]](**allocate["arguments"])
         base = FIFOScheduler() if base is None else base
         if not isinstance(base, TrialScheduler) or isinstance(base, ResourceChangingScheduler):
@@ -296,29 +296,29 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        # It is the one that judges trials, so it must hear what it would by itself.
+        # The base scheduler judges trials, so this one takes its label and its calls.
         self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
         self._base: PlacementGroupFactory | None = None
         self._changed: set[str] = set()
-        """Trials that do not reserve what they began with."""
+        """Trials whose reservation differs from the initial one."""
         self._promised: dict[str, PlacementGroupFactory] = {}
-        """Requests of trials that are about to be paused for them."""
+        """New requests of trials that are about to be paused for them."""
         self._ours: dict[str, None] = {}
-        """Trials that are paused for other resources only, in this order."""
+        """Trials that are paused only for other resources, in the order of their pauses."""
         self._theirs: set[str] = set()
-        """Trials that the other scheduler has paused."""
+        """Trials that the base scheduler has paused."""
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """Return the first reservation of each trial; None before any has reported."""
+        """The initial reservation of each trial; None before the first report."""
         return self._base
 
-    _base_trial_resources = base_trial_resources  # as functions written for Ray ask
+    _base_trial_resources = base_trial_resources  # functions written for Ray read this name
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the reservation of a trial, or the one promised for its next start."""
+        """Return a trial's reservation, or the one promised for its next start."""
         return self._promised.get(trial.trial_id, trial.request)
 
     @property
@@ -338,7 +338,7 @@ class ResourceChangingScheduler(TrialScheduler):
             ),
         }
 
-    # --- what it is told --------------------------------------------------------------------------
+    # --- notifications ----------------------------------------------------------------------------
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
@@ -353,7 +353,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def see(self, view: ExperimentView) -> None:
         self._view = view
         self.base_scheduler.see(view)
-        # A kill may have come between a pause and the change that it was for: these wait for nobody else.
+        # A kill may have come between a pause and its change; such trials wait for nothing else.
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)
@@ -380,13 +380,13 @@ class ResourceChangingScheduler(TrialScheduler):
         self._ours.pop(trial_id, None)
         self._theirs.discard(trial_id)
 
-    # --- what it decides --------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         return self.base_scheduler.decide(trial_id, time, score)
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        self._forget(trial_id)  # it runs
+        self._forget(trial_id)  # it reported, so it runs
         decision = CheckedScheduler(self.base_scheduler).on_result(trial_id, result)
         if decision.verdict is Verdict.PAUSE:
             self._theirs.add(trial_id)
@@ -407,7 +407,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def _wanted(
         self, view: ExperimentView, trial_id: str, result: Mapping[str, Any]
     ) -> PlacementGroupFactory | None:
-        """Return the reservation of a trial from now on; None keeps the present one."""
+        """Return a trial's new reservation; None keeps the present one."""
         trial = view.trial(trial_id)
         if self._base is None:
             self._base = trial.request
@@ -457,7 +457,7 @@ class ResourceChangingScheduler(TrialScheduler):
         return self.base_scheduler.on_trial_resume(trial_id)
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 @words_of("resources")

@@ -1,4 +1,4 @@
-"""Population Based Training: the weak take over what the strong have learned, hyperparameters changed."""
+"""Population Based Training: bad trials take over the state of good ones and vary their hyperparameters."""
 
 from __future__ import annotations
 

@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 
 MutationPath = tuple[Any, ...]
-"""Keys, of which some may be numbers."""
+"""Keys from the outside in; a key may be a number."""
 
 ALIKE = 0.8
-"""How alike two names are that are taken for one (difflib)."""
+"""Similarity (difflib) from which two names are taken for one name and its misspelling."""
 _DIGITS = re.compile(r"\d+")
 
 
 def checked_mutations(
     mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
 ) -> dict[str, Any]:
-    """Return a copy of `mutations`, with lists for tuples.
+    """Return a copy of `mutations`, with tuples turned into lists.
 
     Raises:
-        ConfigError: a mutation is empty, or is none that a value can be explored by; its key is named.
+        ConfigError: a mutation is empty or of no accepted kind; the message names its key.
     """
     if mutations is None:
         return {}
@@ -100,12 +100,12 @@ def _checked(value: Any, name: str) -> Any:
 
 
 def name_of(path: MutationPath) -> str:
-    """Such as 'net/lr'."""
+    """Return the path as text, such as 'net/lr'."""
     return "/".join(map(str, path))
 
 
 def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tuple[MutationPath, Any]]:
-    """All mutations with their paths, in the order given."""
+    """Yield all mutations with their paths, in the order given."""
     for key, value in mutations.items():
         if isinstance(value, Mapping):
             yield from leaves(value, (*path, key))
@@ -116,11 +116,11 @@ def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tu
 def completed(
     space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
 ) -> dict[str, Any]:
-    """Return `space` with what stands only in `mutations` added, to be drawn by them at the start.
+    """Return `space` with entries that only `mutations` has; these draw the initial values.
 
     Raises:
-        ConfigError: a mutation can't change the values that the space gives at its place, or its name is
-            much like one that the space has.
+        ConfigError: a mutation can't change the values of the space at its place, or its name is
+            probably a misspelling of a name in the space.
     """
     whole = dict(space)
     for key, mutation in mutations.items():
@@ -128,7 +128,7 @@ def completed(
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
-                continue  # there or not; what is there is explored
+                continue  # the branch may be absent; if it is present, it is explored
             if not isinstance(inner, Mapping):
                 raise ConfigError(
                     f"hyperparam_mutations mutates inside {name!r}, which is {inner} in "
@@ -145,7 +145,7 @@ def completed(
 
 
 def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
-    """A name much like one of the space that nothing mutates is taken for that; but 'h1' is not 'h2'."""
+    """Raise ConfigError if a name resembles an unmutated name of the space; 'h1' does not resemble 'h2'."""
     lower = str(key).lower()
     by_lower = {other.lower(): other for other in others if isinstance(other, str)}
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
@@ -158,14 +158,14 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
 
 
 def start_of(mutation: Any) -> Any:
-    """Return the search space's entry for a value that only a mutation names."""
+    """Return the search space's entry for a value that only `mutations` has."""
     if isinstance(mutation, list):
         return Categorical(tuple(mutation))
     return mutation if isinstance(mutation, Domain) else SampleFrom(mutation)
 
 
 def _require_explorable(name: str, start: Any, mutation: Any) -> None:
-    """A number can't be made of a text by multiplying it."""
+    """Raise ConfigError if a numeric mutation would have to change a value that is not a number."""
     if not isinstance(mutation, Domain) or isinstance(mutation, Categorical):
         return
     starts = start.categories if isinstance(start, Categorical) else ()
@@ -180,7 +180,7 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
 
 
 Operations = dict[str, str]
-"""By the name of a value, such as 'net/lr', what was done to it: 'resample', '* 1.2', 'shift left'."""
+"""Operation on each value by name, such as 'net/lr': 'resample', '* 1.2', 'shift left'."""
 
 
 def explored(
@@ -190,19 +190,19 @@ def explored(
     resample_probability: float,
     factors: Sequence[float],
 ) -> tuple[dict[str, Any], Operations]:
-    """Return a copy of `config` with its mutated values explored, and what was done to each.
+    """Return a copy of `config` with its mutated values explored, and the operation on each value.
 
-    A value that `config` lacks, as one whose conditions don't hold, is left out.
+    A value that `config` lacks, for example because its conditions don't hold, is skipped.
 
     Args:
         config: to start from.
-        mutations: checked.
-        rng: all randomness.
-        resample_probability: with which a value is drawn anew from its mutation, and not perturbed.
-        factors: by one of which a number is multiplied otherwise.
+        mutations: checked mutations.
+        rng: source of all randomness.
+        resample_probability: probability that a value is drawn again from its mutation, not perturbed.
+        factors: one of these multiplies a number that is perturbed.
 
     Raises:
-        ConfigError: a value can't be explored by its mutation; it is named.
+        ConfigError: a value can't be explored by its mutation; the message names it.
     """
     new: dict[str, Any] = copy.deepcopy(dict(config))
     operations = {}
@@ -225,7 +225,7 @@ def explored_value(
     factors: Sequence[float],
     name: str = "",
 ) -> tuple[Any, str]:
-    """Return the mutation of one value: the new value and the operation."""
+    """Return the new value of one mutated value, and the operation."""
     resample = bool(rng.random() < resample_probability)
     if isinstance(mutation, list):
         place = place_of(value, mutation)
@@ -241,17 +241,17 @@ def explored_value(
     if not is_number(value):
         if isinstance(mutation, Domain):
             raise ConfigError(f"{name}={value!r} is no number, so its mutation {mutation} can't perturb it")
-        return value, "keep"  # what a function draws may be anything, and only numbers are multiplied
+        return value, "keep"  # a function may draw anything, but only numbers can be multiplied
     factor = float(factors[int(rng.integers(len(factors)))])
     return multiplied(value, factor, mutation), f"* {factor:g}"
 
 
 def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]) -> float:
-    """Return `value` times `factor`, inside the range of `mutation`, which may have none, and of its type.
+    """Return `value` times `factor`, of the type of `mutation` and inside its range, if it has one.
 
-    A whole number of a domain moves by at least one, a multiple of q by at least one step, unless the range
-    ends there. What a function draws says of no type or range what it is: a float is multiplied, a whole
-    number is rounded then, and neither comes to zero or past it.
+    A whole number of a domain moves by at least one, and a multiple of q by at least one step, unless the
+    range ends there. A function declares no type or range: its float is multiplied, its whole number is
+    multiplied and rounded, and a factor above 0 neither makes zero of it nor changes its sign.
     """
     if isinstance(mutation, Integer):
         return int(_inside(_moved(value, factor, mutation.q, mutation.steps), *mutation.bounds))
@@ -267,7 +267,7 @@ def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]
 
 
 def _moved(value: float, factor: float, q: float, steps: Steps) -> float:
-    """The multiple of `q` nearest to the product, but not the one nearest to `value` itself."""
+    """Return the multiple of `q` nearest to the product, but at least one step away from `value`."""
     old, new = round(value / q), round(value * factor / q)
     if old == new and factor != 1:
         new = old + (1 if (factor > 1) == (value >= 0) else -1)
@@ -287,7 +287,7 @@ def _shifted(options: Sequence[Any], place: int, rng: Generator) -> tuple[Any, s
 def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, name: str) -> Any:
     if isinstance(mutation, Domain):
         return mutation.draw(rng)
-    # A function draws from the global generators, if from any: seeded, so that a run repeats.
+    # A function may draw from the global generators: they are seeded, so that a run is repeatable.
     with global_generators_seeded(rng):
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
@@ -299,7 +299,7 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
 
 
 def node_at(config: Mapping[str, Any], path: MutationPath) -> Any:
-    """The dictionary at `path` inside a configuration; None if there is none."""
+    """Return the dictionary at `path` inside a configuration; None if it has none there."""
     node: Any = config
     for part in path:
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -312,7 +312,7 @@ def changes(
     mutations: Mapping[str, Any],
     operations: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """By the name of each mutated value: the old one, the new one, and how it came about."""
+    """Return the old value, the new value and the operation of each mutated value, by name."""
     found = {}
     for path, _ in leaves(mutations):
         before, after = node_at(old, path[:-1]), node_at(new, path[:-1])
@@ -327,7 +327,7 @@ def changes(
 
 
 def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who: str) -> None:
-    """Raise ConfigError if a value that `who` has given is outside the domain that its mutation declares."""
+    """Raise ConfigError if a value given by `who` is outside the domain that its mutation declares."""
     for path, mutation in leaves(mutations):
         node = node_at(config, path[:-1])
         if node is None or path[-1] not in node:
@@ -352,10 +352,10 @@ def customised(
     mutations: Mapping[str, Any],
     function: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the configuration from `custom_explore_fn`; note its changes in `operations`.
+    """Return the configuration from `custom_explore_fn`; record its changes in `operations`.
 
     Raises:
-        ConfigError: it returns no configuration, or one outside what is declared.
+        ConfigError: the function returns no configuration, or one with a value outside its declared domain.
     """
     before = copy.deepcopy(config)
     made: Any = function(config)
@@ -373,13 +373,13 @@ def customised(
 
 
 def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
-    """Return `config` without what its conditions leave out, and with what they now ask for, drawn.
+    """Return `config` without values whose conditions fail, and with newly required values drawn.
 
-    All other values stay, in the space or not.
+    All other values stay, whether or not the space has them.
 
     Args:
-        config: explored.
-        space: with the conditions; without any, nothing changes.
+        config: explored configuration.
+        space: the space with the conditions; without conditions, nothing changes.
         rng: to draw from.
     """
     if not space.conditions:
@@ -397,7 +397,7 @@ def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str,
     conditional = {in_config(path) for path in space.conditions}
     merged = _merged(config, grown, conditional, ())
     if space.computed:
-        compute(merged, rng)  # of what was not there before
+        compute(merged, rng)  # fills in computed values of new branches
     return merged
 
 

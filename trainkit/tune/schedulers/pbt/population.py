@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Mark = tuple[int, float]
-"""How many intervals a member has been judged at, and the time that it has reached."""
+"""The number of intervals after which a member was judged, and the time that it has reached."""
 
 
 @dataclass(slots=True)
@@ -20,17 +20,17 @@ class Member:
     """Progress of one trial as a member of the population.
 
     Attributes:
-        trial_id: its own.
-        config: its configuration now.
-        time: that it has reached.
-        intervals: of these it has been judged after so many; a jump over several counts all.
-        score: when it was judged last, larger is better; None: not yet.
-        arrival: which of all judgements that was.
+        trial_id: id of the trial.
+        config: its current configuration.
+        time: the time that it has reached.
+        intervals: number of intervals after which it was judged last; a jump over several counts them all.
+        score: score at its last judgement, larger is better; None: it was not judged yet.
+        arrival: number of its last judgement among all judgements.
         active: False once it has ended.
-        paused: which of all pauses it waits in; None: it isn't paused.
-        inherited: True from an exploit until the next judgement: its score is that of other weights.
-        offered: where each donor stood when the member was last told to exploit.
-        change: where the donor stood whose state it has had since its last report.
+        paused: number of its pause among all pauses; None: it isn't paused.
+        inherited: True from an exploit until the next judgement: its score belongs to other weights.
+        offered: mark of each donor at the time when the member was last asked to exploit.
+        change: mark of the donor whose state the member has taken over since its last report.
     """
 
     trial_id: str
@@ -47,7 +47,7 @@ class Member:
 
     @property
     def mark(self) -> Mark:
-        """Where it stands."""
+        """The member's intervals and time."""
         return self.intervals, self.time
 
 
@@ -55,15 +55,15 @@ class Population:
     """All members, by trial id, in the order in which they were added.
 
     Args:
-        interval: from one judgement to the next.
-        burn_in: before it nobody is judged.
+        interval: time between judgements.
+        burn_in: time before which no member is judged.
     """
 
     def __init__(self, interval: float, burn_in: float) -> None:
         self.by_id: dict[str, Member] = {}
         self._interval = interval
         self.first = max(1, math.ceil(burn_in / interval - 1e-9))
-        """The first judgement comes after so many intervals: at or after the burn-in."""
+        """Number of intervals before the first judgement, which is at or after the burn-in."""
         self._arrivals = 0
         self._pauses = 0
 
@@ -77,18 +77,18 @@ class Population:
         return iter(self.by_id.values())
 
     def active(self) -> Iterator[Member]:
-        """Those that have not ended."""
+        """Return the members that have not ended."""
         return (member for member in self.by_id.values() if member.active)
 
     def reached(self, time: float) -> int:
-        """How many whole intervals lie before `time`; what rounding takes off doesn't count."""
+        """Return the number of whole intervals in `time`, tolerant of rounding errors."""
         return math.floor(time / self._interval + 1e-9)
 
     def advance(self, member: Member, time: float) -> int:
-        """A member reports at `time`; return how many intervals it has reached by that.
+        """Record a member's report at `time`; return the number of whole intervals that it has reached.
 
-        After an exploit the time may be the donor's, where it comes with the state, or its own, where it
-        counts what was reported: one that has fallen, or is past the donor's, is the donor's.
+        After an exploit `time` either continues the donor's time, if it comes with the state, or the
+        member's own time. It is the donor's if it has not risen, or if it has jumped past the donor's time.
         """
         if member.change is not None:
             intervals, donor_time = member.change
@@ -99,18 +99,18 @@ class Population:
         return self.reached(time)
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
-        """Take a score for the population to rank."""
+        """Record a score of a member for the ranking."""
         member.intervals, member.score, member.inherited = intervals, score, False
         member.arrival = self._arrivals
         self._arrivals += 1
 
     def pause(self, member: Member) -> None:
-        """A member waits from now on, behind those of the same time that wait already."""
+        """Mark a member as paused, behind members of the same time that wait already."""
         member.paused = self._pauses
         self._pauses += 1
 
     def scores(self, shuffle: Callable[[int], Any] | None = None) -> list[tuple[str, float]]:
-        """Of the active members that have been judged, in order of arrival, or as `shuffle` has it."""
+        """Return scores of judged active members in order of arrival, or in the order of `shuffle`."""
         judged = [(m.arrival, m.trial_id, m.score) for m in self.active() if m.score is not None]
         judged.sort()
         order = range(len(judged)) if shuffle is None else shuffle(len(judged))
@@ -121,10 +121,10 @@ class Barrier:
     """Meeting point at which all members of a population wait to be judged together.
 
     Args:
-        members: the population; those that have ended are not waited for.
+        members: the population; members that have ended are not waited for.
 
     Attributes:
-        target: after how many intervals it stands.
+        target: the number of intervals at which the barrier is.
     """
 
     def __init__(self, members: Population) -> None:
@@ -137,51 +137,51 @@ class Barrier:
         return trial_id in self._arrived
 
     def __len__(self) -> int:
-        """How many wait here."""
+        """Return the number of waiting members."""
         return len(self._arrived)
 
     def arrive(self, member: Member) -> None:
-        """A member waits from now on."""
+        """Add a waiting member."""
         self._arrived[member.trial_id] = None
 
     def leave(self, member: Member) -> None:
-        """A member has ended, wherever it was."""
+        """Remove a member that has ended, whether or not it waits here."""
         self._arrived.pop(member.trial_id, None)
 
     def take_back(self, member: Member) -> None:
-        """A member that had ended goes on: nobody waits for it where it has been judged before."""
+        """Take back an ended member that resumes; the barrier moves past intervals that have judged it."""
         if not self._arrived:
             self.target = max(self.target, member.intervals + 1)
 
     @property
     def all_came(self) -> bool:
-        """Return True if all members that have not ended wait here, and at least one does."""
+        """True if all members that have not ended wait here, and at least one does."""
         return bool(self._arrived) and all(each.trial_id in self._arrived for each in self._members.active())
 
     def open(self) -> Iterator[Member]:
-        """Let all go that wait, in the order of the population; nothing may depend on who came when."""
+        """Release the waiting members in the order of the population, so that arrivals do not matter."""
         waited, self._arrived = self._arrived, {}
-        # Past the one that has come furthest: a long report must not leave the others behind for good.
+        # Past the furthest member, because a report over several intervals must not separate the members.
         self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
         return (member for member in self._members if member.trial_id in waited)
 
 
 def quantile_size(members: int, fraction: float) -> int:
-    """How many members each quantile has: ceil(members * fraction), at most half of them; 0 for one alone.
+    """Return the size of each quantile: ceil(members * fraction), at most half; 0 for a single member.
 
-    A product that is above a whole number by rounding only counts as that number: 10 * 0.3 is 3.
+    Rounding errors don't count: 10 * 0.3 is 3, although the product is slightly larger.
     """
     return min(math.ceil(members * fraction - 1e-9), members // 2) if members > 1 else 0
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """A population that was ranked.
+    """A ranked population.
 
     Attributes:
-        ranked: members with a score that counts, best first.
-        lower: of these the worst, and then those whose score doesn't count.
-        upper: of these the best, best first.
+        ranked: members with a finite score, best first.
+        lower: the worst of the ranked members, and all members without a finite score.
+        upper: the best of the ranked members, best first.
     """
 
     ranked: tuple[str, ...]
@@ -189,7 +189,7 @@ class Quantiles:
     upper: tuple[str, ...]
 
     def rank(self, member: str) -> int | None:
-        """From 1; None for a member whose score doesn't count."""
+        """Return a member's rank from 1; None if it has no finite score."""
         return self.ranked.index(member) + 1 if member in self.ranked else None
 
 
@@ -197,10 +197,10 @@ def quantiles(scores: Sequence[tuple[str, float]], fraction: float) -> Quantiles
     """Rank a population.
 
     Args:
-        scores: members with their scores, larger is better; of equal ones the first ranks before. One of
-            minus infinity doesn't count: its member is ranked nowhere and is in the lower quantile as soon
-            as any other one's counts.
-        fraction: of the population that each quantile takes, 0 to 0.5; with 0 both are empty.
+        scores: members with their scores, larger is better; the first of equal scores ranks higher. A member
+            with minus infinity is not ranked; it is in the lower quantile as soon as another member has a
+            finite score.
+        fraction: fraction of the population in each quantile, 0 to 0.5; with 0 both are empty.
     """
     finite = [(member, score) for member, score in scores if score > -math.inf]
     ranked = tuple(member for member, _ in sorted(finite, key=lambda pair: -pair[1]))

@@ -1,12 +1,13 @@
 """Replay of population based training, and Ray's policy files.
 
-A line of a policy file:
+Format of a line in a policy file:
 
     [tag of the trial, tag of its donor, iteration of the trial, iteration of the donor, old, new]
 
-`old` is the donor's configuration, `new` the one with which the trial went on. `pbt_global.txt` has a line
-for each exchange of the experiment, `pbt_policy_<trial id>.txt` for those that led to the trial's weights.
-The donor's iteration counts the reports along this line, so that a replay of it changes at the right ones.
+`old` is the donor's configuration, and the trial continued with `new`. `pbt_global.txt` has a line for each
+exchange of the experiment, `pbt_policy_<trial id>.txt` a line for each exchange that led to the trial's
+weights. The donor's iteration counts the reports along this lineage, so that a replay changes configurations
+at the right reports.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ GLOBAL_FILE = "pbt_global.txt"
 
 
 def policy_file(trial_id: str) -> str:
-    """The name of a trial's file."""
+    """Return the name of a trial's policy file."""
     return f"pbt_policy_{trial_id}.txt"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration, and those that take its place one after the other.
+    """A configuration, and its later replacements.
 
     Attributes:
         initial: the configuration at the start.
-        changes: after how many iterations which one holds, in order.
+        changes: pairs of an iteration and the configuration after it, in order.
     """
 
     initial: dict[str, Any]
@@ -60,7 +61,7 @@ class Schedule:
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> Schedule:
-        """That of a lineage."""
+        """Return the schedule of a lineage."""
         first, *others = stretches
         return cls(dict(first.config), tuple((each.before, dict(each.config)) for each in others))
 
@@ -71,12 +72,12 @@ def policy_lines(
     tags: Mapping[str, str],
     trial_id: str,
 ) -> list[str]:
-    """Return the lines of a trial's file; [] where it has always gone on from its own state.
+    """Return the lines of a trial's policy file; [] if it always continued from its own state.
 
     Args:
-        exchanges: of all trials, in order.
-        suggested: by trial, the configuration that it began with.
-        tags: by trial, as Ray calls it in these files.
+        exchanges: exchanges of all trials, in order.
+        suggested: initial configuration of each trial.
+        tags: tag of each trial, which is Ray's name for it in these files.
         trial_id: of the trial.
     """
     last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
@@ -93,10 +94,10 @@ def _line(row: Sequence[Any]) -> str:
 
 
 def read_policy(text: str, where: str) -> Schedule:
-    """Return the schedule that a policy file holds: of its lines, those that led to the last one.
+    """Return the schedule of a policy file, from the lines that led to the last line.
 
     Raises:
-        ConfigError: `text` is none, or holds no line.
+        ConfigError: `text` is not a policy file, or it has no line.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -118,7 +119,7 @@ def read_policy(text: str, where: str) -> Schedule:
     changes: list[tuple[int, dict[str, Any]]] = []
     initial, came_from = rows[-1][3], rows[-1][0]
     for trial, donor, step, old, new in reversed(rows):
-        if trial != came_from:  # of what the trial did before: its donor had no exchange by then
+        if trial != came_from:  # an earlier line of the trial; its donor had had no exchange by then
             break
         came_from, initial = donor, old
         changes.append((step, new))
@@ -126,7 +127,7 @@ def read_policy(text: str, where: str) -> Schedule:
 
 
 class HasLineage(Protocol):
-    """Object with a lineage, such as a `Result`."""
+    """An object with a lineage, such as a `Result`."""
 
     def lineage(self) -> Sequence[Stretch]: ...
 
@@ -134,21 +135,21 @@ class HasLineage(Protocol):
 class PopulationBasedTrainingReplay(TrialScheduler):
     """Train one trial with the schedule of configurations that population based training has found.
 
-    It begins with the first configuration of the lineage, whatever `param_space` says of these keys, and
-    goes on from its own checkpoint with the next one after as many iterations as were trained with the one
-    before. So a deterministic trainable ends with the same weights, after as many iterations as the lineage
-    has; when to end is for RunConfig(stop=...) to say.
+    The trial begins with the first configuration of the lineage, whatever `param_space` has for these keys.
+    It changes to the next configuration, from its own checkpoint, after as many iterations as the lineage
+    has trained. So a deterministic trainable ends with the same weights after as many iterations as the
+    lineage has. RunConfig(stop=...) decides when the trial ends.
 
     Args:
-        policy_file: a `pbt_policy_<trial id>.txt`, of ours or Ray's; or the `Result` of a trial; or the
+        policy_file: a `pbt_policy_<trial id>.txt` of trainkit or Ray; or the `Result` of a trial; or the
             folder of an experiment, with `trial_id`.
-        trial_id: of the trial in that folder.
+        trial_id: id of the trial in that folder.
 
     Attributes:
-        schedule: the configuration at the start, and after how many iterations which takes its place.
+        schedule: the configuration at the start, and the later ones with their iterations.
 
     Raises:
-        ConfigError: there is no such file, or it is none of population based training.
+        ConfigError: the file is missing, or is no policy file of population based training.
     """
 
     needs_metric: ClassVar[bool] = False
@@ -167,7 +168,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        # What it has read: the file may be gone when the experiment goes on.
+        # The schedule itself is stored, because the file may be gone when the experiment resumes.
         changes = [[step, config] for step, config in self.schedule.changes]
         return {"policy_file": {"initial": self.schedule.initial, "changes": changes}}
 
@@ -243,7 +244,7 @@ def _text(value: Any) -> str:
     return encode_config(value)
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 words_of("replay")("change {change} of {changes} in its schedule, at {at:g}".format_map)

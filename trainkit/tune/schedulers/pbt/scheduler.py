@@ -45,44 +45,44 @@ if TYPE_CHECKING:
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
 MOST_TRIES = 100
-"""Explorations in a row that rules of the space may forbid."""
+"""Limit of explorations in a row that rules of the space may forbid."""
 
 
 class PopulationBasedTraining(TrialScheduler):
-    """Let a population train at once; at each interval its worst take over a best one's state, and explore.
+    """Population based training: at each interval bad trials take over the state of a better one and explore.
 
-    All trials are the population. A member is due at the multiples of `perturbation_interval`; a report
-    that jumps over several counts as one. If it is in the lower quantile then, it goes on from the latest
-    checkpoint of a member of the upper quantile that is strictly better, in random order until one has a
-    checkpoint, with that one's configuration explored: each mutated value is drawn anew with
-    `resample_probability`, or else a number is multiplied by one of `perturbation_factors`, a value of a
-    list moves one place, and a `tune.choice` stays. Values stay inside the domain that is given, and of its
+    All trials form the population. A member is due at multiples of `perturbation_interval`; a report that
+    jumps over several counts once. A due member in the lower quantile takes over the latest checkpoint of a
+    strictly better member of the upper quantile. These donors are tried in random order until one has a
+    checkpoint. The member continues with the donor's configuration, but explored. With `resample_probability`
+    a mutated value is drawn again. Otherwise a number is multiplied by one of `perturbation_factors`, a
+    value of a list moves one place, and a `tune.choice` stays. Values stay inside their domain, and of its
     type; a whole number moves by at least one.
 
-    Members that have ended leave the population. NaN is exploited by nobody, and its member exploits as
-    soon as there is another score. A population that is larger than what can run at once takes turns at the
-    intervals, the least trained first.
+    Members that have ended leave the population. A member with NaN is no donor, and exploits as soon as
+    another member has a score. If the population is larger than the number of running trials, its members
+    take turns at the intervals, the least trained first.
 
     Args:
-        time_attr: reported value that counts the resource; must not fall.
+        time_attr: reported value that counts the resource; must not decrease.
         metric: reported value to judge by; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
         perturbation_interval: in units of `time_attr`.
-        burn_in_period: nobody is judged before this; the first judgement is at the next multiple.
+        burn_in_period: no member is judged before this; the first judgement is at the next multiple.
         hyperparam_mutations: by name a domain, a list of values in order, a function that draws a value, or
-            a dictionary of these. What `param_space` lacks of it is drawn by it at the start.
-        quantile_fraction: of the population that exploits, and is exploited; 0 to 0.5. With 0 nobody does.
-        resample_probability: of drawing a value anew.
-        perturbation_factors: by one of which a number is multiplied.
-        custom_explore_fn: called with each explored configuration; returns the one to take.
+            a dictionary of these. It also draws the initial value of a name that `param_space` lacks.
+        quantile_fraction: fraction of the population that exploits, and that is exploited; 0 to 0.5; 0: none.
+        resample_probability: probability that a value is drawn again.
+        perturbation_factors: one of these multiplies a number.
+        custom_explore_fn: called with each explored configuration; returns the configuration to use.
         log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
         require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
         synch: all members wait at each interval for the last one, and are judged together.
-        tie: "arrival": of equal scores the earlier one is better, and nobody exploits an equal one;
-            "random": chance ranks them, and an equal one may be exploited.
+        tie: "arrival": the earlier of equal scores is better, and equal members don't exploit each other;
+            "random": chance ranks equal scores, and an equal member may be exploited.
 
     Raises:
-        ConfigError: a value is out of range, or a mutation is none.
+        ConfigError: a value is out of range, or a mutation is invalid.
     """
 
     label: ClassVar[str] = "PBT"
@@ -138,7 +138,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._members = Population(perturbation_interval, burn_in_period)
         self._space: Space | None = None
         self._no_more = False
-        self._barrier = Barrier(self._members)  # of synch=True, and what was decided when it opened
+        self._barrier = Barrier(self._members)  # for synch=True, like the verdicts made when it opens
         self._verdicts: dict[str, Decision] = {}
 
     @property
@@ -153,11 +153,11 @@ class PopulationBasedTraining(TrialScheduler):
 
     def resize(self, total_samples: int | None) -> None:
         super().resize(total_samples)
-        self._no_more = False  # it is told anew where no others come
+        self._no_more = False  # `on_no_more_trials` is called again if no other trials come
         self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
-        # After a restore there may be fewer workers: who has none waits for its turn until it reports.
+        # After a restore there may be fewer workers, so each member counts as waiting until it reports.
         for member in self._members.active():
             if member.paused is None:
                 self._members.pause(member)
@@ -180,7 +180,7 @@ class PopulationBasedTraining(TrialScheduler):
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         member = self._members[trial_id]
-        member.paused = None  # it runs, also where it was paused and failed before it could go on
+        member.paused = None  # it runs, even if it failed during its pause and was not resumed explicitly
         self._verdicts.pop(trial_id, None)
         if time is None or score is None or not math.isfinite(time) or not member.active:
             return CONTINUE
@@ -193,7 +193,7 @@ class PopulationBasedTraining(TrialScheduler):
         return self._judged(member, self._quantiles())
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
-        """Take in the score of a member that is due, after so many intervals."""
+        """Record the score of a due member after so many intervals."""
         self._members.judge(member, intervals, score)
 
     def _judged(self, member: Member, ranked: Quantiles) -> Decision:
@@ -209,14 +209,14 @@ class PopulationBasedTraining(TrialScheduler):
         return decision
 
     def _must_share(self, member: Member) -> bool:
-        """True if someone waits whose turn comes before this member's next."""
+        """Return True if a waiting member's turn comes before this member's next turn."""
         return self._more_to_come or any(
             other.paused is not None and other.time <= member.time for other in self._members.active()
         )
 
     @property
     def _more_to_come(self) -> bool:
-        """Of a search without end nobody waits to begin."""
+        """True if trials wait to begin; in a search without end no trial counts as waiting."""
         return (
             self.total_samples is not None and not self._no_more and len(self._members) < self.total_samples
         )
@@ -261,12 +261,12 @@ class PopulationBasedTraining(TrialScheduler):
         return donor.score > member.score or (self.tie == "random" and donor.score == member.score)
 
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
-        """Return the donor's configuration, changed for the receiver, and what was done to its values.
+        """Return the donor's configuration, changed for the receiver, and the operation on each value.
 
-        What a rule of the space forbids is explored again; if that goes on, the configuration stays.
+        A configuration that the space forbids is explored again, up to a limit; then it stays unchanged.
 
         Raises:
-            ConfigError: `custom_explore_fn` returns no configuration, or one outside what is declared.
+            ConfigError: `custom_explore_fn` returns no configuration, or a value outside its declared domain.
         """
         before = self._members[donor].config
         for _ in range(MOST_TRIES):
@@ -298,7 +298,7 @@ class PopulationBasedTraining(TrialScheduler):
         }
 
     def _signed(self, score: float | None) -> float | None:
-        """A score as the user reports it; None for one that doesn't count."""
+        """Return a score with the sign of the reports; None if it is missing or not finite."""
         if score is None or score == -math.inf:
             return None
         return -score if self.mode == "min" else score
@@ -308,7 +308,7 @@ class PopulationBasedTraining(TrialScheduler):
     def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
         if intervals < self._barrier.target:
             return CONTINUE
-        if member.trial_id not in self._barrier:  # else it failed as it waited, and comes again
+        if member.trial_id not in self._barrier:  # a member that failed while waiting arrives twice
             self.judge(member, intervals, score)
             self._barrier.arrive(member)
         self._members.pause(member)
@@ -319,11 +319,11 @@ class PopulationBasedTraining(TrialScheduler):
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
-        # Where the last to come is among the best and runs on at once, it is a donor all the same.
+        # The last arrival may be among the best: it saves, so that it can donate even if it resumes at once.
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
-        """Judge those that wait, once all are there; return the best of them."""
+        """Judge the waiting members once all have arrived; return the best of them."""
         if self._more_to_come or not self._barrier.all_came:
             return ()
         ranked = self._quantiles()
@@ -347,7 +347,7 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> str | None:
         if pending:
             return pending[0]
-        if new and self.total_samples is not None:  # of a search without end paused members would never go on
+        if new and self.total_samples is not None:  # in a search without end paused members would starve
             return None
         free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]
         first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)
@@ -386,7 +386,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._open_barrier_if_all_came()
 
 
-# --- words of its decisions --------------------------------------------------------------------------
+# --- wording of decisions ----------------------------------------------------------------------------
 
 
 words_of("barrier")("waits at {at:g} for all members, {arrived} of {members} are there".format_map)
