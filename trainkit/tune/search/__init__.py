@@ -1,6 +1,6 @@
-"""Searchers: which configuration is tried next.
+"""Searchers, which decide which configuration is tried next.
 
-Names are loaded when first used; they are in `__init__.pyi`.
+Names are loaded on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Base classes of searchers, and results that were evaluated elsewhere.
 
-A searcher is rebuilt by replaying what it suggested and what it was told, so it keeps no file. Suggestion n
-draws from a generator of its own, made from the seed and n: the number of results that were known when it was
-asked changes what a model proposes, never what chance gives.
+A searcher keeps no file: a restore rebuilds it by replaying its suggestions and the results that it received.
+Suggestion n draws from its own generator, made from the seed and n. So the number of known results can change
+what a model proposes, but not the random draws.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainkit.tune.space.search_space import Space
 
 
 class FinishedTrial(Protocol):
-    """A trial of another experiment, as a `Result` is one."""
+    """A trial of another experiment, for example a `Result`."""
 
     @property
     def config(self) -> Mapping[str, Any] | None: ...
@@ -50,17 +50,17 @@ class FinishedTrial(Protocol):
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One configuration and what it came to.
+    """One evaluated configuration and its result.
 
     Attributes:
         parameters: the configuration.
-        value: of the metric; None will do for one that failed or was stopped, and is then NaN.
-        error: it failed.
-        pruned: it was stopped early.
+        value: of the metric; None is accepted if `error` or `pruned`, and becomes NaN.
+        error: True if it failed.
+        pruned: True if it was stopped early.
         intermediate_values: of the metric, by iteration from 0.
 
     Raises:
-        ConfigError: the value is no number.
+        ConfigError: the value is not a number.
     """
 
     parameters: dict[str, Any]
@@ -81,10 +81,10 @@ class Evaluated:
 
 
 def evaluated_of(trials: Iterable[FinishedTrial], metric: str) -> list[Evaluated]:
-    """Return what trials of another experiment came to; those that never reported `metric` are left out.
+    """Return the results of another experiment's trials; trials that never reported `metric` are left out.
 
     Raises:
-        ConfigError: none reported it as a number.
+        ConfigError: no trial reported `metric` as a number.
     """
     found = []
     for trial in trials:
@@ -97,7 +97,7 @@ def evaluated_of(trials: Iterable[FinishedTrial], metric: str) -> list[Evaluated
 
 
 class FromExperiment(NamedTuple):
-    """What an experiment decides for its searcher."""
+    """The settings that a searcher receives from its experiment."""
 
     space: Space
     num_samples: int = 1
@@ -106,15 +106,15 @@ class FromExperiment(NamedTuple):
 
 
 class Searcher(ABC):
-    """Base of all searchers; extend it to bring your own.
+    """Base of all searchers; extend it to write your own.
 
-    A subclass need not call our constructor, and may have attributes of any name: an experiment reads the
-    properties of the class.
+    A subclass need not call this constructor, and may have attributes of any name: an experiment reads the
+    properties of this class.
 
-    `suggest` must be overridden, `on_trial_result` and `on_trial_complete` may be; `set_search_properties`
-    takes the search space where the searcher has none of its own. A restore calls them as they were called
-    before, so a searcher whose suggestions follow from its arguments, `self.seed` and what it is told goes
-    on as if nothing had happened.
+    `suggest` must be overridden; `on_trial_result` and `on_trial_complete` may be. `set_search_properties`
+    receives the search space for a searcher without its own. A restore repeats all of these calls. So a
+    searcher resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results
+    that it received.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's.
@@ -123,9 +123,9 @@ class Searcher(ABC):
 
     FINISHED: ClassVar[str] = "FINISHED"
     several: ClassVar[bool] = False
-    """True for searchers that take several objectives."""
+    """True for searchers that accept several objectives."""
     in_units: ClassVar[bool] = False
-    """True for searchers whose trials belong together, so that none can take the place of another."""
+    """True for searchers whose trials belong together, so that no trial can replace another."""
     _metric: str | None = None
     _mode: str | None = None
     _from_experiment = FromExperiment(Space.of(None))
@@ -142,29 +142,29 @@ class Searcher(ABC):
 
     @free
     def space(self) -> Space:
-        """The experiment's search space, once it has begun."""
+        """The experiment's search space, once the experiment has begun."""
         return self._from_experiment.space
 
     @free
     def num_samples(self) -> int:
-        """The TuneConfig's."""
+        """`num_samples` of the TuneConfig."""
         return self._from_experiment.num_samples
 
     @free
     def seed(self) -> int:
-        """Of the experiment."""
+        """Seed of the experiment."""
         return self._from_experiment.seed
 
     @free
     def objectives(self) -> tuple[Objective, ...]:
-        """Return the objectives if there are several; `metric` and `mode` are then None."""
+        """The objectives if there are several; `metric` and `mode` are then None."""
         return self._from_experiment.objectives
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
-        """Take several objectives, before `begin`.
+        """Receive several objectives, before `begin`.
 
         Raises:
-            ConfigError: it optimises one, or has others of its own.
+            ConfigError: the searcher optimises one objective, or has others of its own.
         """
         if not self.several:
             names = [each.metric for each in objectives]
@@ -185,18 +185,18 @@ class Searcher(ABC):
 
     @property
     def mode(self) -> str | None:
-        """Return "min" or "max"."""
+        """Direction of the search, "min" or "max"."""
         return self._mode
 
     @free
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments that make this searcher again; for searchers of trainkit."""
+        """The constructor's arguments that recreate this searcher; for searchers of trainkit."""
         return {}
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
     ) -> None:
-        """Take what the experiment decides; called once, before the first suggestion.
+        """Receive the experiment's settings; called once, before the first suggestion.
 
         Raises:
             ConfigError: the searcher can't search this space.
@@ -204,7 +204,7 @@ class Searcher(ABC):
         self._metric = self._metric or metric
         self._mode = self._mode or mode
         self._keep(space=space, num_samples=num_samples, seed=seed)
-        # Searchers of Ray 1.x know of no `spec`.
+        # Searchers written for Ray 1.x do not accept `spec`.
         spec = taken(self.set_search_properties, {"num_samples": num_samples, "seed": seed})
         if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
             space.axes or space.domains
@@ -220,13 +220,13 @@ class Searcher(ABC):
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any
     ) -> bool:
-        """Take the search space: called once, before the first suggestion; override it at will.
+        """Receive the search space; called once, before the first suggestion. Subclasses may override it.
 
         Args:
             metric: what to optimise: the searcher's own, or else the TuneConfig's.
-            mode: the same.
+            mode: "min" or "max": the searcher's own, or else the TuneConfig's.
             config: `param_space`, with domains such as `tune.uniform(0, 1)` in it; don't change it.
-            spec: `num_samples` and `seed`; more may come.
+            spec: `num_samples` and `seed`; later versions may add more.
 
         Returns:
             False if the searcher has a space already, so that `config` may hold constants only.
@@ -235,7 +235,7 @@ class Searcher(ABC):
 
     @free
     def total_samples(self) -> int | None:
-        """How many suggestions there will be at most; None: no end."""
+        """Upper limit of the number of suggestions; None: unlimited."""
         number = self._from_experiment.num_samples
         return None if number == -1 else number
 
@@ -246,107 +246,107 @@ class Searcher(ABC):
 
     @abstractmethod
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the next configuration; None: none before more results come; FINISHED: none any more."""
+        """Return the next configuration; None: wait for more results; FINISHED: no more will come."""
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """A trial has reported; the metric may be missing, or NaN."""
+        """Handle a report of a trial; the metric may be missing, or NaN."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended with this last report, or has failed for good."""
+        """Handle the end of a trial with this last report, or its final failure."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """The scheduler has judged the report that was told last, and had a reason; whatever it decided."""
+        """Handle the scheduler's decision, of any kind but with a reason, on the report just received."""
 
     def on_pause(self, trial_id: str) -> None:
-        """The scheduler has paused a trial, which may go on later."""
+        """Handle the pause of a trial by the scheduler; the trial may resume later."""
 
     def on_unpause(self, trial_id: str) -> None:
-        """A paused trial goes on."""
+        """Handle the resumption of a paused trial."""
 
     @free
     def hears_again(self) -> bool:
-        """True if a trial may end once more, as one that a restore goes on with does; False: not told."""
+        """True to be notified if a trial that a restore runs again ends once more."""
         return False
 
     # --- repetitions and replays ------------------------------------------------------------------
 
     def is_drawn(self, trial_id: str) -> bool:
-        """True if the suggestion just made was drawn, so that another will do where it was made before.
+        """Return True if the suggestion just made was drawn, so that a repeated one may be replaced.
 
-        False for what the user has asked for as it is: points, a grid.
+        Return False for what the user has asked for explicitly: points, a grid.
         """
         return True
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """The suggestion just made will not be run; `suggest` is called again, with another id.
+        """Handle the rejection of the suggestion just made; `suggest` is called again, with another id.
 
         Args:
-            trial_id: that it was made for.
-            result: last report of the trial that had the same configuration; None: there is none, or the
+            trial_id: id that the suggestion was made for.
+            result: last report of the trial that had the same configuration; None: no trial had it, or the
                 configuration is forbidden.
         """
         called(self).on_trial_complete(trial_id, result, error=result is None)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
-        """Configurations to try in place of suggestions for `trial_id` that were rejected again and again.
+        """Return configurations to try after repeated rejections of suggestions for `trial_id`.
 
-        They end where there are no others; None: it knows of none, and is asked for suggestions once more.
+        The iterator ends when no others exist. None: the searcher has none, and `suggest` is called again.
         """
         return None
 
     def take(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Take `config`, of the alternatives, for the suggestion that was made for `trial_id`.
+        """Use `config`, one of the alternatives, as the suggestion for `trial_id`.
 
         Returns:
-            False if the searcher can't.
+            False if the searcher can't use it.
         """
         return False
 
     def give_up(self, trial_id: str) -> bool:
-        """No suggestion for `trial_id` will do; return True if it is worth asking for one all the same."""
+        """Skip a place that no suggestion fits; return True if calling `suggest` again is worthwhile."""
         return False
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        """In a restore: be as after `suggest(trial_id)` had returned `config`, without the work.
+        """Reach, in a restore, the state after `suggest(trial_id)` returned `config`, without the work.
 
         Args:
             trial_id: of the trial.
-            config: that it has.
-            same_space: False: it was drawn from another space than `self.space`.
+            config: the trial's configuration.
+            same_space: False: the configuration comes from another space than `self.space`.
 
         Returns:
-            `config`, with the objects of which the store holds only the names; None: ask for it again.
+            `config`, with the objects that the store holds only by name; None: call `suggest` again.
         """
         if same_space:
             return None
-        self.suggest(trial_id)  # takes the place of the one that there was
+        self.suggest(trial_id)  # only advances the searcher: the suggestion is discarded
         return config
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """A trial runs with a configuration that a user has added: take it in as if it were a suggestion.
+        """Accept a trial with a configuration that a user has added, as if it were a suggestion.
 
         Returns:
-            False if the searcher can't; then it is told nothing of this trial.
+            False if the searcher can't; then it receives nothing about this trial.
         """
         return False
 
     def knows(self, config: dict[str, Any]) -> bool:
-        """Return True if a configuration that a user adds is one of the searcher's own space."""
+        """Return True if a configuration that a user adds belongs to the searcher's own space."""
         return True
 
     def resize(self, num_samples: int) -> None:
-        """Suggest so many from now on, counting those of before; -1: without end."""
+        """Change the number of samples, including those already suggested; -1: unlimited."""
         self._keep(num_samples=num_samples)
 
     def rehearsal(self) -> Searcher:
-        """A copy to be asked beforehand, which leaves no trace outside itself."""
+        """Return a copy that can be asked in advance, without effects outside of the copy."""
         return copy.deepcopy(self)
 
-    # --- what is known from elsewhere -------------------------------------------------------------
+    # --- results from elsewhere -------------------------------------------------------------------
 
     def add_evaluated_point(
         self,
@@ -356,48 +356,48 @@ class Searcher(ABC):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
-        """Tell of a configuration that was evaluated elsewhere; call it before the searcher is used.
+        """Add a configuration that was evaluated elsewhere; call it before the searcher is used.
 
         Args:
             parameters: the configuration.
             value: of the metric.
-            error: it failed.
-            pruned: it was stopped early.
+            error: True if it failed.
+            pruned: True if it was stopped early.
             intermediate_values: of the metric, by iteration from 0.
 
         Raises:
-            NotImplementedError: this searcher learns nothing.
+            NotImplementedError: this searcher does not learn.
         """
         raise NotImplementedError(f"{type(self).__name__} learns nothing from points evaluated elsewhere")
 
     def add_evaluated_trials(self, trials: Iterable[FinishedTrial], metric: str) -> None:
-        """Tell of the trials of another experiment: a `ResultGrid`, or a list of `Result`s.
+        """Add the trials of another experiment: a `ResultGrid`, or a list of `Result`s.
 
-        Those that never reported `metric` are left out.
+        Trials that never reported `metric` are left out.
 
         Raises:
-            ConfigError: none reported `metric` as a number.
-            NotImplementedError: this searcher learns nothing.
+            ConfigError: no trial reported `metric` as a number.
+            NotImplementedError: this searcher does not learn.
         """
         for each in evaluated_of(trials, metric):
             self.add_evaluated_point(each.parameters, each.value, error=each.error)
 
-    # --- files of the user's ----------------------------------------------------------------------
+    # --- files for the user -----------------------------------------------------------------------
 
     def save(self, checkpoint_path: str) -> None:
         """Write this object's state to a file.
 
-        A Tuner searches with a copy, so what an experiment has taught is not in this object: go on with
-        `Tuner.restore`, or hand its results to another searcher by `add_evaluated_trials`.
+        A Tuner searches with a copy, so this object does not learn from an experiment. To continue, use
+        `Tuner.restore`, or pass the results to another searcher by `add_evaluated_trials`.
         """
         Path(checkpoint_path).write_bytes(pickle.dumps(vars(self)))
 
     def restore(self, checkpoint_path: str) -> None:
-        """Read what `save` wrote; a pickle, so only from a file that you trust."""
+        """Read a file written by `save`. It is a pickle, so read only files that you trust."""
         vars(self).update(pickle.loads(Path(checkpoint_path).read_bytes()))
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        """Limit the trials at once, for a `ConcurrencyLimiter` around; False: the limiter does it itself."""
+        """Limit concurrent trials for an outer `ConcurrencyLimiter`; return False to leave that to it."""
         return False
 
 
@@ -405,11 +405,11 @@ _MEANT = frozenset(
     "metric mode set_search_properties suggest on_trial_result add_evaluated_point add_evaluated_trials save "
     "restore set_max_concurrency on_trial_decision on_pause on_unpause is_drawn".split()
 )
-"""Names of Ray's Searcher and of our documentation's, which mean the same in every subclass."""
+"""Names of Ray's Searcher and of the documented interface, which mean the same in every subclass."""
 
 
 class _Called:
-    """A searcher as an experiment calls it: names that mean something else in its class are left alone."""
+    """A searcher's interface for an experiment, which ignores unrelated attributes with the same names."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
@@ -429,7 +429,7 @@ class _Called:
         return {**vars(self), "_own": {}}  # properties can't be copied
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # a copy asks for these
+        if name.startswith("__"):  # `copy` looks these up
             raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)
@@ -442,7 +442,7 @@ class _Called:
 
 
 def called(searcher: Searcher) -> Searcher:
-    """Return a searcher as an experiment calls it, whatever else a subclass has under the same names."""
+    """Return a searcher's interface for an experiment; unrelated attributes of a subclass are ignored."""
     return cast("Searcher", _Called(searcher))
 
 
@@ -454,10 +454,10 @@ def called(searcher: Searcher) -> Searcher:
     "knows replay add_evaluated_point save restore",
 )
 class SearcherWrapper(Searcher):
-    """Base of searchers that hold another, as `searcher`.
+    """Base of searchers that wrap another searcher.
 
     Raises:
-        ConfigError: it is not a searcher.
+        ConfigError: `searcher` is not a searcher.
     """
 
     def __init__(self, searcher: Searcher) -> None:

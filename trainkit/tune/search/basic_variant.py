@@ -17,7 +17,7 @@ from trainkit.tune.space.search_space import Path, Space
 from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
-"""Draws for a whole grid before it counts as used up."""
+"""Number of draws for a whole grid before the space counts as used up."""
 
 
 class BasicVariantGenerator(Searcher):
@@ -25,9 +25,9 @@ class BasicVariantGenerator(Searcher):
 
     Args:
         points_to_evaluate: configurations, or parts of them, to try first; each counts as one of
-            `num_samples`, and what it leaves open is drawn, or tried in all combinations of the grid.
-        max_concurrent: trials at once; 0: as many as fit.
-        constant_grid_search: True draws once for all combinations of the grid, instead of for each.
+            `num_samples`. Missing values are drawn, or tried in all combinations of the grid.
+        max_concurrent: number of concurrent trials; 0: as many as fit.
+        constant_grid_search: True draws once for all combinations of the grid, instead of once for each.
         random_state: seed for the draws; None: the TuneConfig's.
 
     Raises:
@@ -51,18 +51,18 @@ class BasicVariantGenerator(Searcher):
         self.random_state = checked_seed("random_state", random_state)
         self._presets: list[dict[Path, Any]] = []
         self._combinations = 1
-        """Of the grid."""
+        """Number of combinations of the grid."""
         self._next = 0
         self._draw = -1
         self._redraws = 0
-        """How often what was drawn for draw `_draw` was rejected."""
+        """Number of rejected attempts at draw `_draw`."""
         self._drawn = False
         self._spent: set[int] = set()
-        """Combinations of the grid with which every draw was tried."""
+        """Combinations of the grid for which every draw was tried."""
         self._covered: Counter[int] = Counter()
-        """How often a restore has found each combination of the grid among the trials of before."""
+        """Number of earlier trials, found by a restore, for each combination of the grid."""
         self._foreign = 0
-        """Trials of before that are none of the grid's, after a change of the space."""
+        """Number of earlier trials that do not belong to the grid, after a change of the space."""
         self._ranks: dict[bytes, int] | None = None
         self._live: set[str] = set()
 
@@ -86,7 +86,7 @@ class BasicVariantGenerator(Searcher):
         self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
-        # Where the configurations of each point begin, and after the last, where the free ones do.
+        # Start index of each point's configurations; the last entry is the start of the free ones.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
     @property
@@ -113,7 +113,7 @@ class BasicVariantGenerator(Searcher):
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
-        # Of a constant draw, later combinations take it as it is.
+        # With a constant draw, only the first combination draws; the others reuse its values.
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
@@ -129,7 +129,7 @@ class BasicVariantGenerator(Searcher):
         self._redraws += 1
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        if self.constant_grid_search:  # what is taken must be drawn again for the other combinations
+        if self.constant_grid_search:  # the other combinations must be able to repeat the draw
             for _ in range(CONSTANT_DRAWS):
                 self._redraws += 1
                 yield self.configuration(self._next, self._redraws)
@@ -146,7 +146,7 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # A constant draw is made again for the rest of its grid, so how often it was redrawn must be known.
+        # The rest of a grid repeats its constant draw, so the number of redraws must be known.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
@@ -157,19 +157,19 @@ class BasicVariantGenerator(Searcher):
         return config
 
     def _cover(self, config: dict[str, Any]) -> None:
-        """Count `config` for its combination of the grid, wherever that now stands in the order."""
+        """Count `config` for its combination of the grid, wherever that now is in the order."""
         if self._ranks is None:
             sizes = range(self.space.grid_size())
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
         try:
             values = self.space.choices(config)
-        except SpaceError:  # of another space, before a restore
+        except SpaceError:  # the configuration comes from another space, before a restore
             self._foreign += 1
             return
         named = zip(self.space.by_path, self.space.parameters, strict=True)
         chosen = {path: values[each.name] for path, each in named if each.name in values}
         rank = self._ranks.get(self._axes_of(chosen))
-        if rank is None:  # forbidden by now
+        if rank is None:  # the combination is forbidden by now
             self._foreign += 1
         else:
             self._covered[rank] += 1
@@ -190,13 +190,13 @@ class BasicVariantGenerator(Searcher):
         self._live.discard(trial_id)
 
     def configuration(self, index: int, redraw: int = 0) -> dict[str, Any]:
-        """Return suggestion `index`; it depends on the space, the points, the seed and the two alone."""
+        """Return suggestion `index`; it depends only on the arguments, the space, the points and the seed."""
         sample, combination, preset = self._place(index)
         rng = suggestion_generator(self.seed, sample if self.constant_grid_search else index, redraw)
         return self.space.configuration(combination, rng, preset)
 
     def _place(self, index: int) -> tuple[int, int, dict[Path, Any]]:
-        """Of suggestion `index`: which sample, which combination of its grid, and what is given."""
+        """Return sample, combination of the grid and preset values of suggestion `index`."""
         for sample, preset in enumerate(self._presets):
             if index < self._starts[sample + 1]:
                 return sample, index - self._starts[sample], preset
@@ -211,5 +211,5 @@ class BasicVariantGenerator(Searcher):
             if combination not in self._spent:
                 if combination not in self._covered:
                     return
-                self._covered -= Counter([combination])  # drops what has come to nought
+                self._covered -= Counter([combination])  # also removes counts that reach 0
             self._next += 1

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, float]
-"""Of a configuration in the model, by coordinate; most parameters have one."""
+"""Position of a configuration in the model, by coordinate; most parameters have one coordinate."""
 
 
 def space_of(space: Any) -> Space:
-    """The user's own: bounds by name, or domains.
+    """Return the space of a user's bounds by name, or domains.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `space` is neither.
     """
     require(
         isinstance(space, Mapping) and bool(space),
@@ -55,19 +55,19 @@ def space_of(space: Any) -> Space:
     return Space.of(nested(tree))
 
 
-# The model is told of the place where a value itself is, also of one that was rounded to.
+# The model receives the position of the actual value, also after rounding.
 # Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
 # Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
 
 class Coordinates:
-    """One parameter in the model.
+    """The coordinates of one parameter in the model.
 
-    A real number is a coordinate by itself, or by its logarithm where its domain is logarithmic. Steps are
-    between 0 and 1, and rounded to. A list has a coordinate for each value, of which the largest counts.
+    A real number is one coordinate, or its logarithm if the domain is logarithmic. Steps lie between 0 and
+    1, and positions are rounded to them. A list has a coordinate for each value; the largest one wins.
 
     Attributes:
-        bounds: between which the model looks, by coordinate.
+        bounds: search range of each coordinate.
     """
 
     def __init__(self, name: str, domain: Domain) -> None:
@@ -85,7 +85,7 @@ class Coordinates:
             self.bounds = {name: (math.log(low), math.log(high)) if self.code.log else (low, high)}
 
     def encode(self, value: Any) -> Place:
-        """Return where a value of the domain is."""
+        """Return the position of a value of the domain."""
         code = self.code
         if isinstance(code, ChoiceCode):
             chosen = code.encode(value)
@@ -98,7 +98,7 @@ class Coordinates:
         return {self._name: min(max(number, low), high)}
 
     def decode(self, place: Place) -> Any:
-        """Return the value at a place, inside the domain."""
+        """Return the value at a position, inside the domain."""
         code = self.code
         if isinstance(code, ChoiceCode):
             numbers = [place[each] for each in self.bounds]
@@ -110,10 +110,10 @@ class Coordinates:
 
 
 class Box(Declared[Coordinates]):
-    """Parameters between bounds and in lists, which all configurations have.
+    """A space of bounded parameters and lists, which every configuration has.
 
     Raises:
-        ConfigError: one has no bounds, or depends on another.
+        ConfigError: a parameter has no bounds, or depends on another.
     """
 
     def __init__(self, space: Space, *, own: bool) -> None:
@@ -127,14 +127,14 @@ class Box(Declared[Coordinates]):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """Of the model, by coordinate."""
+        """Search ranges of the model, by coordinate."""
         return {name: each for code in self.codes.values() for name, each in code.bounds.items()}
 
     def encoded(self, values: Mapping[str, Any]) -> Place:
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
     def mark(self, place: Place, digits: int) -> list[list[float]]:
-        """Return what tells a place from others: steps exactly, as many lie close, else `digits`."""
+        """Return a key that identifies a position: close steps by their values, others to `digits`."""
         return [
             [code.decode(place)]
             if isinstance(code.code, StepCode)
@@ -144,10 +144,10 @@ class Box(Declared[Coordinates]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # as it is: the exponential of a logarithm may be another
+        return self.declared.point(point), open_  # unencoded: exp(log(x)) may differ from x
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """The configuration at a place of the model, with what is fixed; `sample_from` draws from `rng`."""
+        """Return the configuration at a position, with `fixed` values; `sample_from` draws from `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place)
@@ -160,38 +160,38 @@ _KINDS = ("ucb", "ei", "poi")
 
 
 class _AllTried(str):
-    """`Searcher.FINISHED`, with the end of a sentence on what would make it go on."""
+    """`Searcher.FINISHED`, with the end of a message that says how to continue the search."""
 
     __slots__ = ()
     how_to_repeat = " that was not tried; its skip_duplicate=False tries some again"
 
 
 class BayesOptSearch(RefittedSearcher[Box]):
-    """Suggest configurations by the package bayesian-optimization.
+    """Search with the package bayesian-optimization.
 
-    Its model is a Gaussian process with a Matern 5/2 kernel, over real numbers: of a logarithmic domain the
-    logarithms, whole numbers and steps are rounded to, and of a choice each value has a coordinate, of which
-    the largest counts. Suggestion n draws with a generator that is made from the seed and
-    n, from a model of all that is known then; trials that run count as the worst so far. NaN, infinite and
-    failed results are left out. Trials that a scheduler has stopped or paused count by their last report.
+    Its model is a Gaussian process with a Matern 5/2 kernel over real numbers. A logarithmic domain enters as
+    logarithms, whole numbers and steps are rounded, and a choice has a coordinate for each value, of which
+    the largest wins. Suggestion n draws with a generator made from the seed and n, from a model of all
+    results known then. Running trials count as the worst result so far. NaN, infinite and failed results are
+    left out. Trials that a scheduler has stopped or paused count by their last report.
 
     Args:
         space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.
             With a space here, `param_space` may only hold constants, which every configuration gets.
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        utility_kwargs: of the acquisition function: `kind`, "ucb", "ei" or "poi"; `kappa` standard deviations
-            for the first, which shrink by `kappa_decay` with each suggestion after `kappa_decay_delay` of
-            them; `xi`, the least improvement, for the others.
+        utility_kwargs: of the acquisition function: `kind`, "ucb", "ei" or "poi"; `kappa`, the number of
+            standard deviations for "ucb", multiplied by `kappa_decay` with each suggestion after
+            `kappa_decay_delay` of them; `xi`, the least improvement, for "ei" and "poi".
         random_state: seed for the draws; None: the TuneConfig's.
-        random_search_steps: suggestions that are drawn at random before the first of the model.
-        verbose: 0 for silence; the package prints what it learns otherwise.
-        patience: draws in a row that were tried before, after which the search ends.
-        skip_duplicate: False tries a configuration again where it is suggested again.
+        random_search_steps: number of random suggestions before the model's first suggestion.
+        verbose: 0 for silence; otherwise the package prints its progress.
+        patience: number of repeated draws in a row after which the search ends.
+        skip_duplicate: False tries a configuration again if it is suggested again.
         analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
-        repeat_float_precision: digits after the point by which real numbers are told apart, or logarithms of
-            a logarithmic domain's.
+        repeat_float_precision: digits after the point that distinguish real numbers, or the logarithms of a
+            logarithmic domain.
 
     Raises:
         MissingDependencyError: bayesian-optimization is not installed.
@@ -260,12 +260,12 @@ class BayesOptSearch(RefittedSearcher[Box]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any] | str:
         form, given = self.form, fixed or {}
-        # What the model suggests again it may do for ever: it has found the best, as far as it can see.
+        # A model that repeats a suggestion may repeat it forever, because it believes to have found the best.
         for again in range(self._patience):
             redraw = self._redraws * self._patience + again
             rng = suggestion_generator(self._base, self._number, redraw)
             config = form.configuration(self._asked(redraw), given, rng)
-            place = form.encoded(form.choices(config))  # as a restore will find it
+            place = form.encoded(form.choices(config))  # the encoding that a restore will compute
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
@@ -274,7 +274,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
         return _AllTried(self.FINISHED)
 
     def _untried(self, trial_id: str) -> dict[str, Any] | str:
-        """One of the configurations that are left of finitely many."""
+        """Return an untried configuration of a finite space."""
         for config in self.alternatives(trial_id):
             place = self.form.known_by(config)
             if place is not None and not self._was_tried(place):
@@ -283,7 +283,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
         return _AllTried(self.FINISHED)
 
     def _asked(self, redraw: int) -> Place:
-        """The place of a suggestion, by the package; of a new model each time, so nothing is carried over."""
+        """Return the package's suggestion; its model is rebuilt each time, so no state is carried over."""
         if not self.form.bounds:
             return {}
         module, n = self._load(), self._number
@@ -305,14 +305,14 @@ class BayesOptSearch(RefittedSearcher[Box]):
         )
         told = self._losses()
         if n >= self._random_search_steps and told:
-            # The package prints each place that comes twice, however silent it was asked to be.
+            # The package prints repeated positions even with verbose=0.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
-            # Of small matrices: more threads take the CPUs of the trials, and are slower.
+            # The matrices are small: more threads would be slower and take CPUs from the trials.
             with silence, warnings.catch_warnings(), threadpool_limits(1):
-                warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
+                warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():
-                    if loss is None:  # it runs: as if nothing good were there, so that others go elsewhere
+                    if loss is None:  # a running trial counts as worst, so that others go elsewhere
                         model.register(place, -worst)
                     elif not math.isnan(loss):
                         model.register(place, -loss)

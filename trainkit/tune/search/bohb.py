@@ -1,4 +1,4 @@
-"""BOHB's searcher, and the results of the trials by budget, of which its models are made."""
+"""BOHB's searcher, and the results of trials by budget that its models use."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from trainkit.tune.search.bohb_model import Column, Floats
 
 Enough = Callable[[int, int], bool]
-"""Says of a number of observations, and of finite ones, if they make a model."""
+"""Returns True if so many observations, and so many finite ones, are enough for a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The loss of a trial: less is better, infinite is worst."""
+    """The loss of a trial: smaller is better, infinite is worst."""
 
     trial_id: str
     loss: float
 
 
 def budget_of(reason: Mapping[str, Any]) -> float | None:
-    """The budget at which a scheduler has judged, from its reason; None: it was at none.
+    """Return the budget of a scheduler's decision from its reason; None: the reason has no budget.
 
-    The index of the level among those of all brackets where the scheduler gives it, otherwise the level.
+    This is the level's index among the levels of all brackets if the reason has it, otherwise the level.
     """
     for name in ("budget", "rung", "max_t"):
         if name in reason:
@@ -48,27 +48,27 @@ def budget_of(reason: Mapping[str, Any]) -> float | None:
 
 
 class Observations:
-    """Collects losses by budget.
+    """A collection of losses by budget.
 
-    Trials that a scheduler judges are observed where it judges them. Where it judges none, as FIFO, a trial
-    is observed at its end, with its last training iteration for a budget: these are compared with all that
-    were trained at least as long. A trial that has failed counts as worst on every budget that it has not
-    reached; a configuration evaluated elsewhere as one of the largest.
+    A trial is observed at each budget where a scheduler judges it. If the scheduler judges no trial, as FIFO,
+    each trial is observed at its end, with its last training iteration as the budget, and is compared with
+    all trials that were trained at least as long. A failed trial counts as worst on every budget that it has
+    not reached. A configuration evaluated elsewhere counts on the largest budget.
     """
 
     def __init__(self) -> None:
         self._judged: dict[float, dict[str, float]] = {}
         self._furthest: dict[str, float] = {}
-        """By trial the largest budget at which it was judged."""
+        """Largest budget at which each trial was judged."""
         self._ended: dict[str, tuple[float, float]] = {}
-        """By trial that has ended: its iteration, and its loss."""
+        """Iteration and loss of each trial that has ended."""
         self._failed: dict[str, None] = {}
         self._evaluated: dict[str, float] = {}
         self.version = 0
         """Grows with every change."""
 
     def judge(self, trial_id: str, budget: float, loss: float) -> None:
-        """A trial was judged at a budget; a second time at the same one is none."""
+        """Record a trial's loss at a budget, unless it already has one there."""
         losses = self._judged.setdefault(budget, {})
         if trial_id not in losses:
             losses[trial_id] = loss
@@ -76,31 +76,31 @@ class Observations:
             self.version += 1
 
     def end(self, trial_id: str, iteration: float, loss: float) -> None:
-        """A trial has ended with this loss; one that went on since it last ended has ended here only."""
+        """Record the end of a trial with this loss; it replaces an earlier end of the trial."""
         if self._ended.get(trial_id) != (iteration, loss):
             self._ended[trial_id] = (iteration, loss)
             self.version += 1
         self.go_on(trial_id)
 
     def fail(self, trial_id: str) -> None:
-        """A trial has failed for good."""
+        """Record a trial's final failure."""
         if trial_id not in self._failed:
             self._failed[trial_id] = None
             self.version += 1
 
     def go_on(self, trial_id: str) -> None:
-        """A trial that had failed has reported once more: it had not failed for good."""
+        """Cancel the failure of a trial that has reported again."""
         if trial_id in self._failed:
             del self._failed[trial_id]
             self.version += 1
 
     def evaluate(self, trial_id: str, loss: float) -> None:
-        """A configuration was evaluated elsewhere, in full."""
+        """Record a configuration that was evaluated elsewhere with the full budget."""
         self._evaluated[trial_id] = loss
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """The observations on the largest budget that has enough of them, as they arrived; None: none has."""
+        """Return the observations on the largest budget with enough, in order of arrival; None: none has."""
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}
@@ -113,7 +113,7 @@ class Observations:
         return None if budgets else self._ended_basis(enough)
 
     def _ended_basis(self, enough: Enough) -> list[Observation] | None:
-        """The longest trained, and as many of the others as it takes, the longer trained first."""
+        """Return the observations of the longest trained trials, as many as a model needs."""
         losses = self._evaluated | dict.fromkeys(self._failed, math.inf)
         number, finite = _counts(losses)
         ended = {each: end for each, end in self._ended.items() if each not in losses}
@@ -133,16 +133,16 @@ def _counts(losses: Mapping[str, float]) -> tuple[int, int]:
 
 
 class Knowledge:
-    """Makes a model when it is asked for one, and not before: a replay asks for none.
+    """The model of the current observations, which is built only on request: a replay never needs it.
 
     Args:
         columns: of the space.
-        config: numbers of the model.
-        seed: for what replaces parameters that are not active.
+        config: the model's numbers.
+        seed: for draws that replace inactive parameters.
         observations: of the trials.
 
     Attributes:
-        rows: of configurations, by trial.
+        rows: encoded configuration of each trial.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class Knowledge:
         self._config = config
         self._seed = seed
         self._made: tuple[int, Model | None] = (-1, None)
-        """The last model, and of which version of the observations."""
+        """The last model, and the version of the observations that it was built from."""
 
     def model(self) -> Model | None:
-        """The model of the largest budget that has enough observations; None: none has."""
+        """Return the model of the largest budget with enough observations; None: no budget has enough."""
         version, model = self._made
         if version != self._observations.version:
             model = self._model()
@@ -176,23 +176,23 @@ class Knowledge:
         if sizes is None:
             return None
         rows = np.stack([self.rows[each.trial_id] for each in found])
-        # From how much is known, not from the suggestion: the next one after a restore has the same model.
+        # Seeded by the number of observations, not of suggestions: a restore rebuilds the same model.
         rng = model_generator(self._seed, len(losses))
         return Model(rows, losses, self._columns, config, sizes, rng)
 
 
 class TuneBOHB(ModelBasedSearcher[Encoding]):
-    """Suggest configurations by BOHB's model, from what trials came to on the largest budget known enough.
+    """Search with BOHB's model, built from the results on the largest budget with enough of them.
 
-    With probability 1/3 a configuration is random. Otherwise the observations of the largest budget that has
-    at least d + 3, for d parameters, are split into the best 15 %, d + 1 at least, and the others. A kernel
-    density is put over either part, and of 64 candidates near good configurations the one is suggested whose
-    densities have the largest ratio of good to bad.
+    With probability 1/3 a configuration is random. Otherwise the model takes the largest budget that has
+    at least d + 3 observations, for d parameters. It splits them into the best 15 %, at least d + 1, and the
+    others, and estimates a kernel density for either part. It suggests the one of 64 candidates near good
+    configurations with the largest ratio of good to bad density.
 
-    A budget is a level at which the scheduler judges trials; every such result counts once, whatever is
-    decided on the trial. `HyperBandForBOHB` is made for it, `ASHAScheduler` serves too. Where the scheduler
-    judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and failures are worst
-    of all.
+    A budget is a level at which the scheduler judges trials. Every result at a level counts once, whatever
+    the decision on the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also works. If
+    the scheduler judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and
+    failures are worst.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.
@@ -200,16 +200,16 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     Args:
         space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only
             hold constants, which every configuration gets.
-        bohb_config: numbers of the model, by HpBandSter's names: `min_points_in_model` (None, d + 1),
+        bohb_config: the model's numbers, by HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
-            `min_bandwidth` (0.05, where HpBandSter has 1e-3, with which a search narrows too early); and
+            `min_bandwidth` (0.05; HpBandSter has 1e-3, which narrows a search too early); and
             `split`, "paper" or "hpbandster".
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`, and
-            what they leave open is drawn.
+            missing values are drawn.
         seed: None: the TuneConfig's.
-        max_concurrent: trials at once, paused ones not counted; 0: as many as fit.
+        max_concurrent: number of concurrent trials, paused ones not counted; 0: as many as fit.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -247,7 +247,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         return Encoding(Space.of(space) if own else space, own=own)
 
     def _begin_model(self, form: Encoding) -> None:
-        # Trials that are none of the space have no row in it, and nothing to tell about it.
+        # Trials outside of the space have no row, so their results are not used.
         self._observations = Observations()
         self._known = Knowledge(form.columns, self._config, self._base, self._observations)
 
@@ -280,7 +280,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # What is known of the configuration is known by the trial that had it.
+        # The trial that already had this configuration also has its result.
         del self._known.rows[trial_id]
         self._running.discard(trial_id)
 
@@ -289,7 +289,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     ) -> dict[str, Any] | None:
         replayed = super().replay(trial_id, config, same_space=same_space)
         if replayed is not None:
-            self._running.add(trial_id)  # one of another space too
+            self._running.add(trial_id)  # also for a trial from another space
         return replayed
 
     # --- results ----------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
             self._observations.end(trial_id, time, loss)
 
     def _loss(self, result: Mapping[str, Any]) -> float | None:
-        """Less is better; NaN and infinities of either sign are worst; None: the metric is missing."""
+        """Return the loss, smaller is better: infinite for NaN and infinities, None for a missing metric."""
         value = lookup(result, self.metric or "")
         return -score_of(value, self.mode) if is_number(value) else None
 
@@ -327,10 +327,10 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        self._max_concurrent = 0  # the one around limits instead, as in Ray
+        self._max_concurrent = 0  # the outer limiter limits instead, as in Ray
         return False
 
-    # --- what is known from elsewhere -------------------------------------------------------------
+    # --- results from elsewhere -------------------------------------------------------------------
 
     def _learn(self, name: str, known: Floats, evaluated: Evaluated) -> None:
         value = math.nan if evaluated.error or evaluated.pruned else evaluated.value

@@ -1,12 +1,12 @@
 """Kernel densities of good and bad configurations: BOHB's model of one budget, and its encoding.
 
-Each row is the centre of a product of kernels, one a column: for a number a normal distribution, truncated
-to the column's bounds and normalised there; for a category the kernel of Aitchison and Aitken, which keeps
-the category with probability 1 - h and takes each of the c - 1 others with h / (c - 1).
+Each row is the centre of a product of kernels, one kernel per column. The kernel of a number is a normal
+distribution, truncated to the column's bounds and normalised there. The kernel of a category, by Aitchison
+and Aitken, keeps the category with probability 1 - h and takes each of the c - 1 others with h / (c - 1).
 
-Bandwidths are the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), as BOHB takes them from
-statsmodels. The labels of categories mean nothing, so the spread of a category with shares p is
-sqrt((1 - sum(p**2)) / 2), which is the standard deviation of the labels 0 and 1 for two categories.
+Bandwidths follow the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), which BOHB takes from
+statsmodels. Labels of categories have no order, so the spread of a category with shares p is
+sqrt((1 - sum(p**2)) / 2). For two categories this is the standard deviation of the labels 0 and 1.
 
 Sources: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018,
 arXiv:1807.01774, Algorithm 2; Aitchison, Aitken, "Multivariate binary discrimination by the kernel method",
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 Floats: TypeAlias = "NDArray[np.float64]"
 
 FAR = 9.0
-"""Standard deviations beyond which nothing of a normal distribution is left in double precision."""
+"""Number of standard deviations beyond which a normal distribution is 0 in double precision."""
 
 _NORMAL = NormalDist()
 _CLOSEST = 2.0**-53
-"""To 0 and to 1, of what a normal distribution is asked for the quantile of."""
+"""Smallest distance to 0 and to 1 of a probability whose normal quantile is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One dimension.
+    """One dimension of the encoding.
 
     Attributes:
-        categories: how many; values are their indices, from 0. None: values are numbers.
-        lower: bound of the numbers; may be infinite.
-        upper: the same.
+        categories: number of categories; values are their indices, from 0. None: values are numbers.
+        lower: lower bound of the numbers; may be infinite.
+        upper: upper bound of the numbers; may be infinite.
     """
 
     categories: int | None = None
@@ -66,15 +66,15 @@ class Column:
 
 
 def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> Floats:
-    """One bandwidth a column.
+    """Return one bandwidth per column.
 
     Args:
         data: rows, of shape (n, d).
-        columns: d of them.
-        least: no bandwidth is smaller.
+        columns: the d columns.
+        least: smallest bandwidth.
 
     Returns:
-        Of shape (d,); for c categories at most (c - 1) / c, where the kernel no longer tells them apart.
+        Of shape (d,). For c categories at most (c - 1) / c, where the kernel no longer distinguishes them.
     """
     number, dimensions = data.shape
     scale = 1.06 * float(number) ** (-1.0 / (4 + dimensions))
@@ -89,12 +89,12 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
 
 
 class KernelDensity:
-    """The density with a kernel at each row.
+    """A density with a kernel at each row.
 
     Args:
         data: rows without NaN, of shape (n, d), n at least 1.
-        columns: d of them.
-        least: no bandwidth is smaller; above 0.
+        columns: the d columns.
+        least: smallest bandwidth; above 0.
 
     Attributes:
         bandwidths: of shape (d,).
@@ -106,7 +106,7 @@ class KernelDensity:
         self.bandwidths = bandwidths(data, columns, least)
         self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
         self._scaled = self._in_widths(data)
-        # Of every kernel what does not depend on where it is asked for: what it is divided by, its square.
+        # Parts of each kernel's logarithm that do not depend on the point: its square and its normalisation.
         self._logs = -0.5 * (self._scaled**2).sum(axis=1)
         for place in self._numeric:
             width = self.bandwidths[place]
@@ -114,7 +114,7 @@ class KernelDensity:
             self._logs -= np.log((above - below) * width * math.sqrt(2 * math.pi))
 
     def _in_widths(self, rows: Floats) -> Floats:
-        """The numbers of `rows` from the middle of the data, in bandwidths."""
+        """Return the numbers of `rows` as distances from the mean of the data, in bandwidths."""
         if not self._numeric:
             return np.zeros((len(rows), 0))
         middle = self._data[:, self._numeric].mean(axis=0)
@@ -122,8 +122,8 @@ class KernelDensity:
         return scaled
 
     def pdf(self, points: Floats) -> Floats:
-        """The density at each of `points`, of shape (m, d), which are inside the bounds."""
-        # The square of a difference by its parts, as one product of matrices: ten times as fast.
+        """Return the density at each of `points`, of shape (m, d), which must be inside the bounds."""
+        # Expanding the squared difference gives one matrix product, which is ten times as fast.
         scaled = self._in_widths(points)
         logs = scaled @ self._scaled.T + self._logs - 0.5 * (scaled**2).sum(axis=1)[:, None]
         for place, column in enumerate(self._columns):
@@ -139,10 +139,10 @@ class KernelDensity:
         """Draw rows near rows of the data.
 
         Args:
-            rng: all randomness.
-            number: of rows.
-            factor: times which the bandwidths of numbers are taken. Those of categories stay: they keep
-                theirs with probability 1 - h, and otherwise get any of all.
+            rng: source of all randomness.
+            number: number of rows.
+            factor: factor on the bandwidths of numbers. The bandwidths of categories stay: a category is
+                kept with probability 1 - h, and otherwise drawn uniformly from all.
         """
         drawn = self._data[rng.integers(len(self._data), size=number)]
         for place, column in enumerate(self._columns):
@@ -157,7 +157,7 @@ class KernelDensity:
 
 
 def _near(centres: Floats, column: Column, width: float, rng: Generator) -> Floats:
-    """One draw from the truncated normal distribution around each of `centres`."""
+    """Return one draw from the truncated normal distribution around each of `centres`."""
     below, above = _cut_off(centres, column, width)
     shares = below + (above - below) * rng.random(len(centres))
     shares = np.clip(shares, _CLOSEST, 1 - _CLOSEST)
@@ -166,12 +166,12 @@ def _near(centres: Floats, column: Column, width: float, rng: Generator) -> Floa
 
 
 def _cut_off(centres: Floats, column: Column, width: float) -> tuple[Any, Any]:
-    """The shares of the normal distributions around `centres` below the lower and below the upper bound."""
+    """Return the probabilities below the lower and below the upper bound, of normals around `centres`."""
     return _shares_below((column.lower - centres) / width), _shares_below((column.upper - centres) / width)
 
 
 def _shares_below(steps: Floats) -> Floats:
-    """The normal distribution function; NumPy has none."""
+    """Return the normal distribution function of `steps`, which NumPy lacks."""
     shares = (steps > 0).astype(float)
     near = np.abs(steps) < FAR
     arguments = (steps[near] / -math.sqrt(2)).tolist()
@@ -180,26 +180,26 @@ def _shares_below(steps: Floats) -> Floats:
 
 
 LEAST_DENSITY = 1e-32
-"""No density counts as smaller, so that their ratio is a number."""
+"""Lower limit of a density, so that a ratio of densities is finite."""
 
 
 @dataclass(frozen=True)
 class BOHBConfig:
-    """Options of `bohb_config`; the names are HpBandSter's, the defaults the paper's but one.
+    """Options of `bohb_config`: HpBandSter's names, and the paper's defaults except for `min_bandwidth`.
 
     Attributes:
-        min_points_in_model: the least number of good configurations, and of bad ones; None, and anything
-            less: d + 1 for d parameters, as fewer say nothing of d dimensions.
-        top_n_percent: share of the observations that are good, above 0 and below 100.
-        num_samples: candidates of which the best is suggested.
+        min_points_in_model: least number of good configurations, and of bad ones. None and smaller numbers
+            mean d + 1 for d parameters, because fewer points do not determine d dimensions.
+        top_n_percent: percentage of good observations, above 0 and below 100.
+        num_samples: number of candidates, of which the best is suggested.
         random_fraction: probability of a random configuration instead, from 0 to 1.
-        bandwidth_factor: times the bandwidth that candidates of numbers are spread around good ones.
-        min_bandwidth: no bandwidth is smaller, where the whole range of a parameter is 1. HpBandSter's is
+        bandwidth_factor: factor on the bandwidth for candidates of numbers around good ones.
+        min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter's is
             1e-3: once the few best configurations are close together, so are the candidates around them, and
-            a search stays where it happens to be. With 0.05 most of what
-            was measured came out better; a long search for a narrow optimum needs less (docs/tuning/bohb.md).
-        split: "paper": good and bad overlap where there are few, so the first model needs d + 3 observations.
-            "hpbandster": they don't, so it needs 2 (d + 1).
+            the search stays there. With 0.05 most measurements came out better; a long search for a narrow
+            optimum needs less (docs/tuning/bohb.md).
+        split: "paper": few observations may be both good and bad, so the first model needs d + 3 of them.
+            "hpbandster": the parts don't overlap, so the first model needs 2 (d + 1).
     """
 
     min_points_in_model: int | None = None
@@ -225,10 +225,10 @@ class BOHBConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> BOHBConfig:
-        """Check what a user gives.
+        """Check a user's `bohb_config`.
 
         Raises:
-            ConfigError: it is no dictionary, has a name that there is not, or a value out of range.
+            ConfigError: it is not a dictionary, has an unknown name, or a value out of range.
         """
         names = [each.name for each in fields(cls)]
         if given is not None and not (isinstance(given, Mapping) and set(given) <= set(names)):
@@ -236,14 +236,14 @@ class BOHBConfig:
         return cls(**dict(given or {}))
 
     def least(self, dimensions: int) -> int:
-        """N_min: how many good configurations a model has at least."""
+        """Return N_min, the least number of good configurations in a model."""
         return max(self.min_points_in_model or 0, dimensions + 1)
 
     def split_sizes(self, number: int, finite: int, dimensions: int) -> tuple[int, int] | None:
-        """How many observations are good and how many bad, of `number`, `finite` of which are numbers.
+        """Return the numbers of good and bad observations among `number`; `finite` have a finite loss.
 
-        None: there are too few for a model. Observations without a finite loss count for the share that is
-        good, but are never good themselves.
+        None: too few for a model. Observations without a finite loss count for the percentage of good ones,
+        but are never good themselves.
         """
         least = self.least(dimensions)
         good = min(finite, max(least, math.floor(self.top_n_percent * number / 100)))
@@ -254,15 +254,15 @@ class BOHBConfig:
 
 
 class Model:
-    """The two densities.
+    """The densities of good and of bad configurations.
 
     Args:
-        rows: the configurations, of shape (n, d); NaN where a parameter is not active.
-        losses: of each; less is better, infinite is worst; equal ones rank as they arrived.
-        columns: d of them.
-        config: numbers.
-        sizes: of the good and the bad part, by `BOHBConfig.split_sizes`.
-        rng: for what replaces inactive parameters.
+        rows: the configurations, of shape (n, d); NaN for inactive parameters.
+        losses: loss of each; smaller is better, infinite is worst; equal losses rank in order of arrival.
+        columns: the d columns.
+        config: the model's numbers.
+        sizes: sizes of the good and the bad part, from `BOHBConfig.split_sizes`.
+        rng: for draws that replace inactive parameters.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Model:
         return self.good.sample(rng, self._config.num_samples, self._config.bandwidth_factor)
 
     def ranked(self, candidates: Floats) -> Floats:
-        """`candidates` by how much likelier they are among the good than among the bad, the best first."""
+        """Return `candidates` by their ratio of good to bad density, the best first."""
         ratios = np.maximum(self.good.pdf(candidates), LEAST_DENSITY) / np.maximum(
             self.bad.pdf(candidates), LEAST_DENSITY
         )
@@ -293,10 +293,10 @@ class Model:
 
 
 def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
-    """Return `rows` with a value for every NaN: what is not active in a row, yet has its place in a density.
+    """Return `rows` with a value for every NaN, because a density needs values for inactive parameters.
 
-    Where another row has the column, all that is missing is copied from a random one of these, so that
-    parameters that come together stay together; where none has, it is drawn from the whole range.
+    If another row has the column, all missing values are copied from a random such row, so that
+    parameters that occur together stay together. If no row has it, the value is drawn from the whole range.
     """
     filled = rows.copy()
     for place, column in enumerate(columns):
@@ -315,23 +315,23 @@ def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
 
 
 def _code_of(name: str, domain: Domain) -> Code:
-    if isinstance(domain, Categorical):  # a value that is listed twice is one category
+    if isinstance(domain, Categorical):  # repeated values are one category
         domain = dataclasses.replace(domain, categories=tuple(distinct(domain.categories)))
     return code_of(name, domain, "TuneBOHB")
 
 
 class Encoding(Declared[Code]):
-    """Of a space: rows with a column for each parameter, NaN where one is not active.
+    """The encoding of a space: rows with a column for each parameter, NaN if the parameter is inactive.
 
     Args:
-        space: without a grid.
-        own: configurations may have constants of `param_space` besides.
+        space: a space without a grid.
+        own: True if configurations may also have constants of `param_space`.
 
     Attributes:
         columns: in the order of the space's parameters.
 
     Raises:
-        ConfigError: the space has a grid, or a domain that is none of ours.
+        ConfigError: the space has a grid, or an unsupported domain.
     """
 
     def __init__(self, space: Space, *, own: bool = False) -> None:
@@ -351,21 +351,21 @@ class Encoding(Declared[Code]):
         }
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[Path, Any], bool]:
-        self.declared.point(point)  # raises for a value that the model could not know
+        self.declared.point(point)  # raises for a value that the model can't encode
         preset = self.declared.preset(point)
         return preset, leaves_open(self.declared, preset)
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
         try:
             return self.row(config)
-        except SpaceError:  # of another space, or with an object that the store has not kept
+        except SpaceError:  # from another space, or with an object that the store has not kept
             return None
 
     def row(self, config: Mapping[str, Any]) -> Floats:
-        """The row of a configuration.
+        """Return the row of a configuration.
 
         Raises:
-            SpaceError: it is none of the space.
+            SpaceError: the configuration does not belong to the space.
         """
         row = np.full(len(self.columns), math.nan)
         for name, number in self.encoded(self.choices(config)).items():
@@ -373,11 +373,11 @@ class Encoding(Declared[Code]):
         return row
 
     def config(self, row: Floats, rng: Generator) -> dict[str, Any]:
-        """The configuration of a row; columns of what is not active in it are not looked at.
+        """Return the configuration of a row; columns of inactive parameters are ignored.
 
         Args:
-            row: without NaN where a parameter is active.
-            rng: for what `sample_from` functions draw.
+            row: without NaN for active parameters.
+            rng: for the draws of `sample_from` functions.
         """
 
         def ask(name: str, domain: Domain) -> Any:
@@ -387,7 +387,7 @@ class Encoding(Declared[Code]):
         return self.declared.walk(ask, rng)
 
     def snapped(self, rows: Floats) -> Floats:
-        """`rows`, each number moved to the one that its value is encoded by."""
+        """Return `rows` with each number moved to the encoding of its value."""
         moved = rows.copy()
         for place, code in enumerate(self.codes.values()):
             if isinstance(code, NumberCode):

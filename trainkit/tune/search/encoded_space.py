@@ -1,4 +1,4 @@
-"""Encoding of configurations for models, and configurations that were not tried yet."""
+"""Encoding of configurations for models, and alternatives that were not tried yet."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 DRAWS = 100
-"""Random draws before the space is listed: enough where a model insists on a small part of it."""
+"""Random draws before the space is listed; enough for a model that repeats a small part of it."""
 
 MAX_LISTED = 10_000
-"""Configurations of a space that is listed to its end."""
+"""Largest number of configurations in a space that is listed completely."""
 
 
 def alternatives(
     space: Space, rng: Generator, combination: int = 0, preset: Mapping[Path, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield configurations drawn at random, and of a small space then all, in a random order.
+    """Yield configurations drawn at random, then all configurations of a small space in random order.
 
-    So they end without one that is new only where a small space has none, or where a large one is so
-    unevenly drawn, or so nearly used up, that DRAWS draws found none.
+    So no new configuration is found only in an exhausted small space, or in a large space whose
+    draws are so uneven, or which is so nearly exhausted, that DRAWS draws found none.
 
     Args:
         space: to draw from.
-        rng: all randomness.
-        combination: of the grid, to keep.
+        rng: source of all randomness.
+        combination: combination of the grid to keep.
         preset: values to keep, by path.
     """
     for _ in range(DRAWS):
@@ -46,7 +46,7 @@ def alternatives(
 
 
 def leaves_open(space: Space, preset: Mapping[Path, Any]) -> bool:
-    """True if a configuration with the values of `preset` still has something to draw."""
+    """Return True if a configuration with the values of `preset` still has something to draw."""
     open_: list[Path] = []
 
     def choose(path: Path, leaf: Any) -> Any:
@@ -65,10 +65,10 @@ def _options(path: Path, leaf: Any) -> Sequence[Any]:
 
 
 class Form(Protocol):
-    """A space as a searcher takes it.
+    """A space in the form that a searcher uses.
 
     Attributes:
-        space: as our domains; None where it is none of them.
+        space: the space as domains of tune; None if it is in another package's form.
     """
 
     space: Space | None
@@ -81,22 +81,22 @@ class Form(Protocol):
         """
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
-        """Encode `config` for the model; None if that can't be told from it.
+        """Encode `config` for the model; None if its encoding can't be determined.
 
         Args:
-            config: which may be none of the space.
-            exactly: no other suggestion could have come to the same configuration.
+            config: may be outside of the space.
+            exactly: require that no other suggestion gives the same configuration.
         """
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
-        """Yield configurations at random, each with what the model knows it by, if that is at hand.
+        """Yield random configurations, each with its encoding if that is available.
 
-        Of a small space they end when all were there; of a large one after so many.
+        A small space ends when all configurations were yielded, a large one after a fixed number.
         """
 
 
 class Encoder(Protocol):
-    """Of one parameter."""
+    """An encoder of one parameter."""
 
     def encode(self, value: Any) -> Any:
         """Encode a value of the domain for the model."""
@@ -106,19 +106,19 @@ C = TypeVar("C", bound=Encoder)
 
 
 class Declared(Generic[C]):
-    """Domains such as `tune.uniform(0, 1)`, with conditions.
+    """A space of domains such as `tune.uniform(0, 1)`, with conditions.
 
     Args:
-        space: of them.
-        code_of: what codes a parameter, by its name and domain.
-        searcher: its name, for messages.
-        own: configurations may have constants of `param_space` besides.
+        space: the space.
+        code_of: returns the encoder of a parameter from its name and domain.
+        searcher: the searcher's name, for messages.
+        own: True if configurations may also have constants of `param_space`.
 
     Attributes:
-        codes: by the parameter's name, in the order of the space's.
+        codes: by the parameter's name, in the order of the space.
 
     Raises:
-        ConfigError: the space has a grid, or a domain that is none of ours.
+        ConfigError: the space has a grid, or an unsupported domain.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Declared(Generic[C]):
         self._own = own
 
     def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of each parameter that `config` has, by name.
+        """Return the value of each parameter that `config` has, by name.
 
         Raises:
-            SpaceError: it is none of the space's.
+            SpaceError: the configuration does not belong to the space.
         """
         return self.declared.choices(_of_tree(config, self.declared.tree) if self._own else config)
 
@@ -147,7 +147,7 @@ class Declared(Generic[C]):
         return self.encoded(given), leaves_open(self.declared, self.declared.preset(point))
 
     def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Encode values for the model, both by the parameters' names."""
+        """Return the encodings of values, by the parameters' names."""
         return {name: self.codes[name].encode(value) for name, value in values.items()}
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
@@ -156,12 +156,12 @@ class Declared(Generic[C]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
-        except SpaceError:  # a point outside of the domains, or an object that the store has not kept
+        except SpaceError:  # a value outside of the domains, or an object that the store has not kept
             return None
 
 
 def _of_tree(config: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without the keys that a space does not have."""
+    """Return `config` without keys that the space lacks."""
     return {
         key: _of_tree(value, tree[key])
         if isinstance(value, Mapping) and isinstance(tree[key], Mapping)
