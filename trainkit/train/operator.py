@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 class _Default:
-    """Attribute of an operator that a subclass, or an instance, may use otherwise.
+    """Attribute of an operator that a subclass or an instance may overwrite.
 
     Args:
-        get: operator to value.
+        get: function from the operator to the attribute's value.
     """
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
@@ -69,31 +69,32 @@ class TrainingOperator:
     """Models, optimizers and data of one worker, with the loops that run them.
 
     Subclass it and define `setup`, which calls `register` and `register_data`. Override `train_batch` or
-    `validate_batch` for another step, `train_epoch` or `validate` for another loop.
+    `validate_batch` to change a step, `train_epoch` or `validate` to change a loop.
 
     Args:
-        config: the user's configuration, given to `setup`.
-        context: the worker, unless `operator_of` has given it; default, a single process on the CPU, for
-            tests and debugging.
-        *arguments, **options: those of RaySGD's constructor, which the worker knows by itself.
+        config: the user's configuration, passed to `setup`.
+        context: the worker, unless `operator_of` has already set it. Default: a single process on the CPU,
+            for tests and debugging.
+        *arguments, **options: arguments of RaySGD's constructor; ignored, because the worker knows their
+            values.
     """
 
     model: Any = _only("model")
-    """The registered model, wrapped; if there is one."""
+    """The registered model, wrapped; an error if not exactly one is registered."""
     models: list[Any] = _registered("models")
     optimizer: Any = _only("optimizer")
-    """The registered optimizer; if there is one."""
+    """The registered optimizer; an error if not exactly one is registered."""
     optimizers: list[Any] = _registered("optimizers")
     criterion: Any = _Default(lambda operator: operator._criterion)
     scheduler: Any = _only("scheduler")
-    """The registered scheduler; if there is one."""
+    """The registered scheduler; an error if not exactly one is registered."""
     schedulers: list[Any] = _registered("schedulers")
     devices: list[torch.device] = cast(Any, _Default(lambda operator: list(operator._strategy.devices)))
     """All devices of this worker."""
     world_size: int = cast(Any, _Default(lambda operator: operator._strategy.group.world_size))
     """The number of workers that train together."""
     validation_feed: Feed = cast(Any, _Default(lambda operator: operator._validation_feed))
-    """The batches being validated; its `weight` is 0 where the batch only keeps the other workers company."""
+    """The batches being validated. `weight` is 0 for a batch that only keeps this worker in step."""
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
@@ -111,7 +112,7 @@ class TrainingOperator:
             self._context = context if isinstance(context, WorkerContext) else WorkerContext()
         self._strategy = self._context.strategy
         device = self.device
-        # The clock knows nothing of work that a GPU has still to do: whoever asks for a profile waits for it.
+        # A GPU runs its work asynchronously, so a profile must wait for the GPU before it reads the clock.
         waits = device.type == "cuda"
         self.timers = TimerCollection((lambda: torch.cuda.synchronize(device)) if waits else None)
         self._registered = Registered()
@@ -141,19 +142,19 @@ class TrainingOperator:
         ddp_args: Mapping[str, Any] | None = None,
         apex_args: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """Hand over what is trained; call it once, in `setup`.
+        """Register models, optimizers and the rest of the training; call it once, in `setup`.
 
         Args:
-            models: one module or a list; placed on the device and, with several workers, wrapped.
+            models: one module or a list; they are moved to the device and, with several workers, wrapped.
             optimizers: one or a list, made from the models' parameters.
-            criterion: loss function (output, target) to a mean over the batch.
-            schedulers: one learning rate scheduler or a list; stepped as `scheduler_step_freq` says.
+            criterion: loss function (output, target) -> mean over the batch.
+            schedulers: one learning rate scheduler or a list; `scheduler_step_freq` says when they step.
             ddp_args: keyword arguments for `DistributedDataParallel`.
-            apex_args: none but an empty one: torch's own mixed precision took the place of Apex.
+            apex_args: must be empty, because torch's own mixed precision replaces Apex.
 
         Returns:
-            (models, optimizers), then criterion and schedulers if they were given; each one, a list or a
-            tuple, as it came in.
+            (models, optimizers), then criterion and schedulers if they were given. Each is a single object, a
+            list or a tuple, like the argument.
 
         Raises:
             ConfigError: an argument is wrong, or `register` was called before.
@@ -183,19 +184,20 @@ class TrainingOperator:
     def register_data(
         self, *, train_loader: Any = None, validation_loader: Any = None, uneven_inputs: Uneven = "drop"
     ) -> None:
-        """Hand over the data; with several workers each gets its share of it.
+        """Register the data. Each of several workers gets its share.
 
         Args:
             train_loader: a `DataLoader` or another iterable of batches.
-            validation_loader: the same; every sample is counted once, however many workers there are.
+            validation_loader: a loader of the same kinds; every sample counts once, for any number of
+                workers.
             uneven_inputs: for a `train_loader` that the user has split, such as a stream, and that gives some
-                workers more batches: "drop" ends the epoch with the first worker that has no more, and warns;
-                "raise" raises ConfigError; "join" trains on all batches: a worker without more repeats its
-                last one, without weight, and the gradient is the mean over the others.
+                workers more batches than others. "drop" ends the epoch when the first worker has no more
+                batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker without
+                more batches repeats its last one with weight 0, and the gradient is the mean over the others.
 
         Raises:
-            ConfigError: a loader can't be iterated over, or can't be shared among workers, or
-                `uneven_inputs` is another word.
+            ConfigError: a loader can't be iterated over or shared among workers, or `uneven_inputs` has
+                another value.
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(
@@ -214,17 +216,18 @@ class TrainingOperator:
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
-        """Train on the batches of one epoch; frozen models stay in the mode that they were left in.
+        """Train on the batches of one epoch. Frozen models keep their current mode.
 
-        A last batch may be too small for all workers: those left without a sample get one of another's.
-        `backward` gives it no weight; a step that calls `loss.backward()` counts it twice.
+        The last batch may have too few samples for all workers. A worker without a sample then gets a copy of
+        another worker's sample. `backward` gives this copy weight 0; a step that calls `loss.backward()`
+        counts the sample twice.
 
         Args:
             iterator: this worker's batches; it ends after `num_steps`.
-            info: what the caller of `TorchTrainer.train` passed on, `epoch_idx`, and under the keys
-                `NUM_STEPS` and `USE_FP16` what these are.
-            num_steps: steps asked for; None is one pass over the data.
-            epoch_idx: epochs finished before this one.
+            info: the `info` of `TorchTrainer.train`, plus `epoch_idx` and the values of `num_steps` and
+                `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
+            num_steps: requested number of steps; None: one pass over the data.
+            epoch_idx: number of epochs finished before this one.
 
         Returns:
             Metrics by name; numbers are averaged over workers by their `num_samples`.
@@ -242,15 +245,15 @@ class TrainingOperator:
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Take one optimizer step; by default for one model, one optimizer, and a batch (*features, target).
+        """Take one optimizer step. By default: one model, one optimizer, a batch (*features, target).
 
         Args:
-            batch: as the loader gives it, still on the CPU.
-            batch_info: `info` of `train_epoch`, with `batch_idx` and `global_step`.
+            batch: a batch of the loader, still on the CPU.
+            batch_info: `info` of `train_epoch`, plus `batch_idx` and `global_step`.
 
         Returns:
-            Metrics: numbers or one-element tensors (a loss may stay on its device), means over the
-            batch; `num_samples` is their weight.
+            Metrics: numbers or one-element tensors (a loss may stay on its device), each a mean over the
+                batch. `num_samples` is their weight.
         """
         self._single_model("train_batch")
         features, target = self._prefetcher.parts(batch)
@@ -261,14 +264,14 @@ class TrainingOperator:
         return counted if loss is None else {"train_loss": loss, **counted}
 
     def forward_backward(self, features: Sequence[Any], target: Any) -> torch.Tensor | None:
-        """Compute loss and gradients of one batch, with one model and its criterion, whatever the strategy.
+        """Compute loss and gradients of one batch with one model and its criterion, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            The loss, a mean over the batch, detached; None where it is another worker's, as in a pipeline.
+            The loss, a mean over the batch, detached; None if another worker has the loss, as in a pipeline.
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
         self._stepper.delegated()
@@ -278,33 +281,33 @@ class TrainingOperator:
             return self._strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return a block for forward pass and loss of your own step, run in the trainer's `precision`."""
+        """Return a context manager that runs forward pass and loss of your own step in `precision`."""
         return self._stepper.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
 
-        The same as `loss.backward()`, except that with several workers an epoch's uneven last batch is
-        weighted, so that the averaged gradient is the whole batch's; a sample that only stands in, so that
-        this worker takes part in the step, weighs nothing. `loss.backward()` would count it.
+        It replaces `loss.backward()`. With several workers it also weights an epoch's uneven last batch, so
+        that the averaged gradient equals the gradient of the whole batch. A copied sample, which only keeps
+        this worker in step, has weight 0. `loss.backward()` would count the copy.
         """
         self._stepper.backward(loss)
 
     def optimizer_step(self) -> bool:
         """Step all optimizers and clear the gradients, if the accumulation is complete.
 
-        In a step of your own, in place of `optimizer.step()` and `zero_grad()`: it scales, clips and
-        accumulates as the trainer was asked to.
+        Call it in your own step instead of `optimizer.step()` and `zero_grad()`. It scales, clips and
+        accumulates gradients with the trainer's settings.
 
         Returns:
-            Whether the optimizers were stepped.
+            True if the optimizers were stepped.
         """
         return self._stepper.step()
 
     # -- validation ----------------------------------------------------------------------------
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
-        """Evaluate on the validation batches, without gradients; arguments and result as `train_epoch`'s."""
+        """Evaluate without gradients on the validation batches; arguments and result as in `train_epoch`."""
         with torch.no_grad(), evaluating(self._registered.models):
             return run_epoch(
                 self.validate_batch,
@@ -316,7 +319,7 @@ class TrainingOperator:
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Return loss and, where targets are classes, accuracy of one batch; arguments as `train_batch`'s."""
+        """Return the loss of one batch, and for classes the accuracy; arguments as in `train_batch`."""
         features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
@@ -324,21 +327,21 @@ class TrainingOperator:
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
-        # Classes in dimension 1, as torch's losses have them; of other outputs it can't be known.
+        # torch's losses have the classes in dimension 1. Outputs of another shape may not hold classes.
         by_class = (*output.shape[:1], *output.shape[2:]) == tuple(target.shape)
         if not target.is_floating_point() and output.dim() > 1 and by_class:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
-        """Compute output and loss of one batch, with one model and its criterion, whatever the strategy.
+        """Compute output and loss of one batch with one model and its criterion, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            Both, for a `validate_batch` of your own; None where they are another worker's, as in a pipeline.
+            (output, loss), for your own `validate_batch`; None if another worker has them, as in a pipeline.
         """
         model, criterion = self._single_model("validate_batch", optimizers=None)
         return self._strategy.forward(model, criterion, features, target)
@@ -350,10 +353,10 @@ class TrainingOperator:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the result of `state_dict` at the time when the checkpoint was written."""
+        """Load a result of `state_dict` from a checkpoint."""
 
     def close(self) -> None:
-        """Free what the operator holds; called on each worker as the trainer is shut down in order."""
+        """Free the operator's resources; called on each worker when the trainer shuts down cleanly."""
 
     # -- other ways to make one ----------------------------------------------------------------
 
@@ -368,22 +371,25 @@ class TrainingOperator:
         callbacks: Sequence[Any] = (),
         trainer_args: Mapping[str, Any] | None = None,
     ) -> type[Self]:
-        """Return an operator that has Lightning's own loops train a `LightningModule`, an epoch at a time.
+        """Return an operator class that trains a `LightningModule` with Lightning's loops, epoch by epoch.
 
         Args:
-            lightning_module_cls: the class. Each worker makes its own instance, given the whole configuration
-                if it has a parameter `config`, else those keys that its parameters are named after.
-            train_dataloader: a `DataLoader`, or several as Lightning takes them; default, the module's own.
-            val_dataloader: the same for validation.
-            datamodule: instead of loaders a `LightningDataModule`, or its class, made as the module is.
-            callbacks: of Lightning; each worker gets copies.
-            trainer_args: of Lightning's `Trainer`, such as `accumulate_grad_batches` or `logger`.
+            lightning_module_cls: the class. Each worker makes its own instance. A class with a parameter
+                `config` receives the whole configuration, any other class the keys that match its parameters'
+                names.
+            train_dataloader: a `DataLoader`, or several in a form that Lightning takes. Default: the module's
+                own.
+            val_dataloader: loaders of the same kinds, for validation.
+            datamodule: a `LightningDataModule` instead of loaders, or its class, which is instantiated like
+                the module.
+            callbacks: Lightning callbacks; each worker gets copies.
+            trainer_args: arguments of Lightning's `Trainer`, such as `accumulate_grad_batches` or `logger`.
 
         Returns:
             A subclass, for `TorchTrainer(training_operator_cls=...)`.
 
         Raises:
-            ConfigError: an argument is of the wrong kind, or not for Lightning to know.
+            ConfigError: an argument has the wrong type, or is a setting that trainkit controls.
             MissingDependencyError: Lightning is not installed.
         """
         return lightning_operator(
@@ -406,19 +412,19 @@ class TrainingOperator:
         scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None = None,
         serialize_data_creation: bool = True,
     ) -> type[Self]:
-        """Return a subclass whose `setup` calls functions, as in scripts for the first versions of RaySGD.
+        """Return a subclass whose `setup` calls these functions, for scripts of RaySGD's first versions.
 
         Args:
-            model_creator: config to one model or several.
-            optimizer_creator: (what that returned, config) to one optimizer or several.
-            data_creator: config to a train loader, or to a train and a validation loader.
-            loss_creator: one of torch's loss classes, or config to a loss.
-            scheduler_creator: (optimizers, config) to one learning rate scheduler or several.
-            serialize_data_creation: one worker of a machine at a time creates its data, so that only the
-                first one downloads it.
+            model_creator: config -> one model or several.
+            optimizer_creator: (result of `model_creator`, config) -> one optimizer or several.
+            data_creator: config -> a train loader, or a train and a validation loader.
+            loss_creator: one of torch's loss classes, or config -> a loss.
+            scheduler_creator: (optimizers, config) -> one learning rate scheduler or several.
+            serialize_data_creation: the workers of a machine create their data one after another, so that
+                only the first one downloads it.
 
         Raises:
-            ConfigError: one of them can't be called.
+            ConfigError: an argument can't be called.
         """
         functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
         return operator_from(cls, Creators(*functions, serialize_data_creation))
@@ -427,7 +433,7 @@ class TrainingOperator:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration, as given to `setup`."""
+        """The configuration that `setup` received."""
         return self._config
 
     @property
@@ -437,12 +443,12 @@ class TrainingOperator:
 
     @property
     def world_rank(self) -> int:
-        """This worker's number among all, from 0."""
+        """This worker's rank among all workers, from 0."""
         return self._strategy.group.rank
 
     @property
     def local_rank(self) -> int:
-        """This worker's number among those of its machine."""
+        """This worker's rank among the workers of its machine."""
         return self._context.local_rank
 
     @property
@@ -452,13 +458,13 @@ class TrainingOperator:
 
     @property
     def device_ids(self) -> list[int] | None:
-        """Indices of this worker's GPUs, as `DistributedDataParallel` takes them; None without."""
+        """Indices of this worker's GPUs, in the form for `DistributedDataParallel`; None without GPUs."""
         indices = [device.index for device in self._strategy.devices if device.index is not None]
         return indices if self.use_gpu else None
 
     @property
     def use_fp16(self) -> bool:
-        """True with `precision="fp16"`."""
+        """True if `precision` is "fp16"."""
         return self._context.step.precision == "fp16"
 
     @property
@@ -468,7 +474,7 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """The time at which schedulers are stepped: "batch", "epoch" or "manual"."""
+        """When schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
         return self._context.scheduler_step_freq
 
     # -- inside --------------------------------------------------------------------------------
@@ -476,15 +482,15 @@ class TrainingOperator:
     def _weighted(
         self, iterator: Iterable[Any], feed: Feed | None, step: Any, default: Any
     ) -> Iterable[Batch]:
-        """Return the batches of a loop with their weights; a default step has them brought to the device."""
+        """Return the batches of a loop with their weights; prefetch them for the default step."""
         if isinstance(iterator, EpochBatches):
             batches = iterator.weighted()
         elif feed is not None:
             batches = feed.label(iterator)
         else:
-            # A loop of the user's own may bring batches that were never registered: they all count in full.
+            # A loop of the user may bring batches that were never registered. They have full weight.
             batches = (Batch(data, FULL_WEIGHT) for data in iterator)
-        # A step of the user's own is promised batches as the loader gives them.
+        # A step of the user receives batches exactly as the loader gives them.
         is_default = getattr(step, "__func__", None) is default
         return self._prefetcher.ahead(batches) if is_default else batches
 
@@ -520,13 +526,14 @@ class TrainingOperator:
 def operator_of(
     cls: type[TrainingOperator], config: Mapping[str, Any], context: WorkerContext, **options: Any
 ) -> TrainingOperator:
-    """Make an operator by a constructor of any of the forms that RaySGD's operators may have.
+    """Make an operator, with any constructor signature that RaySGD allowed.
 
     Args:
-        cls: its class.
+        cls: the operator's class.
         config: the user's configuration.
         context: the worker.
-        **options: what RaySGD gave by name, too; a constructor need not take it.
+        **options: keyword arguments that RaySGD also passed; those missing from the constructor's signature
+            are dropped.
     """
     operator = cls.__new__(cls)
     operator._context = context
@@ -544,7 +551,7 @@ class Creators:
     """Functions that make an operator; the arguments of `TrainingOperator.from_creators`.
 
     Raises:
-        ConfigError: one of them can't be called.
+        ConfigError: a function can't be called.
     """
 
     model_creator: Callable[[dict[str, Any]], Any]
@@ -567,7 +574,7 @@ class Creators:
 
 
 class CreatorOperator:
-    """Base of operators made of functions: its `setup` calls them."""
+    """Base of operators made from functions: its `setup` calls them."""
 
     _creators: ClassVar[Creators]
 
@@ -576,7 +583,7 @@ class CreatorOperator:
 
     def setup(self, config: dict[str, Any]) -> None:
         creators = self._creators
-        # The data first, as RaySGD did: with a seed the model starts from the same weights.
+        # RaySGD also made the data first, so a seed gives the model the same initial weights.
         train, validation = _loaders(creators, config)
         models = creators.model_creator(config)
         optimizers = creators.optimizer_creator(models, config)
@@ -591,7 +598,7 @@ class CreatorOperator:
 
 
 def operator_from(base: type[T], creators: Creators) -> type[T]:
-    """Return a subclass of `base`, an operator, whose `setup` calls `creators`."""
+    """Return a subclass of the operator `base` whose `setup` calls `creators`."""
     attributes = {"_creators": creators, "__doc__": CreatorOperator.__doc__}
     return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
 
@@ -611,9 +618,9 @@ def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock of this user's processes, so that only one of them downloads the data."""
+    """Hold a lock shared by this user's processes, so that only one of them downloads the data at a time."""
     path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
-    # Not through a link, which somebody else could have laid in a folder that all may write to.
+    # O_NOFOLLOW, because another user could place a link in the world-writable folder.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

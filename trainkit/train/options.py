@@ -26,13 +26,13 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "state_dict": ((), {}),
     "load_state_dict": (("state_dict",), {}),
 }
-"""Positional arguments, which may have other names, and those passed by name to a method that takes them."""
+"""Arguments of each method: positional ones, and named ones that are passed if the method takes them."""
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the named arguments that a method takes; all if its signature can't be known."""
+    """Return the entries of `named` that a method takes; all entries if its signature is unknown."""
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):
@@ -43,7 +43,7 @@ def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
-    """Return a correction if a method of `operator_cls` can't be called by the trainer, else None.
+    """Return a corrected signature if the trainer can't call a method of `operator_cls`, else None.
 
     Args:
         operator_cls: a subclass of `TrainingOperator`.
@@ -53,7 +53,7 @@ def wrong_signature(operator_cls: type[Any]) -> str | None:
             method = getattr(operator_cls, name)
             signature = inspect.signature(method)
         except (TypeError, ValueError):
-            continue  # Not written in Python: only calling it can tell.
+            continue  # A method not written in Python has no signature to check.
         own = [] if isinstance(inspect.getattr_static(operator_cls, name), staticmethod) else ["self"]
         try:
             signature.bind(*own, *positional, **taken(method, named))
@@ -86,11 +86,11 @@ _OF_OTHERS: Mapping[str, str] = {
     "data_loader_args": "give them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
-"""Arguments of RaySGD's first trainer and of training functions that are refused, and what to do instead."""
+"""Refused arguments of RaySGD's first trainer and of training functions, each with its replacement."""
 
 
 def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
-    """Return an error that says for each of `names` what to write instead; alike ones are told together."""
+    """Return an error with a correction for each of `names`; names with the same correction share it."""
     told: dict[str, list[str]] = defaultdict(list)
     for name in names:
         near = did_you_mean(name, known, cutoff=0.6).lstrip()
@@ -159,15 +159,15 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""What each argument has to be, and what to give if it is not."""
+"""For each argument: the test of its value, and the correction if the test fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """Arguments of `TorchTrainer`, which documents each.
+    """Arguments of `TorchTrainer`, which documents each of them.
 
     Raises:
-        ConfigError: at construction, with all mistakes at once.
+        ConfigError: raised by the constructor, with all mistakes at once.
     """
 
     training_operator_cls: type[TrainingOperator]
@@ -195,10 +195,10 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, **arguments: Any) -> TrainerOptions:
-        """Return options made of the arguments of `TorchTrainer`; the rest have their defaults.
+        """Make options from arguments of `TorchTrainer`; missing ones have their defaults.
 
         Raises:
-            ConfigError: one of them doesn't exist, or is wrong.
+            ConfigError: an argument does not exist or is wrong.
         """
         steps = {field.name for field in fields(StepSettings)}
         known = [*(field.name for field in fields(cls) if field.name != "step"), *sorted(steps)]
@@ -217,7 +217,7 @@ class TrainerOptions:
         return cls(**arguments, step=step)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments from which `of` makes the same options."""
+        """Return arguments from which `of` makes equal options."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
@@ -258,38 +258,38 @@ class TrainerOptions:
 
     @property
     def meets(self) -> bool:
-        """The workers join one process group; sharding needs one, even of one worker."""
+        """True if the workers join a process group. Sharding needs a group even for one worker."""
         return self.num_workers > 1 or self.spec.spreads
 
     @property
     def data_ways(self) -> int:
-        """How many copies of the model share the samples."""
+        """Number of copies of the model, which share the samples."""
         return self.num_workers // self.spec.model_ways
 
     @property
     def devices_per_worker(self) -> int:
-        """GPUs that each worker is given, 0 without; of resolved options."""
+        """GPUs for each worker, 0 without GPUs; only valid for resolved options."""
         return (self.gpus_per_worker or 1) if self.use_gpu is True else 0
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Return the resources of each worker; the options must be resolved."""
+        """Resources of each worker; only valid for resolved options."""
         needs: dict[str, float] = {"CPU": self.num_cpus_per_worker}
         return {**needs, "GPU": self.devices_per_worker} if self.devices_per_worker else needs
 
     @property
     def worker_config(self) -> dict[str, Any]:
-        """The configuration as each operator sees it: the global batch size split among workers."""
+        """The configuration for each operator, with the global batch size divided by `data_ways`."""
         config = dict(self.config)
         if BATCH_SIZE in config:
             config[BATCH_SIZE] //= self.data_ways
         return config
 
     def resolved(self) -> TrainerOptions:
-        """Return a copy without "auto": GPUs if this process sees any, and the backend that suits.
+        """Return a copy with each "auto" replaced: GPUs if this process sees any, and a matching backend.
 
         Raises:
-            ConfigError: what was asked for can't run here.
+            ConfigError: the requested devices or backend are not available here.
         """
         use_gpu = torch.cuda.is_available() if self.use_gpu == "auto" else bool(self.use_gpu)
         backend = self.backend

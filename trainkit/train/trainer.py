@@ -1,4 +1,4 @@
-"""The trainer of operators: train on one worker or many, and keep what came of it."""
+"""Trainer of operators: it trains on one or more workers and keeps the result."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 
 class OperatorTrainer:
-    """The form of `TorchTrainer` that trains an operator; its workers start with it.
+    """The form of `TorchTrainer` that trains an operator. Its workers start with the trainer.
 
     Args:
-        **arguments: `training_operator_cls` and what goes with it; `TorchTrainer` documents each.
+        **arguments: the arguments of the operator form; `TorchTrainer` documents each.
 
     Raises:
         ConfigError: an argument is wrong; all mistakes are named at once.
-        InfeasibleError: the machine could never hold the workers.
-        GangError: workers died each time they were started.
+        InfeasibleError: the machine can never hold the workers.
+        GangError: workers died at every attempt to start them.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -72,28 +72,29 @@ class OperatorTrainer:
         """Train for one epoch.
 
         Args:
-            num_steps: batches for each worker; more than there are start the data again. None takes one
-                pass.
-            profile: add `profile`, worker 0's mean seconds of "fwd", "grad" and "apply" in a batch, of
-                whatever else `self.timers` measured, and of the epoch.
-            reduce_results: one result for all workers; False gives a list of theirs.
-            max_retries: how often the epoch is run again, from its start, if workers die or hang; they are
-                formed again, and go on from a snapshot of the state. 0 takes none.
-            info: passed on to `train_epoch` and, with more, to `train_batch`. `num_epochs` in it is shown by
-                the progress bar.
-            dataset: a loader, or a function of the configuration that makes one in each worker, to train on
-                in this call instead of the registered one.
+            num_steps: batches for each worker. If the data has fewer batches, it starts again from the
+                beginning. None: one pass over the data.
+            profile: add `profile` to the result: worker 0's mean seconds of "fwd", "grad" and "apply" per
+                batch, of everything else that `self.timers` measured, and of the epoch.
+            reduce_results: True merges the workers' results into one; False returns a list with one result
+                per worker.
+            max_retries: how often the epoch is run again from its start if workers die or hang. The workers
+                are formed again and continue from a snapshot of the state. 0 turns snapshots off.
+            info: passed to `train_epoch`, and with more entries to `train_batch`. The progress bar shows its
+                `num_epochs`.
+            dataset: a loader to train on in this call instead of the registered one, or a function that
+                receives the configuration and makes the loader in each worker.
 
         Returns:
-            A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and for each metric
-            its mean weighted by samples and `last_<metric>`.
+            A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and two entries for each
+            metric: `<metric>`, its mean weighted by samples, and `last_<metric>`.
 
         Raises:
-            GangError: workers died or hung, and there is no retry left; the trainer has ended.
-            KeyboardInterrupt: Ctrl-C; workers in other processes are ended in the middle of the epoch. The
-                next call, such as `save`, forms new ones, with the state from before this epoch. With
-                `max_retries=0` no such state is kept: make a new trainer, and load a checkpoint.
-            Exception: what the operator raised in a worker, with that worker's traceback.
+            GangError: workers died or hung, and no retry is left. The trainer has ended.
+            KeyboardInterrupt: Ctrl-C. Workers in other processes are ended in the middle of the epoch. The
+                next call, such as `save`, forms new workers with the state from before this epoch. With
+                `max_retries=0` this state does not exist: make a new trainer and load a checkpoint.
+            Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)
         call = Call("train", arguments, Effect.UNKNOWN, in_step=True)
@@ -109,11 +110,11 @@ class OperatorTrainer:
         *,
         max_retries: int = RETRIES,
     ) -> Any:
-        """Evaluate on the validation data, each sample once, whatever the number of workers.
+        """Evaluate on the validation data. Each sample counts once, for any number of workers.
 
-        Args, result and errors are as of `train`; `num_steps` takes the first batches only. In `profile`
-        are "eval_fwd" and "validation". With `max_retries` a snapshot is taken first, unless that of the last
-        epoch still holds.
+        Arguments, result and errors are those of `train`, except: `num_steps` takes only the first batches,
+        and `profile` holds "eval_fwd" and "validation". Unless `max_retries` is 0, a snapshot is taken first
+        if the snapshot of the last epoch is out of date.
         """
         call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
         return self._epoch(call, max_retries, reduce_results, "validation")
@@ -122,24 +123,24 @@ class OperatorTrainer:
     def predict(
         self, dataset: Any = None, num_steps: int | None = None, *, max_retries: int = RETRIES
     ) -> list[Any]:
-        """Return the predictions of a Lightning module, by its `predict_step`, for an operator of `from_ptl`.
+        """Return the predictions of a Lightning module's `predict_step`, for an operator of `from_ptl`.
 
-        Batches are dealt out among the workers as they are, so the list is the one of a single worker.
+        Batches are distributed among the workers unchanged, so the list equals the list of a single worker.
 
         Args:
-            dataset: a loader, several as Lightning takes them, or a function of the configuration that makes
-                them in each worker; default, the module's own `predict_dataloader`.
-            num_steps: batches of each loader over all workers; None takes all.
-            max_retries: as of `validate`.
+            dataset: a loader, several loaders in a form that Lightning takes, or a function that receives the
+                configuration and makes them in each worker. Default: the module's own `predict_dataloader`.
+            num_steps: batches of each loader, over all workers; None: all.
+            max_retries: see `validate`.
 
         Returns:
-            What `predict_step` returned for each batch, tensors on the CPU; for several loaders a list of
-            such lists.
+            The results of `predict_step`, one per batch, with tensors on the CPU; for several loaders a list
+            of such lists.
 
         Raises:
-            ConfigError: the operator is no Lightning module's, or there is no data.
-            GangError: workers died or hung, and there is no retry left.
-            Exception: what the module raised in a worker.
+            ConfigError: the operator does not come from a Lightning module, or it has no data.
+            GangError: workers died or hung, and no retry is left.
+            Exception: the module's exception in a worker.
         """
         if not issubclass(self._options.training_operator_cls, LightningMethods):
             raise ConfigError("predict(): the operator is not made by from_ptl(): call get_model()(batch)")
@@ -155,21 +156,21 @@ class OperatorTrainer:
 
     @without_frames
     def update_scheduler(self, metric: float) -> None:
-        """Step all schedulers by `metric`, as `ReduceLROnPlateau` wants it."""
+        """Step all schedulers with `metric`, which `ReduceLROnPlateau` needs."""
         self._workers.run(
             Call("step_schedulers", (metric,), Effect.REPEATABLE, alike=True, name="update_scheduler")
         )
 
     @without_frames
     def apply_all_workers(self, fn: Callable[[], T]) -> list[T]:
-        """Call `fn()` in each worker; returns the results by rank."""
+        """Call `fn()` in each worker and return the results by rank."""
         return self._workers.run(
             Call("apply", (fn,), Effect.UNKNOWN, name="apply_all_workers"), max_retries=0
         )
 
     @without_frames
     def apply_all_operators(self, fn: Callable[[TrainingOperator], T]) -> list[T]:
-        """Call `fn(operator)` in each worker; returns the results by rank."""
+        """Call `fn(operator)` in each worker and return the results by rank."""
         return self._workers.run(
             Call("apply_operator", (fn,), Effect.UNKNOWN, name="apply_all_operators"), max_retries=0
         )
@@ -178,12 +179,12 @@ class OperatorTrainer:
     def get_model(self, to_cpu: bool = False, *, ema: bool = False) -> nn.Module | list[nn.Module]:
         """Return the registered model, or the list of models, unwrapped.
 
-        From workers in other processes it is a copy on the CPU. With `use_local` it is the live one,
-        unless `to_cpu` asks for a copy.
+        If the workers are other processes, the result is a copy on the CPU. With `use_local` it is the live
+        model, unless `to_cpu` asks for a copy.
 
         Args:
-            to_cpu: a copy in any case.
-            ema: a copy with the averages of the weights that `ema_decay` asked for.
+            to_cpu: always return a copy on the CPU.
+            ema: return a copy with the averaged weights that `ema_decay` asked for.
         """
         models = self._workers.models(to_cpu=to_cpu, averaged=ema)
         return models[0] if len(models) == 1 else models
@@ -192,7 +193,7 @@ class OperatorTrainer:
         """Return worker 0's operator, if it runs in this process.
 
         Raises:
-            ConfigError: it runs in another one.
+            ConfigError: worker 0 runs in another process.
         """
         worker = self._workers.local_worker
         if worker is None:
@@ -203,34 +204,34 @@ class OperatorTrainer:
 
     @without_frames
     def state_dict(self) -> dict[str, Any]:
-        """Return models, optimizers, schedulers, operator state, the epoch and all workers' generators.
+        """Return models, optimizers, schedulers, operator state, epoch and all workers' random generators.
 
-        Tensors are whole and on the CPU, however the strategy spreads them.
+        Tensors are whole and on the CPU, even if the strategy shards them.
         """
         return whole_state(self._workers.snapshot())
 
     @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
-        """Take over what `state_dict` returned, here or from a trainer with other workers.
+        """Load a result of `state_dict`, from this trainer or from one with other workers.
 
         Args:
-            state_dict: whole; it is copied.
-            blocking: without effect, as all workers have taken it over when this returns.
+            state_dict: the whole dictionary; it is copied.
+            blocking: has no effect, because this call always returns after all workers have loaded the state.
 
         Raises:
-            CheckpointError: it does not fit what is registered.
+            CheckpointError: the state does not fit the registered models, optimizers or schedulers.
         """
         self._workers.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     @without_frames
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint, a folder; one that is there is replaced once the new one is on disk.
+        """Write a checkpoint as a folder. An existing one is replaced after the new one is on disk.
 
         Returns:
             The folder's absolute path.
 
         Raises:
-            CheckpointError: it could not be written; what was there is as it was.
+            CheckpointError: the checkpoint could not be written; the existing one is unchanged.
         """
         folder = Path(path).expanduser().absolute()
         self._workers.save(folder)
@@ -238,16 +239,17 @@ class OperatorTrainer:
 
     @without_frames
     def load(self, path: str | Path) -> None:
-        """Take over a checkpoint, written on any number of workers.
+        """Load a checkpoint that was written on any number of workers.
 
         Raises:
-            CheckpointError: there is none at `path`, it is damaged, or does not fit what is registered.
+            CheckpointError: `path` holds no checkpoint, or the checkpoint is damaged or does not fit the
+                registered models, optimizers or schedulers.
         """
         folder = Path(path).expanduser().absolute()
         self._workers.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
-        """End the workers; `force` ends them in the middle of what they do."""
+        """End the workers; `force` ends them in the middle of their work."""
         self._workers.close(force=force)
 
     @without_frames
@@ -261,23 +263,24 @@ class OperatorTrainer:
         *,
         metric: str = "train_loss",
     ) -> LRFinder:
-        """Train a step at each of many learning rates, and return the losses, with a suggestion.
+        """Train one step at each of many learning rates; return the losses with a suggested rate.
 
-        Afterwards the trainer is as before, with workers made anew: no weight and no rate has changed.
+        Afterwards the trainer has new workers with its previous state: no weight and no rate has changed.
 
         Args:
             min_lr: the first rate, for all groups of all optimizers.
             max_lr: the last rate.
             num_training: number of rates, each for one step of the optimizers.
-            mode: "exponential": each rate is so many times the one before; "linear": so much more.
-            early_stop_threshold: the test ends when the smoothed loss is so many times its best; None:
-                after the last rate.
-            metric: name of the loss in what `train_batch` returns.
+            mode: "exponential": a constant factor lies between neighboring rates; "linear": a constant
+                difference.
+            early_stop_threshold: end the test when the smoothed loss exceeds its best value by this factor.
+                None: end after the last rate.
+            metric: name of the loss in the result of `train_batch`.
 
         Raises:
             ConfigError: an argument is wrong, or the operator registered no optimizer.
             GangError: workers died or hung.
-            Exception: what the operator raised in a worker.
+            Exception: the operator's exception in a worker.
         """
         rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
         several = is_count(num_training) and num_training > 1
@@ -310,24 +313,25 @@ class OperatorTrainer:
     ) -> int:
         """Return the largest batch size at which training does not run out of memory.
 
-        Each size is tried by workers that are made anew with it in their configuration, so one that runs out
-        of memory, or is killed for it, leaves nothing behind. Afterwards the trainer is as before.
+        New workers try each size, with the size in their configuration. A size that runs out of memory, or
+        whose worker is killed for it, therefore leaves nothing behind. Afterwards the trainer has its
+        previous state.
 
         Args:
-            mode: "power" doubles the size while it fits, or halves it until it does; "binsearch" goes on
-                to look between the largest that fits and the smallest that doesn't.
-            steps_per_trial: batches that are trained on with each size.
+            mode: "power" doubles the size while it fits, or halves it until it fits; "binsearch" then
+                searches between the largest size that fits and the smallest that does not.
+            steps_per_trial: number of batches to train on with each size.
             init_val: the first size.
-            max_trials: at most so many sizes are tried.
-            batch_arg_name: the key of the configuration from which `setup` takes the size. With `BATCH_SIZE`
-                it is the size over all workers.
+            max_trials: largest number of sizes to try.
+            batch_arg_name: the configuration key from which `setup` reads the size. With `BATCH_SIZE` it is
+                the size over all workers.
             margin: share by which the result of "binsearch" is reduced.
-            max_val: no larger size is tried.
+            max_val: largest size to try.
 
         Raises:
-            ConfigError: an argument is wrong, or batches don't change with the size.
+            ConfigError: an argument is wrong, or the batches do not change with the size.
             TrainingError: no size fits.
-            Exception: what the operator raised in a worker, for want of something else than memory.
+            Exception: the operator's exception in a worker, for any reason other than memory.
         """
         unit = self._options.data_ways if batch_arg_name == BATCH_SIZE else 1
         counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
@@ -363,7 +367,7 @@ class OperatorTrainer:
         steps: int,
         workers: Callable[[Mapping[str, Any]], WorkerGroup[Any]],
     ) -> None:
-        """Try sizes until there is none left, or none is to be tried any more."""
+        """Try sizes until the search ends or `max_trials` is reached."""
         failure: BaseException | None = None
         passes: dict[int, int | None] = {}
         for _ in range(max_trials):
@@ -382,7 +386,7 @@ class OperatorTrainer:
                     f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
                     f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
                 )
-            # A loader that drops a last batch that is too small has none left.
+            # A loader that drops an incomplete last batch may then have no batch at all.
             if not search.told(fitted and batches != 0, whole=batches == 1):
                 break
         if not search.fits:
@@ -403,24 +407,25 @@ class OperatorTrainer:
         override_tune_step: TuneStep | None = None,
         **kwargs: Any,
     ) -> type[TrainerTrainable]:
-        """Return a class for `tune.Tuner`: each trial is a trainer, with resources for all its workers.
+        """Return a class for `tune.Tuner`. Each trial is a trainer with resources for all its workers.
 
-        A trial's configuration is merged over `config`. Its step is an epoch of training and, if there is
-        validation data, a validation; the result holds the metrics of both. Under a name that both have
-        it is validation's; `num_samples`, `batch_count` and `epoch` are training's.
+        A trial's configuration is merged over `config`. One step of a trial is an epoch of training and, if
+        the operator registered validation data, a validation. The result holds the metrics of both. If both
+        have a metric, the result holds the validation's value, except that `num_samples`, `batch_count` and
+        `epoch` come from training.
 
         Args:
-            override_tune_step: (trainer, {"iteration": n}) to a result, instead of that step.
-            **kwargs: of `TorchTrainer`.
+            override_tune_step: a function (trainer, {"iteration": n}) -> result that replaces this step.
+            **kwargs: arguments of `TorchTrainer`.
 
         Raises:
-            ConfigError: one of them is wrong.
+            ConfigError: an argument is wrong.
         """
         options = TrainerOptions.of(**kwargs).resolved()
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __trainable__(self) -> type[TrainerTrainable]:
-        """Return the trainable for `tune.Tuner(trainer)`; this trainer's workers make room for its trials."""
+        """Return the trainable for `tune.Tuner(trainer)`. This trainer's workers end to make room."""
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made
@@ -457,7 +462,7 @@ class OperatorTrainer:
         self.shutdown(force=error is not None)
 
     def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
-        """Run an epoch, for which the data `needs` must have been registered."""
+        """Run an epoch; `needs` names the data that must be registered."""
         self._check_counts(call.method, call.args[0], max_retries)
         if needs is not None:
             self._require(needs)
@@ -481,12 +486,12 @@ class OperatorTrainer:
             raise ConfigError(f"{method}(max_retries={max_retries!r}): give a whole number, 0 or more")
 
     def _require(self, data: str) -> None:
-        """Raise ConfigError if the operator registered no such data, "train" or "validation"."""
+        """Raise ConfigError if the operator registered no data of this kind, "train" or "validation"."""
         if self._workers.ended is None and not self._workers.has_data(data):
             raise ConfigError(f"there is no {data} data: call register_data({data}_loader=...) in setup")
 
 
 def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
-    """Raise ConfigError with the texts of all rules that are not kept."""
+    """Raise ConfigError with the texts of all broken rules."""
     if wrong := [text for text, right in rules if not right]:
         raise ConfigError(f"{method}: " + "; ".join(wrong))

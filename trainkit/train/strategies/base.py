@@ -4,8 +4,8 @@
         └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
                                            backward runs, and which part of the state is here
 
-A user's own strategy subclasses both. The step loop calls nothing of a strategy but `forward_backward` (or
-`backward`) and `clip`; all other methods are called before the first step or between epochs.
+A user's own strategy subclasses both. In the step loop only `forward_backward` (or `backward`) and `clip` are
+called. All other methods are called before the first step or between epochs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """Arguments of `TorchTrainer`; see there for the meaning of each."""
+    """Arguments of `TorchTrainer`, which documents each of them."""
 
     precision: Precision = "32"
     grad_accumulation_steps: int = 1
@@ -47,25 +47,25 @@ class StepSettings:
     ema_decay: float | None = None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return a block in which operations on `device` run in the asked precision where it is safe."""
+        """Return a context manager that runs safe operations on `device` in `precision`."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
     @property
     def needs_backward(self) -> bool:
-        """Return True if a user's own step must call `backward(loss)` in place of `loss.backward()`."""
+        """True if a user's own step must call `backward(loss)` instead of `loss.backward()`."""
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or self.detect_nan
 
     @property
     def needs_optimizer_step(self) -> bool:
-        """Return True if a user's own step must end with `optimizer_step()`, not `optimizer.step()`."""
+        """True if a user's own step must call `optimizer_step()` instead of `optimizer.step()`."""
         averages = self.ema_decay is not None
         clips = self.max_grad_norm is not None
         return self.precision == "fp16" or self.grad_accumulation_steps > 1 or clips or averages
 
     @property
     def asked_for(self) -> str:
-        """Return the settings that need `optimizer_step()`, as the user wrote them."""
+        """The settings that need `optimizer_step()`, in the user's notation."""
         given = [
             ("precision", self.precision, self.precision == "fp16"),
             ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
@@ -78,19 +78,19 @@ class StepSettings:
 Models = Sequence[nn.Module]
 Optimizers = Sequence[torch.optim.Optimizer]
 Criterion = Callable[..., torch.Tensor]
-"""(output, target) to the mean loss over the batch."""
+"""Loss function (output, target) -> mean loss over the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The parts that a worker builds its strategy from.
+    """Everything that a worker builds its strategy from.
 
     Attributes:
-        devices: of this worker; the first is where its batches go.
+        devices: devices of this worker; its batches go to the first one.
         group: all workers of the trainer.
         step: precision, accumulation, clipping, compilation.
-        wrap: whether models are wrapped so that gradients are averaged (`wrap_ddp`).
-        split: samples are shared among workers (`add_dist_sampler`).
+        wrap: True if models are wrapped so that gradients are averaged (`wrap_ddp`).
+        split: True if samples are shared among workers (`add_dist_sampler`).
     """
 
     devices: tuple[torch.device, ...]
@@ -101,27 +101,27 @@ class Place:
 
 
 class StrategySpec(ABC):
-    """The choice of a strategy: a frozen value, checked before any worker starts."""
+    """Choice of a strategy: a frozen value, checked before any worker starts."""
 
     spreads: ClassVar[bool] = False
     """True if no worker holds the whole state. All workers then write a checkpoint together."""
 
     @property
     def model_ways(self) -> int:
-        """How many workers hold one copy of the model together; `num_workers` is a multiple of it."""
+        """Number of workers that hold one copy of the model together; divides `num_workers`."""
         return 1
 
     @property
     def reporter(self) -> int:
-        """Which of those workers reports metrics: the one that has the loss."""
+        """Rank, within one copy of the model, of the worker that has the loss and reports metrics."""
         return 0
 
     def for_workers(self, num_workers: int) -> Self:
-        """Return the choice for so many workers; an argument that was not given may mean all of them."""
+        """Return this choice for `num_workers`; an omitted argument may default to all workers."""
         return self
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
-        """Yield a message for each conflict with the trainer's other arguments, with its remedy."""
+        """Yield a message with a remedy for each conflict with the trainer's other arguments."""
         yield from ()
 
     @abstractmethod
@@ -130,20 +130,20 @@ class StrategySpec(ABC):
 
 
 class Strategy:
-    """One way to train on one or several workers; every worker holds an instance.
+    """Way to train on one or several workers; every worker holds an instance.
 
-    As it stands, the whole model is on one device, and nothing is exchanged with other workers.
+    This base class keeps the whole model on one device and exchanges nothing with other workers.
 
     Args:
-        place: this worker's.
+        place: place of this worker.
 
     Attributes:
-        devices: of this worker; the first is where its batches go.
+        devices: devices of this worker; its batches go to the first one.
         group: the workers that train together.
         data: the group that shares the samples; workers that hold one model together count as one.
-        averages: whether `backward` averages gradients over `data`; a loss is weighted only if so.
-        meets_in_forward: whether forward passes are collective, so that validation too has equally many
-            batches on all workers.
+        averages: True if `backward` averages gradients over `data`; a loss is weighted only then.
+        meets_in_forward: True if forward passes are collective. Validation then needs equally many batches on
+            all workers.
     """
 
     averages: bool = False
@@ -161,11 +161,11 @@ class Strategy:
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
 
-        `optimizers` hold the user's parameters; where placing replaces these, their groups are changed to
-        hold the new ones.
+        `optimizers` hold the user's parameters. If placing replaces parameters, the optimizers' groups
+        receive the new ones.
 
         Raises:
-            ConfigError: these models or optimizers can't be trained so.
+            ConfigError: this strategy can't train these models or optimizers.
         """
         placed = [self._on_device(model) for model in models]
         first, *others = dict.fromkeys(self.devices)
@@ -179,7 +179,7 @@ class Strategy:
         return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
-        """Return `model` on its device, its parameters the same objects; compiled if asked."""
+        """Return `model` on its device, with the same parameter objects; compile it if asked to."""
         model = self._moved(model)
         if self._step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -188,12 +188,12 @@ class Strategy:
         return model
 
     def _moved(self, model: nn.Module) -> nn.Module:
-        # What setup has put on another of this worker's devices, as a whole or in part, is left where it is.
+        # A model that `setup` has put on other devices of this worker, even in part, stays there.
         by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
         return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop") -> Feed:
-        """Return this worker's share of a registered loader; arguments as of `make_feed`."""
+        """Return this worker's share of a registered loader; arguments are those of `make_feed`."""
         return make_feed(
             loader,
             group=self.data,
@@ -214,14 +214,14 @@ class Strategy:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Run forward and backward of one batch; return the detached loss, None where it is another worker's.
+        """Run forward and backward of one batch; return the detached loss, or None if another worker has it.
 
         Args:
-            model: as placed.
+            model: a placed model.
             criterion: mean loss over the batch.
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
-            scaled: loss to what `backward` starts from: weighted, and scaled for fp16.
+            scaled: loss -> start value of `backward`: weighted, and scaled for fp16.
         """
         with self._step.autocast(self.devices[0]):
             output = model(*features)
@@ -232,53 +232,53 @@ class Strategy:
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return (output, loss) of one batch without backward; None where they are another worker's."""
+        """Return (output, loss) of one batch without backward; None if another worker has them."""
         with self._step.autocast(self.devices[0]):
             output = model(*features)
             return output, self._loss(criterion, output, target)
 
     def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
         if len(self.devices) > 1 and (device := device_of(output)) is not None:
-            # A model over several devices may end on another than it begins on, where the target was brought.
+            # The target is on the first device. A model over several devices may end on another device.
             target = to_device(target, device)
             if isinstance(criterion, nn.Module):
                 criterion = criterion.to(device)
         return criterion(output, target)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients of `loss` as `scaled` gave it, added to those that are there."""
+        """Compute the gradients of a scaled loss and add them to the existing gradients."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def sync_gradients(self, now: bool) -> None:
-        """Set whether the next backward synchronizes gradients; False in the middle of an accumulation.
+        """Set whether the next backward synchronizes gradients; False inside an accumulation.
 
-        Called before the forward pass of each batch, but only with `grad_accumulation_steps` above 1.
+        Called before the forward pass of each batch, but only if `grad_accumulation_steps` is above 1.
         """
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        """Make the scaler for fp16; one worker's overflow makes all of them leave out the step."""
+        """Make the scaler for fp16; an overflow on one worker makes all workers skip the step."""
         return torch.amp.GradScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients so that the norm of the whole model's is at most `max_norm`; return the norm."""
+        """Scale gradients so that the whole model's norm is at most `max_norm`; return the norm before."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Run a block in which forward passes may differ in number between workers; entered by all."""
+        """Return a context in which workers may run different numbers of forward passes; all enter it."""
         yield
 
     def reshard(self) -> None:
-        """Free what a forward pass without a backward has left whole."""
+        """Free the gathered parameters that a forward pass without backward has left."""
 
     def leave(self) -> None:
-        """Leave the other workers; placed models can't be trained any more."""
+        """Leave the other workers; placed models can no longer be trained."""
         self.group.leave()
 
     # -- state ---------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's own module within a placed one."""
+        """Return the user's own module inside a placed one."""
         return model
 
     def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
@@ -286,8 +286,8 @@ class Strategy:
 
         `models` is a list of {name: tensor}; `optimizers` a list of {"state": {index: {name: value}},
         "param_groups": [...]}, in torch's own layout: an index counts the parameters in the order in which
-        the user's optimizer held them at registration. A tensor that is spread over workers is a DTensor; one
-        that is another worker's alone is absent.
+        the user's optimizer held them at registration. A tensor that is spread over workers is a DTensor. A
+        tensor that only another worker holds is absent.
         """
         return {
             "models": [self.unwrap(model).state_dict() for model in models],
@@ -295,12 +295,13 @@ class Strategy:
         }
 
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned on any strategy and world size.
+        """Load a result of `state` from any strategy and world size.
 
-        `state` is whole; each leaf is a tensor, or a `Spread` (tensors.py), of which a worker reads its part.
+        `state` is whole. Each leaf is a tensor, or a `Spread` (tensors.py), from which a worker reads its
+        part.
 
         Raises:
-            CheckpointError: it does not fit; nothing was changed.
+            CheckpointError: the state does not fit; nothing was changed.
         """
         before = detached(self.state(models, optimizers))
         try:
@@ -317,15 +318,15 @@ class Strategy:
             optimizer.load_state_dict(saved)
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        """Return the user's module as it was registered, its parameters on the "meta" device."""
+        """Return the user's registered module with its parameters on the "meta" device."""
         return skeleton(self.unwrap(model))
 
     def order(self) -> list[Any]:
-        """Return the order of gradients that was learnt and that rounding hangs on, as plain values."""
+        """Return the learned order of gradients as plain values; the rounding of their sums depends on it."""
         return []
 
     def take_order(self, order: Sequence[Any]) -> None:
-        """Take over what `order` returned on as many workers; called on all of them together."""
+        """Apply a result of `order` from equally many workers; called on all workers together."""
 
 
 STRATEGIES = Registry(
@@ -340,18 +341,18 @@ STRATEGIES = Registry(
         "context": "trainkit.train.strategies.context:ContextParallel",
     },
 )
-"""The strategies that `TorchTrainer(strategy=)` takes by name, each made without arguments."""
+"""Strategies that `TorchTrainer(strategy=)` takes by name, each built without arguments."""
 
 
 def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
-    """Return the strategy that `value` means.
+    """Return the strategy for `value`.
 
     Args:
-        value: a strategy, or its name, or "auto": single with one worker, data-parallel with several.
-        num_workers: of the trainer.
+        value: a strategy, its name, or "auto": single with one worker, data-parallel with several.
+        num_workers: number of workers of the trainer.
 
     Raises:
-        ConfigError: no strategy has that name, or it is something else.
+        ConfigError: no strategy has this name, or `value` is something else.
     """
     if value == "auto":
         value = "single" if num_workers == 1 else "ddp"

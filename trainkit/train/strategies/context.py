@@ -1,11 +1,11 @@
-"""Context parallelism: each sequence is cut into parts, and every worker computes its part of all layers.
+"""Context parallelism: each sequence is cut into parts, and each worker computes its part in all layers.
 
     two workers        tokens 0..n/2  ─▶ layers ─▶ attention ─▶ layers ─▶ loss of these tokens
                                                       ⇅ keys and values of the others
                        tokens n/2..n  ─▶ layers ─▶ attention ─▶ layers ─▶ loss of these tokens
 
 Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context",
-arXiv:2310.01889; carried out by torch.distributed.tensor.experimental.context_parallel,
+arXiv:2310.01889; implemented by torch.distributed.tensor.experimental.context_parallel,
 https://docs.pytorch.org/tutorials/unstable/context_parallel.html.
 """
 
@@ -42,10 +42,10 @@ _KERNELS = {
     "cpu": [SDPBackend.MATH],
     "cuda": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
 }
-"""The kernels of attention that torch's context parallelism knows to exchange keys and values for."""
+"""Attention kernels for which torch's context parallelism can exchange keys and values."""
 
 _UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
-"""How torch says that it can't compute an attention in parts."""
+"""Parts of torch's messages for an attention that it can't compute in parts."""
 
 _NOT_ALONE = (
     "with strategy=ContextParallel() a worker computes its part of each sequence, and knows no other: in "
@@ -56,14 +56,14 @@ _NOT_ALONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ContextParallel(StrategySpec):
-    """The whole model on every worker, and of each sequence a part.
+    """Context parallelism: the whole model on every worker, and a part of each sequence.
 
     Args:
-        degree: workers that share a sequence; None is all of them. With more workers there are several such
+        degree: number of workers that share a sequence; None: all workers. Further workers form further
             groups, which share the samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
-        buffers: names of the model's buffers that have an entry for each position, such as rotary
-            embeddings, with the dimension of the position; they are as long as the sequences.
+        buffers: names of the model's buffers with an entry for each position, such as rotary embeddings, and
+            the dimension of the position. They must be as long as the sequences.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -85,7 +85,7 @@ class ContextParallel(StrategySpec):
             )
 
     def for_workers(self, num_workers: int) -> ContextParallel:
-        """Return a copy with a number for `degree`."""
+        """Return a copy in which `degree` is a number."""
         return self if self.degree is not None else replace(self, degree=num_workers)
 
     @property
@@ -105,7 +105,7 @@ class ContextParallel(StrategySpec):
 
 
 class ContextParallelStrategy(Strategy):
-    """Context parallelism in one worker; workers of a row of the mesh share their sequences."""
+    """Context parallelism in one worker; workers in a row of the mesh share their sequences."""
 
     averages = True
 
@@ -135,7 +135,7 @@ class ContextParallelStrategy(Strategy):
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._buffers += list(model.buffers())
             if world is not None and any(parameter.requires_grad for parameter in model.parameters()):
-                # The gradient of a row is the mean of its parts', which are equally long.
+                # The parts of a row are equally long, so the row's gradient is the mean of their gradients.
                 self._averages.append(GradientAverage(model.parameters(), world))
         return placed
 
@@ -177,7 +177,7 @@ class ContextParallelStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Statistics, such as batch norm's, are each worker's own while it trains; worker 0's stand.
+        # Each worker trains its own statistics, such as batch norm's. Worker 0's are used.
         self.group.broadcast_tensors(self._buffers)
         yield
 
@@ -194,9 +194,9 @@ class ContextParallelStrategy(Strategy):
     def _in_parts(
         self, model: nn.Module, features: Sequence[Any], target: Any
     ) -> Iterator[tuple[Sequence[Any], Any]]:
-        """Yield this worker's part of features and target; in the block attention is computed over all."""
+        """Yield this worker's part of features and target; inside the block attention covers all parts."""
         self._check_lengths(features, target)
-        # Cut in place, so copied: they are the loader's, or the user's.
+        # Copied, because they are cut in place and belong to the loader or the user.
         own, wanted = map_tensors(torch.clone, (tuple(features), target))
         inputs, held, places = tensors_in((own, wanted)), dict(model.named_buffers()), self._spec.buffers
         cut = [*inputs, *(held[name] for name in places)]
@@ -229,7 +229,7 @@ class ContextParallelStrategy(Strategy):
             )
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the parts of a row's sequences."""
+        """Return the mean of `loss` over the workers that share the sequences."""
         total = loss.clone()
         dist.all_reduce(total, group=self._mesh.get_group(CONTEXT))
         return total / self._spec.model_ways

@@ -1,10 +1,10 @@
 """Data-parallel training: the whole model on every worker, gradients averaged by PyTorch's own DDP.
 
-DDP packs gradients into buckets: in its first step in the order of the model's parameters, and from the
-second on in the order in which they become ready (`rebuild_buckets` in
-torch/csrc/distributed/c10d/reducer.cpp). Where three workers or more sum a bucket, the order of the terms,
-and so the rounding, depends on the place in it. So that a run in new processes gives the same numbers bit
-for bit, the order is a part of its state.
+DDP packs gradients into buckets. In its first step it uses the order of the model's parameters, and from the
+second step on the order in which gradients become ready (`rebuild_buckets` in
+torch/csrc/distributed/c10d/reducer.cpp). If three or more workers sum a bucket, the order of the terms, and
+so the rounding, depends on the position in the bucket. The order is therefore part of the run's state, so
+that a run resumed in new processes gives bit-identical numbers.
 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv:2006.15704.
@@ -27,27 +27,27 @@ from trainkit.train.strategies.single import SingleStrategy
 
 
 def learnt_order(model: DistributedDataParallel) -> list[int]:
-    """Return the indices of the parameters in the order of their buckets; empty before DDP has learnt it."""
+    """Return the indices of the parameters in bucket order; empty before DDP has learned the order."""
     found = _logged_order(model)
     if not found:
-        model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # It may have been learnt since.
+        model.logger.set_runtime_stats_and_log()  # Logs the latest order.
         found = _logged_order(model)
     return found
 
 
 def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
-    """Let DDP learn `order`, in a step that changes nothing; all workers do it together.
+    """Make DDP learn `order` in a step that changes nothing; all workers call it together.
 
-    Without effect on one that has learnt an order already, or whose buckets stay as they are.
+    It has no effect if DDP has already learned an order, or if its buckets never change.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.static_graph or sorted(order) != list(range(len(parameters))):
         return
     reducer = model.reducer
-    reducer._rebuild_buckets()  # By what it has seen of its own; it would take that and ours for one step's.
-    # Backward takes up first what was computed last.
+    reducer._rebuild_buckets()  # Otherwise DDP would mix its pending order with ours.
+    # Backward visits the parameters in reverse order of their use.
     one_each = [parameters[index].flatten()[0] for index in reversed(order)]
-    # Brought together: a model may lie on several devices.
+    # Moved to one device, because a model may use several.
     nothing = torch.stack([value.to(one_each[0].device, torch.float32) * 0 for value in one_each]).sum()
     reducer.prepare_for_forward()
     reducer.prepare_for_backward([])
@@ -66,15 +66,15 @@ def _logged_order(model: DistributedDataParallel) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class DDP(StrategySpec):
-    """The whole model on every worker, samples shared, gradients averaged; the default with several."""
+    """The whole model on every worker, samples shared, gradients averaged; default with several workers."""
 
     def build(self, place: Place) -> Strategy:
-        # A worker alone has nobody to average with.
+        # A single worker has no gradients to average.
         return DDPStrategy(place) if place.group.world_size > 1 else SingleStrategy(place)
 
 
 class DDPStrategy(Strategy):
-    """Data-parallel training in one worker; with `Place.wrap` False the user synchronizes the copies."""
+    """Data-parallel training in one worker; if `Place.wrap` is False, the user synchronizes the models."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -88,11 +88,12 @@ class DDPStrategy(Strategy):
         if not self._place.wrap:
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # DDP refuses a model with nothing to train, such as a frozen teacher; equal weights do for it.
+            # DDP refuses a model without trainable parameters, such as a frozen teacher. Equal weights
+            # suffice.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             return model
         device = self.devices[0]
-        # A model over several devices moves its activations by itself: DDP takes no device_ids for it.
+        # A model over several devices moves its activations itself. DDP must get no device_ids then.
         whole = device.type == "cpu" or len(self.devices) > 1
         arguments = {"device_ids": None if whole else [device], **ddp_args}
         self._wrapped.append(DistributedDataParallel(model, **arguments))
@@ -114,8 +115,8 @@ class DDPStrategy(Strategy):
 
     def leave(self) -> None:
         for model in self._wrapped:
-            # The reducer and its logger must not be what frees the process group: they are freed with the
-            # interpreter locked, and the group waits for a thread of its own that may want the interpreter.
+            # Freeing the reducer and its logger must not free the process group: they are freed while the
+            # interpreter is locked, and the group waits for its own thread, which may need the interpreter.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
         self._wrapped.clear()
@@ -124,8 +125,8 @@ class DDPStrategy(Strategy):
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         # In forward passes DDP broadcasts buffers (batch norm's statistics) and, with gradients, may agree on
-        # the order of its buckets. Workers may have different numbers of validation batches: buffers are
-        # brought together here, once, and nothing of it may happen below, with gradients or without.
+        # the order of its buckets. Workers may have different numbers of validation batches, so buffers are
+        # broadcast here once, and forward passes in this block must not communicate.
         quiet = dict.fromkeys(
             ("broadcast_buffers", "require_backward_grad_sync", "require_forward_param_sync"), False
         )

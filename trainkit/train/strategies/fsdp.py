@@ -3,7 +3,7 @@
     block 0 ──all-gather──▶ whole for its forward ──▶ freed     (again for its backward)
     gradients ──reduce-scatter──▶ each worker its part ──▶ its part of the optimizer's step
 
-With replicas, groups of workers hold a copy each, and only the parts of gradients travel between groups:
+With replicas, each group of workers holds a copy. Groups exchange only their parts of the gradients:
 
     four workers, replicas=2       part 0   part 1
     replica 0                        0        1        gathered along rows
@@ -48,17 +48,18 @@ _PARAMETERS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(StrategySpec):
-    """Parameters, gradients and the optimizer's state in equal parts on all workers.
+    """Parameters, gradients and optimizer state, sharded equally over all workers.
 
     Args:
-        shard_blocks: the modules whose parameters are brought together at a time: classes, or a function
-            of (name, module). None finds the repeated blocks of stacks such as a transformer's layers. What
-            lies outside of blocks is one more group.
+        shard_blocks: modules whose parameters are gathered together: classes, or a function of (name,
+            module). None finds the repeated blocks of stacks, such as a transformer's layers. All parameters
+            outside of blocks form one more group.
         reshard_after_forward: free a block's whole parameters after its forward pass and gather them again
-            for its backward. False keeps them: more memory, less traffic.
-        cpu_offload: parameters, gradients and optimizer stay in the CPU's memory, and pass through the GPU.
+            for its backward. False keeps them, which takes more memory and less traffic.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory, and copy them to the GPU
+            for use.
         forward_methods: names of other methods of the model that run its layers, such as "generate".
-        replicas: copies of the model; each is in equal parts on `num_workers / replicas` workers.
+        replicas: copies of the model; each is sharded equally over `num_workers / replicas` workers.
     """
 
     spreads: ClassVar[bool] = True
@@ -110,7 +111,7 @@ class FSDPStrategy(ShardedStrategy):
         plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
         self._note(models, optimizers)
         for model, blocks in plans:
-            # On the device that the user left them on: the whole model need not fit on a GPU.
+            # The broadcast uses the device of the user's model, because the whole model may not fit on a GPU.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._shard(model, blocks)
         self._hand_over(models, optimizers)
@@ -125,11 +126,11 @@ class FSDPStrategy(ShardedStrategy):
         }
         keep = not self._spec.reshard_after_forward
         if self._step.compile:
-            # A graph for each block, between the gathering of its parameters and their release.
+            # Each block gets its own graph, which lies between gathering and freeing its parameters.
             compile_in_place(*(blocks or [model]))
         for block in blocks:
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
-        # What is outside of blocks is needed again as the backward pass begins, if there is one.
+        # The backward pass starts with the parameters outside of blocks, so they stay gathered.
         trained = any(parameter.requires_grad for parameter in model.parameters())
         root = fully_shard(
             model, reshard_after_forward=not keep and not trained, mp_policy=self._precision(model), **common
@@ -140,10 +141,10 @@ class FSDPStrategy(ShardedStrategy):
         self._roots.append(root)
 
     def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
-        """Send parameters in 16 bits where the trainer computes so; sum gradients in 32."""
+        """Return the policy: parameters in 16 bits if the trainer computes in 16, gradient sums in 32."""
         dtype = _PARAMETERS.get(self._step.precision)
         if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
-            # Batch norm keeps its statistics in 32 bits, which its weights have to match: autocast does it.
+            # Batch norm keeps its statistics in 32 bits, and its weights must match. Autocast handles this.
             return MixedPrecisionPolicy()
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
@@ -159,7 +160,7 @@ class FSDPStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Batch norm's statistics are each worker's own while it trains; worker 0's stand, as with DDP.
+        # Each worker trains its own batch norm statistics. Worker 0's are used, as with DDP.
         for root in self._roots:
             self.group.broadcast_tensors(list(_module(root).buffers()))
         try:
@@ -179,12 +180,12 @@ class FSDPStrategy(ShardedStrategy):
 
 
 def _module(root: FSDPModule) -> nn.Module:
-    """Return `root` typed as an `nn.Module`: the class of a sharded module inherits from both."""
+    """Return `root`, typed as an `nn.Module`: the class of a sharded module inherits from both types."""
     return cast(nn.Module, root)
 
 
 def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield `module` and the modules in it, but those that are sharded by themselves."""
+    """Yield `module` and its descendants, except separately sharded ones."""
     yield module
     for child in module.children():
         if not isinstance(child, FSDPModule):

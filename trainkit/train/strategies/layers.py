@@ -1,11 +1,11 @@
-"""Layer placement: one model over the devices of one worker, each batch passed from device to device.
+"""Layer placement: one model over the devices of one worker; each batch moves from device to device.
 
     devices 0         1
     batch ─▶ conv1 … layer2 ──move──▶ layer3 … fc ─▶ loss
 
-A forward pre-hook on each part moves the values that come from another device, and autograd moves the
-gradient back. Parameters are moved in place and keep their names, so optimizers and checkpoints are as ever.
-With several workers each has a copy over devices of its own, and DDP averages their gradients.
+A forward pre-hook on each part moves its inputs from other devices, and autograd moves the gradients back.
+Parameters are moved in place and keep their names, so optimizers and checkpoints are unaffected. Each of
+several workers has a copy on its own devices, and DDP averages their gradients.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
 """
@@ -27,18 +27,18 @@ from trainkit.train.strategies.ddp import DDPStrategy
 from trainkit.train.strategies.modules import StrategyHook, even_starts, lies_elsewhere
 
 _CHAINS = (nn.Sequential, nn.ModuleList)
-"""Modules that can be cut between their members: the order of calls is known of no other module."""
+"""Modules that can be cut between their members; other modules may call members in any order."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A module that is on one device as a whole.
+    """A module that is entirely on one device.
 
     Attributes:
-        name: in the model.
-        module: itself.
+        name: name in the model.
+        module: the module.
         device: index among the worker's devices.
-        own: only what the module holds itself; its children are other parts, or of other parts.
+        own: True if the part holds only the module's own tensors, and other parts hold its children.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Part:
 
 
 def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
-    """Return parts of `model` in the order of definition; from each cut on they go to the next device.
+    """Return the parts of `model` in the order of definition; each cut starts the next device.
 
     Raises:
-        ConfigError: a cut is no module's name, or they are not in the order of definition.
+        ConfigError: a cut is not a module's name, or the cuts are not in the order of definition.
     """
     order = [name for name, _ in model.named_modules() if name in cuts]
     _refuse_unknown(model, set(cuts) - set(order))
@@ -68,11 +68,11 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
 
 
 def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
-    """Return parts of `model` by the longest prefix of their names in `devices`; "" stands for all.
+    """Return the parts of `model`; the longest prefix in `devices` gives each device, "" matches all.
 
     Raises:
-        ConfigError: a prefix is no module's name, a module has none, or two that share a parameter are sent
-            to different devices.
+        ConfigError: a prefix is not a module's name, no prefix matches a module, or modules that share a
+            parameter have different devices.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     _refuse_unknown(model, set(devices) - set(modules))
@@ -90,18 +90,18 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
                 f"split sends {part.name} to device {part.device}, but it shares a parameter with a module "
                 f"on device {placed.device}: put both on one"
             )
-    # What holds nothing, and was not named, runs where its input is: on device 0 it would cost two moves.
+    # An unnamed part without tensors runs on its input's device. On device 0 it would cost two moves.
     prefixes = tuple(f"{name}." for name in devices if name)
     return [part for part in parts if _holds(part) or f"{part.name}.".startswith(prefixes)]
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Return parts of `model`, in order, so that the fullest of `devices` holds the fewest bytes.
+    """Return the parts of `model`, in order, so that the fullest of `devices` holds as few bytes as possible.
 
-    Cuts are made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`) only.
+    Cuts are only made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`).
 
     Raises:
-        ConfigError: there are fewer such parts than devices.
+        ConfigError: the model has fewer such parts than devices.
     """
     units = list(_units(model))
     if sum(size > 0 for _, size in units) < devices:
@@ -119,12 +119,12 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
 def _parts(
     model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
 ) -> Iterator[Part]:
-    """Return modules as large as `cuts` allow, each once, under its first name.
+    """Yield the largest modules that `cuts` allow, each once, under its first name.
 
     Args:
-        model: whose parts.
-        cuts: names; a module that holds one of them is no part as a whole.
-        device_of: (name, the device of what it lies in) to its device; asked in the order of definition.
+        model: the model to divide.
+        cuts: names of modules; a module that contains one of them is not a single part.
+        device_of: (name, device of the parent module) -> device; called in the order of definition.
         first: the model's own device.
     """
     placed: set[nn.Module] = set()
@@ -133,7 +133,7 @@ def _parts(
         if module in placed:
             return
         inside = f"{name}." if name else ""
-        # The model itself is never a part: its forward pass calls parts.
+        # The model itself is never a part, because its forward pass calls the parts.
         whole = bool(name) and not any(cut.startswith(inside) for cut in cuts)
         if whole and placed.isdisjoint(module.modules()):
             placed.update(module.modules())
@@ -148,7 +148,7 @@ def _parts(
 
 
 def _together(parts: Sequence[Part]) -> list[Part]:
-    """Move parts that share a parameter to the device of the first of them."""
+    """Move parts that share a parameter to the device of their first part."""
     home: dict[int, int] = {}
     placed = []
     for part in parts:
@@ -165,7 +165,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Return the names between which the model may be cut, and the bytes of each, counted once."""
+    """Yield the modules between which the model may be cut: (name, bytes); shared tensors count once."""
     seen: set[int] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, int]]:
@@ -198,14 +198,14 @@ def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
 class Layers(StrategySpec):
     """One model over several devices of each worker: `TorchTrainer(strategy=Layers(), gpus_per_worker=2)`.
 
-    A model of which `setup` has put anything on another than the worker's first device is left as it is.
+    If `setup` put anything on a device other than the worker's first one, the model is left unchanged.
 
     Attributes:
-        split: names of the modules where the next device begins, in the model's order: `["layer3"]`; or the
-            device's index by the beginning of names: `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`. None
-            cuts between the model's children, and within its chains of modules, so that the fullest device
-            holds as little as can be; it counts parameters, not activations.
-        devices: of each worker; default, its GPUs. `["cpu", "cpu"]` tries a placement without GPUs.
+        split: names of the modules where the next device begins, in the model's order: `["layer3"]`; or
+            device indices by prefix of the names: `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`. None cuts
+            between the model's children, and within its chains of modules, so that the fullest device holds
+            as little as possible. Only parameters and buffers count, not activations.
+        devices: devices of each worker; default: its GPUs. `["cpu", "cpu"]` tries a placement without GPUs.
     """
 
     split: Sequence[str] | Mapping[str, int] | None = None
@@ -245,7 +245,7 @@ class Layers(StrategySpec):
                 f"Layers(devices=...): {', '.join(strange)} is none of this worker's, which are {own}; each "
                 f"worker counts its own from cuda:0"
             )
-        # Alone, there is nobody to average gradients with.
+        # A single worker has no gradients to average.
         wrap = place.wrap and place.group.world_size > 1
         return LayersStrategy(replace(place, devices=devices, wrap=wrap), self.split)
 
@@ -278,19 +278,19 @@ class LayersStrategy(DDPStrategy):
 
 
 class Handover(StrategyHook):
-    """Brings a module's arguments to its device.
+    """Forward pre-hook that moves a module's arguments to its device.
 
     Args:
-        device: the module's.
+        device: device of the module.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # A copy between GPUs is ordered by their streams; one to the CPU must have arrived when it is read.
+        # Streams order a copy between GPUs. A copy to the CPU must be complete before it is read.
         self._non_blocking = device.type != "cpu"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Nearly all calls come with one tensor, from the same device.
+        # Fast path: nearly all calls pass one tensor from the same device.
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             return None if args[0].device == self.device else ((self._here(args[0]),), kwargs)
         return map_tensors(self._here, args), map_tensors(self._here, kwargs)
@@ -300,7 +300,7 @@ class Handover(StrategyHook):
 
 
 def _move_own(module: nn.Module, device: torch.device) -> None:
-    """Move what `module` holds itself, but not its children, as `module.to` does."""
+    """Move the module's own tensors, without its children, in place like `module.to`."""
     for parameter in module.parameters(recurse=False):
         parameter.data = parameter.data.to(device)
     for name, buffer in module.named_buffers(recurse=False):

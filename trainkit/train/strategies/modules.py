@@ -1,4 +1,4 @@
-"""Parts of a model, and copies of it: its blocks, compiled in place, without memory, on the CPU."""
+"""Helpers for models: find blocks, compile in place, copy to the CPU or without memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainkit.errors import ConfigError
 
 
 def compile_in_place(*modules: nn.Module) -> None:
-    """Have calls of `modules` run compiled by `torch.compile`; their parameters and names stay as they are.
+    """Compile `modules` with `torch.compile`; their parameters and names stay unchanged.
 
-    `module.compile()` does that for a user's own class, but compiles nothing of an `nn.Sequential` or another
-    of torch's own, whose code it takes for a part of torch: a function of ours around it is traced. Modules
-    that are alike share what is compiled, and those that are not don't count for each other's limit of
-    compilations (`torch._dynamo.config.recompile_limit`), which torch keeps for each function.
+    `module.compile()` works for a user's own class. It compiles nothing of an `nn.Sequential` or another
+    torch class, because torch takes their code for its own. A function of this file around the forward method
+    is traced instead. Equal modules share the compiled code. Different modules have separate functions,
+    because torch limits compilations per function (`torch._dynamo.config.recompile_limit`).
     """
     codes: dict[Any, CodeType] = {}
     for module in modules:
@@ -29,7 +29,7 @@ def compile_in_place(*modules: nn.Module) -> None:
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    """Return a key that differs for modules which torch would have to compile again."""
+    """Return a key that is equal for modules which can share compiled code."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     values = [
         (name, key, value)
@@ -55,8 +55,9 @@ def _compile(module: nn.Module, code: CodeType) -> None:
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)  # type: ignore[no-untyped-call]
-        # Hooks, such as those by which FSDP2 gathers parameters, run as they are: in them a graph would end.
-        # For the call alone, so that copies and pickles of the module are without it.
+        # Only forward is compiled, not hooks, such as FSDP2's that gather parameters: they would break the
+        # graph. It is replaced only during the call, so that copies and pickles of the module do not contain
+        # it.
         before = own.get("forward")
         own["forward"] = compiled
         try:
@@ -67,29 +68,30 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # What Module.compile() sets: the one place where a module's call can be replaced without wrapping it.
+    # `Module.compile()` sets this attribute too. No other replaces a module's call without wrapping the
+    # module.
     module._compiled_call_impl = called
 
 
 class StrategyHook:
-    """Base of the forward pre-hooks that strategies put on modules; copies for the user are without them."""
+    """Base of the forward pre-hooks that strategies put on modules. Copies for the user lack them."""
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU that takes no memory on the device."""
+    """Return a copy on the CPU, without using memory of the device."""
     return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy, its parameters on the "meta" device; buffers are copied, as some are in no state."""
+    """Return a copy with parameters on "meta"; buffers keep their values, as some are in no state."""
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Fill a `skeleton` with the values of `state`; parameters with several names are tied again.
+    """Fill a `skeleton` with the values of `state`; tie parameters with several names again.
 
     Args:
-        model: a skeleton; it is changed.
+        model: a skeleton; it is changed in place.
         state: whole tensors by name, on the CPU.
     """
     shared: dict[int, nn.Parameter] = {}
@@ -106,7 +108,7 @@ def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
 
 
 def lies_elsewhere(model: nn.Module, device: torch.device) -> bool:
-    """Return True if a parameter or buffer is neither on the CPU, where it was made, nor on `device`."""
+    """Return True if a parameter or buffer is on a device other than the CPU and `device`."""
     places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return not places <= {torch.device("cpu"), device}
 
@@ -117,7 +119,7 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
         copies[id(parameter)] = nn.Parameter(parameter_of(parameter), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
-    # deepcopy takes what is in its memo as copied already.
+    # deepcopy does not copy objects that are in its memo.
     clone = copy.deepcopy(model, copies)
     for module in clone.modules():
         hooks: dict[int, Any] = module._forward_pre_hooks
@@ -129,18 +131,18 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
 
 
 Blocks: TypeAlias = Iterable[type[nn.Module]] | Callable[[str, nn.Module], bool] | None
-"""Classes of blocks, a function of a module's name and the module, or None: find them."""
+"""Classes of blocks, a function of (name, module), or None to find them automatically."""
 
 
 def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
-    """Return the blocks of `model`, inner ones first; without the model itself.
+    """Return the blocks of `model`, inner ones first, without the model itself.
 
     Args:
         model: not yet sharded.
         chosen: classes, or a function of (name, module); None takes the repeated blocks of its stacks.
 
     Raises:
-        ConfigError: none is found, or one shares a parameter with what is outside of it.
+        ConfigError: no block is found, or a block shares a parameter with modules outside of it.
     """
     if chosen is None:
         return [block for block in stacked_blocks(model) if not _shared_outside(model, block)]
@@ -170,10 +172,10 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
 
 
 def stacked_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated blocks of lists and sequences: of one class, and made of other modules.
+    """Yield the repeated blocks of lists and sequences: several of one class, each with submodules.
 
-    Layers such as nn.Linear are too small to be gathered one by one, and blocks in blocks are gathered with
-    the outer one.
+    Layers such as nn.Linear are too small to be gathered one by one. Blocks inside of blocks are gathered
+    with the outer block.
     """
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)):
@@ -193,7 +195,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
-    """Return the name of a parameter of `block` that another part of `model` has too."""
+    """Return the name of a parameter of `block` that another part of `model` shares; else None."""
     inside = {id(module) for module in block.modules()}
     own = {id(parameter): name for name, parameter in block.named_parameters()}
     for module in model.modules():
@@ -205,18 +207,19 @@ def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
 
 
 def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Return the starts of the second and later of `groups` successive groups of at least one size each.
+    """Cut `sizes` into `groups` successive non-empty groups; return the starts of the second and later ones.
 
-    The largest group is as small as can be; among such cuts an even one is preferred.
+    The largest group is as small as possible. Among such cuts a more even one is preferred.
     """
     ends = [0, *itertools.accumulate(sizes)]
-    # best[end]: of the sizes before `end`, in as many groups as there were rounds, (cost, starts).
+    # best[end]: (cost, starts) of the best cut of the sizes before `end` into `round_` groups.
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for round_ in range(1, groups + 1):
         longer: dict[int, tuple[tuple[int, int], list[int]]] = {}
         for end in range(round_, len(sizes) - (groups - round_) + 1):
             found: tuple[tuple[int, int], list[int]] | None = None
-            # The latest start first, which wins among equals: an activation stays with the layer before it.
+            # The latest start comes first and wins ties, so that an activation stays with the layer before
+            # it.
             for start in (start for start in reversed(best) if start < end):
                 (largest, squares), starts = best[start]
                 size = ends[end] - ends[start]
@@ -224,7 +227,7 @@ def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
                 if found is None or cost < found[0]:
                     found = cost, [*starts, start]
                 elif size > found[0][0]:
-                    break  # so are all groups that start earlier
+                    break  # Earlier starts make even larger groups.
             if found is not None:
                 longer[end] = found
         best = longer

@@ -1,10 +1,11 @@
-"""Pipeline parallelism: each worker holds one stage of the model, and batches go through in microbatches.
+"""Pipeline parallelism: each worker holds one stage of the model, and batches are cut into microbatches.
 
     microbatches ──▶ stage 0 ──activations──▶ stage 1 ──▶ ... ──▶ last stage, loss
                              ◀──gradients────         ◀──     ◀──
 
-The stages work at the same time, each on another microbatch; a step's gradient is that of the whole batch.
-A stage may be several workers', which split its matrices. Then workers with the same part are a pipeline:
+All stages work at the same time, each on another microbatch. The gradient of a step is the gradient of the
+whole batch. Several workers may hold one stage together and split its matrices. Workers with the same part
+then form a pipeline:
 
     eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
     data 0                                0     1                  2     3
@@ -55,26 +56,27 @@ from trainkit.train.strategies.tensor_plan import split_model
 _SCHEDULES = ("1f1b", "gpipe")
 
 _MICROBATCHES_A_STAGE = 4
-"""With four for each stage the time in which stages wait is small: GPipe, section 3."""
+"""Four microbatches for each stage keep the stages' idle time small (GPipe, section 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(StrategySpec):
-    """The model in stages, one on each worker; with more workers, several such pipelines share the data.
+    """The model in stages, one on each worker. Further workers form further pipelines, which share the data.
 
     Args:
-        degree: stages; None: as many as `split` names, or else as there are workers.
-        split: names of the modules at which a stage begins, but the first; or a function from the model to
-            the list of modules that it calls one after the other. None: an `nn.Sequential`, or a model with a
-            method `stages()` that gives this list, is cut into parts of about equal parameter bytes.
-        schedule: "1f1b" keeps the activations of as many microbatches as there are stages, "gpipe" of all.
-        microbatches: into which a batch is cut, or fewer that divide it evenly; None: four for each stage.
-        tensor: how the matrices of each stage are split over several workers; None: each stage is one
-            worker's. Where only one of the two degrees is given, the other one follows from the number of
-            workers.
+        degree: number of stages; None: given by `split`'s names, or else by the number of workers.
+        split: names of the modules at which the second and each later stage begins; or a function from the
+            model to the list of modules that it calls one after another. None cuts an `nn.Sequential`, or a
+            model whose method `stages()` returns this list, into parts of about equal parameter bytes.
+        schedule: "1f1b" keeps the activations of as many microbatches as there are stages; "gpipe" keeps the
+            activations of all microbatches.
+        microbatches: number of parts of a batch. If it does not divide the batch evenly, a smaller number
+            that does is used. None: four for each stage.
+        tensor: how the matrices of each stage are split over several workers; None: one worker holds each
+            stage. If only one of the two degrees is given, the other one follows from the number of workers.
 
     Raises:
-        ConfigError: an argument is of the wrong kind.
+        ConfigError: an argument has a wrong type or value.
     """
 
     spreads: ClassVar[bool] = True
@@ -114,17 +116,17 @@ class Pipeline(StrategySpec):
 
     @property
     def _named(self) -> int | None:
-        """Stages that `split` names."""
+        """Number of stages that follows from the names in `split`; None without names."""
         return len(self.split) + 1 if isinstance(self.split, Sequence) else None
 
     @property
     def stages(self) -> int:
-        """Stages of each pipeline."""
+        """Number of stages of each pipeline."""
         return self.degree or self._named or 1
 
     @property
     def parts(self) -> int:
-        """Workers that hold one stage together."""
+        """Number of workers that hold one stage together."""
         return 1 if self.tensor is None else self.tensor.degree or 1
 
     @property
@@ -136,7 +138,7 @@ class Pipeline(StrategySpec):
         return (self.stages - 1) * self.parts
 
     def for_workers(self, num_workers: int) -> Pipeline:
-        """Return a copy with numbers of stages, and of workers for each, for so many workers."""
+        """Return a copy with the numbers of stages and of workers per stage filled in."""
         stages = self.degree or self._named or max(num_workers // self.parts, 1)
         tensor = None if self.tensor is None else self.tensor.for_workers(max(num_workers // stages, 1))
         return replace(self, degree=stages, tensor=tensor)
@@ -159,8 +161,8 @@ class PipelineStrategy(Strategy):
     """One stage of a pipeline, in one worker.
 
     Args:
-        spec: with a degree.
-        place: this worker's.
+        spec: the strategy, with a degree.
+        place: place of this worker.
     """
 
     def __init__(self, spec: Pipeline, place: Place) -> None:
@@ -193,7 +195,7 @@ class PipelineStrategy(Strategy):
             )
         model, degree, step = models[0], self._spec.stages, self._step
         refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
-        # Before anything is changed: a model that can't be cut is the user's to mend.
+        # Cut before any change, so that an error leaves the user's model intact.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
         self._skeleton = skeleton(model)
@@ -206,7 +208,7 @@ class PipelineStrategy(Strategy):
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
-        # In batches only pairs of stages meet, but NCCL joins a group when all of it first meets.
+        # Later only pairs of stages communicate, but NCCL needs all workers of a group for the first call.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = MicrobatchSchedule(
@@ -259,7 +261,7 @@ class PipelineStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each pipeline has statistics of its own, such as batch norm's; those that count are the first one's.
+        # Each pipeline has its own statistics, such as batch norm's. The first pipeline's are used.
         if self.data.world_size > 1 and self._model is not None:
             first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():
@@ -267,7 +269,7 @@ class PipelineStrategy(Strategy):
         yield
 
     def leave(self) -> None:
-        # What holds the groups goes before them.
+        # The schedule holds groups, so it is released before them.
         self._relay = None
         self.group.leave()
 
@@ -286,7 +288,7 @@ class PipelineStrategy(Strategy):
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
             held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker returned itself has its own stage alone.
+            # A state that this worker returned itself holds only its own stage.
             check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])
@@ -296,7 +298,7 @@ class PipelineStrategy(Strategy):
         for model, saved in zip(models, state["models"], strict=True):
             own = self.unwrap(model)
             held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
-            own.load_state_dict(held, strict=False)  # What is another worker's is not here.
+            own.load_state_dict(held, strict=False)  # Other workers hold the other entries.
         if self._slots is not None:
             self._slots.load(optimizers, state["optimizers"])
 
@@ -322,13 +324,13 @@ def _is_names(value: Any) -> bool:
 
 
 def _held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are on this worker, by name."""
+    """Return this worker's parameters by name."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.is_meta}
 
 
 def _held_state(model: nn.Module) -> dict[str, Any]:
-    """Return the part of a model's state that is on this worker."""
+    """Return this worker's part of a model's state."""
     state = model.state_dict()
     for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
         del state[name]

@@ -1,8 +1,7 @@
 """State of models and optimizers whose parameters are spread over workers.
 
-A user makes optimizers from a model's parameters. Sharding puts other tensors in their place, and a
-pipeline's stage keeps only some. The indices of an optimizer's state go on to count the parameters that the
-user gave.
+A user makes optimizers from a model's parameters. Sharding replaces the parameters by other tensors, and a
+pipeline's stage keeps only some. The indices of an optimizer's state still count the user's parameters.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from trainkit.train.strategies.base import Models, Optimizers, Strategy
 from trainkit.train.strategies.modules import skeleton
 
 Name = tuple[int, str]
-"""Of a parameter: the model's number, and its name in it."""
+"""Key of a parameter: the model's number, and the parameter's name in the model."""
 
 
 def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
-    """Return all parameters by name; a shared one under each of its names."""
+    """Return all parameters by key; a shared parameter appears under each of its keys."""
     return {
         (number, name): parameter
         for number, model in enumerate(models)
@@ -34,14 +33,14 @@ def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
 
 
 class ParameterSlots:
-    """For each optimizer, the parameters that it was given, by the index that its state counts them with.
+    """The parameters that each optimizer received, by their index in the optimizer's state.
 
     Args:
-        models: as registered, before any of their parameters is replaced.
-        optimizers: made from them.
+        models: the registered models, before any parameter is replaced.
+        optimizers: optimizers of their parameters.
 
     Raises:
-        ConfigError: an optimizer has made steps already.
+        ConfigError: an optimizer has already made steps.
     """
 
     def __init__(self, models: Models, optimizers: Optimizers) -> None:
@@ -52,21 +51,22 @@ class ParameterSlots:
                     f"{type(optimizer).__name__} has made steps before it was registered, and this strategy "
                     f"replaces its parameters: register a new one, and load() a checkpoint into the trainer"
                 )
-        # Of each optimizer, of each group: what a slot holds, and its name if it is a model's.
+        # Per optimizer and group: the key of each slot's parameter (None if no model has it), and the
+        # parameter.
         self._groups: list[list[list[tuple[Name | None, Any]]]] = [
             [[(names.get(id(item)), item) for item in group["params"]] for group in optimizer.param_groups]
             for optimizer in optimizers
         ]
 
     def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
-        """Give each optimizer the parameters that took the place of its own; those not in `held` are gone."""
+        """Replace each optimizer's parameters by those in `held`; remove those that `held` lacks."""
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]
                 group["params"] = [item for _, item in slots if item is not None]
 
     def state(self, optimizers: Optimizers) -> list[dict[str, Any]]:
-        """Return the part of the state that is here, in torch's own layout."""
+        """Return this worker's part of the state, in torch's own layout."""
         return [
             {
                 "state": {
@@ -83,7 +83,7 @@ class ParameterSlots:
         ]
 
     def check(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Raise CheckpointError unless `saved` is of optimizers with the same groups."""
+        """Raise CheckpointError unless `saved` belongs to optimizers with equal groups."""
         for number, state in enumerate(saved):
             own = [len(indices) for indices in self._indices(number)]
             theirs = [len(group["params"]) for group in state["param_groups"]]
@@ -93,7 +93,7 @@ class ParameterSlots:
                 )
 
     def load(self, optimizers: Optimizers, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Take over a whole state, of which each worker keeps its part."""
+        """Load a whole state; each worker keeps its part."""
         for number, (optimizer, state) in enumerate(zip(optimizers, saved, strict=True)):
             for group, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
                 group.update({key: whole(value) for key, value in theirs.items() if key != "params"})
@@ -119,11 +119,11 @@ class ParameterSlots:
 
 
 def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """Return one value of an optimizer's state, laid out as `parameter` if it has its shape."""
+    """Return a value of an optimizer's state, in the layout of `parameter` if the shapes are equal."""
     if not isinstance(value, (torch.Tensor, Spread)) or isinstance(value, DTensor):
         return value
     if name == "step":
-        # Counted on the CPU, but for optimizers that run in a graph or a kernel.
+        # Steps are counted on the CPU, except by optimizers that run in a graph or a fused kernel.
         on_device = group.get("capturable") or group.get("fused")
         return whole(value).to(parameter.device if on_device else "cpu", copy=True)
     if shape_of(value) == tuple(parameter.shape):
@@ -132,21 +132,21 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 
 
 class ShardedStrategy(Strategy):
-    """Base of the strategies whose models hold DTensors.
+    """Base of strategies whose models hold DTensors.
 
-    `place` calls `_note` before it replaces the parameters of the models, and `_hand_over` after that.
+    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards.
     """
 
     _slots: ParameterSlots
     _skeletons: Mapping[int, nn.Module]
 
     def _note(self, models: Models, optimizers: Optimizers) -> None:
-        """Note what `models` and `optimizers` are as they were registered."""
+        """Record `models` and `optimizers` in their registered form."""
         self._slots = ParameterSlots(models, optimizers)
         self._skeletons = {id(model): skeleton(model) for model in models}
 
     def _hand_over(self, models: Models, optimizers: Optimizers) -> None:
-        """Let the optimizers hold the models' parameters as they are now."""
+        """Give the optimizers the models' current parameters."""
         self._slots.replace(optimizers, dict(parameter_names(models)))
 
     def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
@@ -167,12 +167,12 @@ class ShardedStrategy(Strategy):
         self._slots.load(optimizers, state["optimizers"])
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        # A copy: whoever asks fills it.
+        # A copy, because the caller fills it with values.
         return copy.deepcopy(self._skeletons[id(model)])
 
 
 def refuse_unusable(model: nn.Module, advice: str) -> None:
-    """Raise ConfigError if a parameter of `model` is in pieces already, or has no values."""
+    """Raise ConfigError if a parameter of `model` is already sharded or has no values."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise ConfigError(f"{name} is {advice}")
@@ -184,21 +184,21 @@ def refuse_unusable(model: nn.Module, advice: str) -> None:
 
 
 def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool) -> None:
-    """Raise ConfigError if a strategy without DistributedDataParallel was given what is meant for it."""
+    """Raise ConfigError if a strategy without DistributedDataParallel received arguments for it."""
     if ddp_args or not wrap:
         given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
         raise ConfigError(f"{given} for DistributedDataParallel, which {what} doesn't use: leave it out")
 
 
 def placed_entry(leaf: Any, like: Any) -> Any:
-    """Return one value of a saved model's state, laid out as `like`, the model's own."""
+    """Return a value of a saved model state, in the layout of `like`, the model's own value."""
     if isinstance(leaf, (torch.Tensor, Spread)) and isinstance(like, torch.Tensor):
         return local_part(leaf, like)
     return whole(leaf)
 
 
 def check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `saved` has the names and the shapes of `own`, a model's state."""
+    """Raise CheckpointError unless `saved` has the names and shapes of `own`, a model's state."""
     missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
     if missing or unknown:
         lacks = f"lacks {', '.join(missing)}" if missing else ""

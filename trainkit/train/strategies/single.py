@@ -10,7 +10,7 @@ from trainkit.train.strategies.base import Place, StepSettings, Strategy, Strate
 
 @dataclass(frozen=True, kw_only=True)
 class Single(StrategySpec):
-    """One worker trains the whole model on one device; the default with `num_workers=1`."""
+    """One worker that trains the whole model on one device; the default with `num_workers=1`."""
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if num_workers > 1:
@@ -21,4 +21,4 @@ class Single(StrategySpec):
 
 
 class SingleStrategy(Strategy):
-    """The model on one device, the data as the user's loader gives it."""
+    """The whole model on one device, with the data of the user's loader."""

@@ -4,7 +4,7 @@
                             └─▶ columns n/2..n of A ─▶ act ─▶ rows n/2..n of B ─┴─▶ sum ─▶ y
 
 Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
-Parallelism", arXiv:1909.08053; carried out by torch.distributed.tensor.parallel,
+Parallelism", arXiv:1909.08053; implemented by torch.distributed.tensor.parallel,
 https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 """
 
@@ -39,17 +39,18 @@ Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel(StrategySpec):
-    """Each copy of the model is split over `degree` workers, layer by layer.
+    """Tensor parallelism: each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
-        degree: workers that hold one copy together; None is all of them. With more workers there are
-            several copies, which share the samples.
-        plan: which modules are split, and how. Names (or patterns, as `layers.*.fc1`) to torch's styles, such
-            as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that returns such
-            a dictionary, or splits the model itself and returns it. What it doesn't name is whole on each
-            worker. None: pairs of `nn.Linear` in an `nn.Sequential` with element-wise modules between them.
-        data: how several copies of a model are kept: "replicate", each whole, gradients averaged; or
-            "shard", each parameter's part spread further over the copies by FSDP2.
+        degree: number of workers that hold one copy together; None: all workers. Further workers hold further
+            copies, which share the samples.
+        plan: how modules are split. A dictionary from names (or patterns such as `layers.*.fc1`) to torch's
+            styles, such as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that
+            returns such a dictionary, or splits the model itself and returns the model. Modules not in the
+            plan are whole on each worker. None: pairs of `nn.Linear` in an `nn.Sequential` with element-wise
+            modules between them.
+        data: how several copies of a model are stored: "replicate" keeps each copy whole and averages
+            gradients; "shard" additionally shards each parameter's part over the copies, with FSDP2.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -74,7 +75,7 @@ class TensorParallel(StrategySpec):
             )
 
     def for_workers(self, num_workers: int) -> TensorParallel:
-        """Return a copy with a number for `degree`."""
+        """Return a copy in which `degree` is a number."""
         return self if self.degree is not None else replace(self, degree=num_workers)
 
     @property
@@ -96,7 +97,7 @@ class TensorParallel(StrategySpec):
 
 
 class TensorParallelStrategy(ShardedStrategy):
-    """Tensor parallelism in one worker; workers of a row of the mesh share their samples."""
+    """Tensor parallelism in one worker; workers in a row of the mesh share their samples."""
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
         super().__init__(place)
@@ -132,10 +133,10 @@ class TensorParallelStrategy(ShardedStrategy):
         step, trained = self._step, any(parameter.requires_grad for parameter in model.parameters())
         if step.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # Split where the user left it, moved to the device then: no device need hold the whole.
+        # Split on the user's device and moved afterwards, so no device needs memory for the whole model.
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         blocks = chosen_blocks(model, None)
-        # A model with nothing to train, such as a frozen teacher, may stay whole.
+        # A model without trainable parameters, such as a frozen teacher, may stay whole.
         required = trained or self._spec.plan is not None
         split_model(model, self._mesh[MODEL], self._spec.plan, self.group, required=required)
         model.to(self.devices[0])
@@ -146,7 +147,7 @@ class TensorParallelStrategy(ShardedStrategy):
             self._bring_together(model, blocks)
 
     def _bring_together(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Let the copies of `model` learn from each other's samples."""
+        """Synchronize the copies of `model`: average gradients, or shard with FSDP2."""
         copies = self._mesh[DATA]
         if self._spec.data == "replicate":
             self._averages.append(GradientAverage(model.parameters(), copies.get_group()))
@@ -173,7 +174,7 @@ class TensorParallelStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Batch norm's statistics are each copy's own while it trains; worker 0's stand, as with DDP.
+        # Each copy trains its own batch norm statistics. Worker 0's are used, as with DDP.
         if self.averages:
             self.group.broadcast_tensors(self._buffers)
         try:

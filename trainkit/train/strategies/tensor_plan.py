@@ -1,9 +1,10 @@
-"""Plans of tensor parallelism: made for a model, checked, and carried out.
+"""Plans of tensor parallelism: make, check and apply them.
 
     x ──▶ first (split by columns) ──▶ a part of the units ──▶ last (split by rows) ──▶ sum
 
-This gives the numbers of the whole if each unit between the two is treated by itself. That is known of pairs
-of `nn.Linear` in an `nn.Sequential` with only element-wise functions between them; of others the user knows.
+The result equals the unsplit model's if each unit between the two layers is computed independently. This
+holds for pairs of `nn.Linear` in an `nn.Sequential` with only element-wise functions between them. For other
+pairs the user must know.
 
 Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", arXiv:1909.08053, section 3.
@@ -37,13 +38,13 @@ ELEMENT_WISE = {
     *(nn.Mish, nn.Softplus, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh),
     *(nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink, nn.Threshold),
 }
-"""Modules without parameters that treat each value by itself."""
+"""Modules without parameters that compute each value independently."""
 
 
 def default_plan(model: nn.Module, ways: int) -> dict[str, ParallelStyle]:
-    """Return the pairs of layers that can be split over `ways` workers for certain; alike on every worker.
+    """Return a plan of the layer pairs that can safely be split over `ways` workers; equal on every worker.
 
-    They are `nn.Linear` in an `nn.Sequential`, with nothing but element-wise modules between them.
+    A pair is two `nn.Linear` in an `nn.Sequential` with only element-wise modules between them.
     """
     plan: dict[str, ParallelStyle] = {}
     shared = _shared(model)
@@ -68,14 +69,14 @@ def default_plan(model: nn.Module, ways: int) -> dict[str, ParallelStyle]:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Return True if a hook may look at all units of the layer's values or gradients."""
+    """Return True if the layer has hooks, which may need all units of its values or gradients."""
     return any(
         (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     )
 
 
 def _shared(model: nn.Module) -> set[nn.Module]:
-    """Return modules that occur twice, or share a parameter with another: splitting would separate them."""
+    """Return modules that occur twice or share a parameter; splitting one would separate them."""
     modules = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     owners = Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
     return {
@@ -88,17 +89,17 @@ def _shared(model: nn.Module) -> set[nn.Module]:
 def split_model(
     model: nn.Module, mesh: DeviceMesh, plan: Any, group: ProcessGroup, *, required: bool = True
 ) -> None:
-    """Split the parameters of `model` over `mesh` as `plan` says; see `TensorParallel`.
+    """Split the parameters of `model` over `mesh` according to `plan`; see `TensorParallel`.
 
     Args:
-        model: with the same values on all workers; it is changed.
+        model: a model with equal values on all workers; it is changed in place.
         mesh: one-dimensional.
         plan: None for the default.
         group: all workers.
-        required: whether it is a mistake if nothing is split.
+        required: raise an error if nothing is split.
 
     Raises:
-        ConfigError: the plan does not fit the model, or there is none and nothing can be split.
+        ConfigError: the plan does not fit the model, or the default plan is required and splits nothing.
     """
     owners = _owners(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -142,7 +143,7 @@ def _check_names(model: nn.Module, plan: Mapping[str, Any]) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Match a name with a pattern part by part, like torch."""
+    """Match a module's name with a pattern part by part, like torch."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -151,7 +152,7 @@ Owner = tuple[nn.Module, str]
 
 
 def _owners(model: nn.Module) -> list[list[Owner]]:
-    """Return the places of each parameter that has several."""
+    """Return, for each shared parameter, the modules that hold it and its names there."""
     places: dict[int, list[Owner]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -161,7 +162,7 @@ def _owners(model: nn.Module) -> list[list[Owner]]:
 
 
 def _tie(model: nn.Module, shared: list[list[Owner]]) -> None:
-    """Make one again of what was one parameter before each of its modules was split."""
+    """Tie parameters again that were shared before their modules were split."""
     for owners in shared:
         (first, name), *others = owners
         kept: Any = first._parameters[name]
@@ -201,7 +202,7 @@ def _check_shards(model: nn.Module, ways: int, *, required: bool) -> None:
 
 
 def _leave_fast_paths(model: nn.Module) -> None:
-    """Keep torch's own transformer from packing its input for a kernel that takes no split weights."""
+    """Turn off nested tensors in torch's own transformer, as their kernel takes no split weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False

@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Storage:
-    """Where an experiment and its trial are kept.
+    """Folders of an experiment and its trial.
 
     Attributes:
         storage_path: folder of all experiments.
-        experiment_path: folder of this one.
+        experiment_path: folder of this experiment.
         trial_path: folder of this trial.
     """
 
@@ -43,11 +43,11 @@ class Storage:
 
 @dataclass(frozen=True)
 class WorkerPosition:
-    """A worker among the others of its trainer.
+    """Position of a worker among the workers of its trainer.
 
     Attributes:
-        rank, world_size: its number, and how many there are.
-        local_rank, local_world_size: the same among those of its machine.
+        rank, world_size: the worker's rank, and the number of workers.
+        local_rank, local_world_size: rank and number among the workers of its machine.
         node_rank: number of its machine, in the order of the ranks.
     """
 
@@ -62,12 +62,12 @@ class TrainContext(TuneContext):
     """Identity of the worker that runs a training function.
 
     Args:
-        spec: the trial that the workers are.
-        position: of this worker.
+        spec: the trial that the workers form.
+        position: position of this worker.
         shards: this worker's shard of each data set.
-        metadata: as `TorchTrainer` was given it.
-        devices: of this worker.
-        meter: counts its batches.
+        metadata: `metadata` of `TorchTrainer`.
+        devices: devices of this worker.
+        meter: counter of this worker's batches.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class TrainContext(TuneContext):
         return self._position.world_size
 
     def get_world_rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
         return self._position.rank
 
     def get_local_rank(self) -> int:
-        """This worker's number among those of its machine."""
+        """This worker's rank among the workers of its machine."""
         return self._position.local_rank
 
     def get_local_world_size(self) -> int:
@@ -103,7 +103,7 @@ class TrainContext(TuneContext):
         return self._position.local_world_size
 
     def get_node_rank(self) -> int:
-        """Number of this machine among those of the workers."""
+        """Number of this machine among the machines of the workers."""
         return self._position.node_rank
 
     def get_metadata(self) -> dict[str, Any]:
@@ -117,13 +117,13 @@ class TrainContext(TuneContext):
 
 
 def train_context() -> TrainContext | None:
-    """Return the context of the training function that this code runs in, if it runs in one."""
+    """Return the context of the training function that runs this code; None outside of one."""
     context = current_session("train_context").context if trial.is_session_enabled() else None
     return context if isinstance(context, TrainContext) else None
 
 
 def metered(batches: Iterator[T]) -> Iterator[T]:
-    """Return `batches`, counted as those of this worker if this code runs in a training function."""
+    """Return `batches`; inside a training function they are counted for this worker."""
     context = train_context()
     return batches if context is None else context.meter.metered(batches)
 
@@ -138,25 +138,26 @@ def report(
     validation: Any = False,
     **more: Any,
 ) -> None:
-    """Report metrics of a training function or a trial; return once they are committed.
+    """Report metrics of a training function or a trial; return after they are committed.
 
-    All workers of a trainer report equally often, and each waits here for the others. Worker 0's metrics
-    count. The folders that workers give as their checkpoint become one; where two hold a file of the same
-    name, that of the lower rank counts.
+    All workers of a trainer must report equally often: each call waits for the other workers. Only worker 0's
+    metrics are used. The workers' checkpoint folders are merged into one. If several hold a file of the same
+    name, the file of the lowest rank is kept.
 
     Args:
         metrics: names and values.
-        checkpoint: a folder to keep with this report; it is copied before this returns.
-        checkpoint_dir_name: Ray's; without effect, as checkpoints are numbered.
-        checkpoint_upload_mode: Ray's; without effect: the checkpoint is kept when this returns.
-        delete_local_checkpoint_after_upload: remove the folder once it is copied.
+        checkpoint: a folder to keep with this report; it is copied before this call returns.
+        checkpoint_dir_name: Ray's argument; has no effect, because checkpoints are numbered.
+        checkpoint_upload_mode: Ray's argument; has no effect, because the checkpoint is stored before this
+            call returns.
+        delete_local_checkpoint_after_upload: remove the folder after it is copied.
         checkpoint_upload_fn: refused.
         validation: refused.
         **more: further metrics.
 
     Raises:
         ConfigError: `checkpoint_upload_fn` or `validation` is given.
-        MetricError: a value can't be stored; the key is named.
+        MetricError: a value can't be stored; the message names its key.
         CheckpointError: the checkpoint can't be copied.
         TuneError: called outside a training function and a trial, or from another thread.
     """
@@ -173,24 +174,24 @@ def report(
             checkpoint_dir_name,
         )
     trial.report(metrics, checkpoint=checkpoint, **more)
-    # One that was given by `get_checkpoint` is the run's own.
+    # A folder from `get_checkpoint` belongs to the run, so it must not be removed.
     own = checkpoint is None or Path(checkpoint.path).is_relative_to(session.context.get_trial_dir())
     if delete_local_checkpoint_after_upload and checkpoint is not None and not own:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:
-    """Return this worker's shard of a data set that the trainer was given.
+    """Return this worker's shard of one of the trainer's data sets.
 
     Args:
         dataset_name: key in `datasets`; None: "train".
 
     Returns:
-        A `DatasetShard`; of a Ray Dataset, Ray's iterator.
+        A `DatasetShard`; for a Ray Dataset, Ray's iterator.
 
     Raises:
         TuneError: called outside a training function of a trainer.
-        ConfigError: there is no such data set.
+        ConfigError: the trainer has no such data set.
     """
     context = _in_worker("get_dataset_shard")
     name = "train" if dataset_name is None else dataset_name
@@ -207,7 +208,7 @@ class ReportedCheckpoint:
 
     Attributes:
         checkpoint: the folder.
-        metrics: what worker 0 reported with it.
+        metrics: the metrics that worker 0 reported with it.
     """
 
     checkpoint: Checkpoint
@@ -217,11 +218,11 @@ class ReportedCheckpoint:
 def get_all_reported_checkpoints(
     consistency_mode: Any = None, timeout_s: float | None = None
 ) -> list[ReportedCheckpoint]:
-    """Return the checkpoints of the run that are kept, oldest first, also those from before a resume.
+    """Return the kept checkpoints of the run, oldest first, including those from before a resume.
 
     Args:
-        consistency_mode: Ray's; without effect, as a checkpoint is kept when `report` returns.
-        timeout_s: Ray's; without effect, as nothing is waited for.
+        consistency_mode: Ray's argument; has no effect, because checkpoints are stored when `report` returns.
+        timeout_s: Ray's argument; has no effect, because this call does not wait.
 
     Raises:
         TuneError: called outside a training function of a trainer.
@@ -243,10 +244,10 @@ def barrier() -> None:
 
 
 def broadcast_from_rank_zero(data: T) -> T:
-    """Return what worker 0 gave, on all workers; `trainkit.train.collective.broadcast_from_rank_zero`.
+    """Return worker 0's value on all workers; `trainkit.train.collective.broadcast_from_rank_zero`.
 
     Args:
-        data: a value that can be pickled; that of the other workers is dropped.
+        data: a value that can be pickled; the values of the other workers are ignored.
 
     Raises:
         TuneError: called outside a training function of a trainer.
@@ -265,33 +266,33 @@ def _in_worker(verb: str) -> TrainContext:
 
 
 _OWN_NAMES = "own_names.json"
-"""Holds names of metrics that every report carries, and that the function has reported itself."""
+"""File with the names of automatic metrics that the function has also reported itself."""
 
 _RETURNED = "return_value"
-"""Folder of what the function returned."""
+"""Folder of the function's return value."""
 
 
 def own_metrics(report: Mapping[str, Any], trial_dir: str) -> dict[str, Any]:
-    """Return what the function has put into a report, without what every report carries."""
+    """Return the metrics that the function reported itself, without the automatic ones."""
     names = AUTOMATIC - own_names(trial_dir)
     return {name: value for name, value in report.items() if name not in names}
 
 
 def own_names(trial_dir: str) -> frozenset[str]:
-    """Return which of the names that every report carries the function has reported itself."""
+    """Return the names of automatic metrics that the function has also reported itself."""
     path = Path(trial_dir, _OWN_NAMES)
     return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
 
 
 def keep_own_names(trial_dir: str, names: frozenset[str]) -> None:
-    """Write what `own_names` reads."""
+    """Write the names for `own_names`."""
     path = Path(trial_dir, _OWN_NAMES)
     path.with_suffix(".partial").write_text(json.dumps(sorted(names)))
     path.with_suffix(".partial").replace(path)
 
 
 def keep_returned(trial_dir: str, value: Any) -> None:
-    """Write what the function has returned; say so if it can't be pickled."""
+    """Write the function's return value; log a warning if it can't be pickled."""
     folder = Path(trial_dir, _RETURNED)
     folder.mkdir(exist_ok=True)
     try:
@@ -301,11 +302,11 @@ def keep_returned(trial_dir: str, value: Any) -> None:
 
 
 def returned_value(trial_dir: str) -> Any:
-    """Return what `keep_returned` wrote; None if it wrote nothing."""
+    """Return the value that `keep_returned` wrote; None if it wrote none."""
     folder = Path(trial_dir, _RETURNED)
     return read_dictionary(str(folder))[_RETURNED] if (folder / FILENAME).exists() else None
 
 
 def forget_returned(trial_dir: str) -> None:
-    """Remove what an earlier attempt has returned."""
+    """Remove the return value of an earlier attempt."""
     shutil.rmtree(Path(trial_dir, _RETURNED), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Arguments of the function trainer, checked together."""
+"""Arguments of the function form of `TorchTrainer`, checked together."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from trainkit.tune.trial.messages import TrialSpec
 
 @dataclass(frozen=True)
 class TorchConfig:
-    """How the workers of a function trainer talk to each other.
+    """Settings for the communication between the workers of a training function.
 
     Args:
-        backend: of `torch.distributed`: "gloo" or "nccl"; None: NCCL where the workers have GPUs.
-        init_method: Ray's; without effect, as the workers meet at a place that only they know.
-        timeout_s: seconds that one collective may take, and that the last worker may report after the first.
+        backend: backend of `torch.distributed`: "gloo" or "nccl"; None: NCCL if the workers have GPUs, else
+            gloo.
+        init_method: Ray's argument; has no effect, because the workers use a private rendezvous.
+        timeout_s: seconds that one collective may take; also the longest time between the first and the last
+            worker's report.
 
     Raises:
         ConfigError: a value is out of range.
@@ -50,10 +52,10 @@ class TorchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Arguments of the function trainer, which documents each; and for its workers the trial that they are.
+    """Arguments of the function form of `TorchTrainer`, which documents each of them.
 
     Raises:
-        ConfigError: at construction, if one of them is wrong.
+        ConfigError: raised by the constructor if an argument is wrong.
     """
 
     train_loop_per_worker: Callable[..., Any]
@@ -102,17 +104,17 @@ class LoopOptions:
 
     @property
     def num_workers(self) -> int:
-        """Processes that run the function."""
+        """Number of processes that run the function."""
         return self.scaling_config.num_workers
 
     @property
     def use_local(self) -> bool:
-        """False: the function runs in processes of its own."""
+        """False: the function always runs in its own processes."""
         return False
 
     @property
     def meets(self) -> bool:
-        """True: the function finds a process group, of one worker too."""
+        """True: the function always has a process group, even with one worker."""
         return True
 
     @property
@@ -134,30 +136,31 @@ class LoopOptions:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that one collective may take."""
+        """Time limit of one collective, in seconds."""
         return self.torch_config.timeout_s
 
     @property
     def request(self) -> PlacementGroupFactory:
-        """Resources of a trial: for the process that waits for the workers what is asked for, then theirs."""
+        """Resources of a trial: `trainer_resources` for the waiting process, then those of each worker."""
         scaling = self.scaling_config
         own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
 
     @property
     def function(self) -> Callable[[dict[str, Any]], Any]:
-        """The training function as a function of its configuration."""
+        """The training function, wrapped so that it always takes a configuration."""
         return functools.partial(_call, self.train_loop_per_worker)
 
     @property
     def record(self) -> dict[str, Any]:
-        """The configuration of a run as its experiment keeps it: plain values, and the texts of others.
+        """The configuration that the experiment stores: plain values, and other values as text.
 
         Raises:
-            ConfigError: it holds a search space.
+            ConfigError: the configuration holds a search space.
         """
         kept = {"train_loop_config": _plain(decode_config(encode_config(dict(self.train_loop_config))))}
-        # What is computed from the rest has no text, and is looked for where it was given.
+        # Domains computed from other values have no text form, so they are looked for in the given
+        # configuration.
         given = self.train_loop_config.items()
         computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
         if varied := sorted(Space.of(kept).varied) or computed:
@@ -171,11 +174,11 @@ class LoopOptions:
         """Return the arguments of a trial.
 
         Args:
-            config: from a search space: "train_loop_config" is merged over this trainer's, and
-                "scaling_config" takes the place of this trainer's.
+            config: sample of a search space. Its "train_loop_config" is merged over this trainer's; its
+                "scaling_config" replaces this trainer's.
 
         Raises:
-            ConfigError: it has other keys.
+            ConfigError: `config` has other keys.
         """
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(
@@ -195,8 +198,8 @@ class TrialLoop(LoopOptions):
     """Arguments of the workers of one trial.
 
     Attributes:
-        trial: the trial that the workers are.
-        shards: of each data set those of all workers, by rank.
+        trial: the trial that the workers form.
+        shards: for each data set the shards of all workers, by rank.
     """
 
     trial: TrialSpec
@@ -208,7 +211,7 @@ def _plain(value: Any) -> Any:
         return value[OPAQUE]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    # Of a space, a tuple of two numbers would be warned of as a range.
+    # A search space with a tuple of two numbers would cause a warning that it looks like a range.
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -217,10 +220,10 @@ def _call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
 
 
 def takes_config(function: Any) -> bool:
-    """Return True if a training function takes its configuration, False if it takes nothing.
+    """Return True if a training function takes its configuration, False if it takes no argument.
 
     Raises:
-        ConfigError: it is no function, or takes more.
+        ConfigError: `function` is not a function, or takes more arguments.
     """
     if not callable(function):
         raise ConfigError(f"TorchTrainer: train_loop_per_worker={function!r}: give a function")
@@ -231,14 +234,14 @@ def takes_config(function: Any) -> bool:
         )
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that doesn't tell its signature
+    except ValueError:  # A builtin may have no signature.
         return True
     for takes, arguments in ((True, ({},)), (False, ())):
         try:
             signature.bind(*arguments)
         except TypeError:
             continue
-        # One that could do without takes it where it has a name for it.
+        # A function with an optional parameter receives the configuration.
         return takes
     raise ConfigError(
         f"TorchTrainer: train_loop_per_worker takes {signature}: give a function of the configuration, or "

@@ -1,4 +1,4 @@
-"""`TorchTrainer`, which trains an operator or runs a training function; and the trainer of functions."""
+"""`TorchTrainer`, which trains an operator or runs a training function, and its form for functions."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class _FinishedError(Exception):
-    """A run of the name has finished with another configuration, so that there will be one beside it."""
+    """The run of this name finished with another configuration, so a new run gets another name."""
 
 
 class _OtherFormError(ConfigError, AttributeError):
-    """What was asked for belongs to the other form of `TorchTrainer`, so `hasattr` says no."""
+    """Use of an attribute of the other form of `TorchTrainer`; an AttributeError, so `hasattr` is False."""
 
 
 @dataclass(frozen=True, repr=False)
 class _RunResult(Result):
-    """Outcome of a training function's run: its reports hold what the function has reported, and no more."""
+    """Outcome of a training function's run. Its reports hold only the metrics that the function reported."""
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """Return the checkpoint of the best report by `metric`.
 
         Raises:
-            MetricError: no checkpoint came with that metric; the message names those that did.
+            MetricError: no checkpoint was reported with this metric; the message names metrics that were.
         """
         reports = [report for _, report in self.best_checkpoints]
         if all(lookup(report, metric) is None for report in reports):
@@ -78,9 +78,9 @@ class DataParallelTrainer:
     """The form of `TorchTrainer` that runs a training function on several workers at once.
 
     Args:
-        train_loop_per_worker: the function.
+        train_loop_per_worker: the training function.
         datasets: data sets by name.
-        **arguments: what else goes with it; `TorchTrainer` documents each.
+        **arguments: the other arguments of the function form; `TorchTrainer` documents each.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -118,17 +118,17 @@ class DataParallelTrainer:
     def fit(self) -> Result:
         """Run the function on all workers; return the last report's metrics and the checkpoints.
 
-        Where RunConfig(name=...) names a run that is there, the function goes on from its last checkpoint.
-        The run's record keeps the configuration that it began with; a warning says in what this one differs.
-        One that has finished with another configuration is left alone: this run is beside it, as "name_2".
+        If a run with the name `RunConfig(name=...)` exists, the function resumes from its last checkpoint.
+        The run's record keeps its original configuration; a warning lists the differences. A run that
+        finished with another configuration is not touched: the new run is stored beside it as "name_2".
 
         Raises:
             WorkerGroupError: the function raised, or a worker died, more often than
                 FailureConfig(max_failures=...) allows; `worker_failures` has the worker's error.
-            ControllerError: what waits for the workers has failed, such as by a callback.
+            ControllerError: the process that waits for the workers failed, for example in a callback.
             InfeasibleError: the machine can never hold the workers.
-            SerializationError: the function can't be sent to a worker; the part is named.
-            KeyboardInterrupt: Ctrl-C; the run can be gone on with.
+            SerializationError: the function can't be sent to a worker; the message names the part.
+            KeyboardInterrupt: Ctrl-C; the run can be resumed.
         """
         with named_as(SettingNames(resume=_RESUME, doing="Training", raises=True)):
             grid = self._tuner().fit()
@@ -150,16 +150,15 @@ class DataParallelTrainer:
         train_loop_per_worker: Callable[..., Any] | None = None,
         **arguments: Any,
     ) -> Self:
-        """Return a trainer whose `fit` goes on with the run in `path`, from its last checkpoint.
+        """Return a trainer whose `fit` resumes the run in `path` from its last checkpoint.
 
         Args:
-            path: of the run's folder.
-            train_loop_per_worker: as at the start.
-            **arguments: of the constructor, as at the start.
+            path: the run's folder.
+            train_loop_per_worker: the training function of the run.
+            **arguments: the constructor arguments of the run.
 
         Raises:
-            ConfigError: the function, `scaling_config` or the configuration that the function takes is not
-                given.
+            ConfigError: the function, `scaling_config` or a configuration that the function takes is missing.
             StoreError: `path` holds no run.
         """
         needed = {"scaling_config"}
@@ -176,11 +175,11 @@ class DataParallelTrainer:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """Return True if `path` holds a run that `restore` can go on with.
+        """Return True if `path` holds a run that `restore` can resume.
 
         Args:
-            path: of the run.
-            storage_filesystem: an fsspec file system that `path` is a path of.
+            path: the run's folder.
+            storage_filesystem: the fsspec file system that holds `path`.
         """
         return Tuner.can_restore(path, storage_filesystem)
 
@@ -204,7 +203,7 @@ class DataParallelTrainer:
         )
 
     def _tuner(self) -> Tuner:
-        """Return the tuner of this one run: a new one, or that which goes on with a run that is there."""
+        """Return the tuner of this one run: a new one, or one that resumes an existing run."""
         run = self.run_config
         if self._restored_from is not None:
             return self._going_on(self._restored_from, run.storage_filesystem)
@@ -245,58 +244,59 @@ class DataParallelTrainer:
 class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     """Runs a training function, or trains a `TrainingOperator`, on several processes at once.
 
-    `TorchTrainer(train_fn, scaling_config=ScalingConfig(num_workers=2)).fit()` runs a function as Ray Train
-    does: it reports by `trainkit.train.report`, and finds torch's process group of all workers.
-    `TorchTrainer(training_operator_cls=Operator, num_workers=2)` trains an operator as RaySGD does: the
+    `TorchTrainer(train_fn, scaling_config=ScalingConfig(num_workers=2)).fit()` runs a function, like Ray
+    Train. The function calls `trainkit.train.report`, and torch's process group of all workers is already set
+    up. `TorchTrainer(training_operator_cls=Operator, num_workers=2)` trains an operator, like RaySGD. The
     workers start with the trainer, and `train()` is one epoch.
 
     Args, of a function:
         train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
-        train_loop_config: what it is called with; {} by default.
-        torch_config: how the workers talk to each other.
-        scaling_config: how many workers, and the resources of each.
-        run_config: where the run is kept, how often it is tried again, which checkpoints are kept.
-        datasets: data sets by name, of which `trainkit.train.get_dataset_shard` gives each worker its share.
-            Each is indexable with a length; or an iterable that gives the same samples in the same order on
+        train_loop_config: argument of the function; default {}.
+        torch_config: how the workers communicate.
+        scaling_config: number of workers, and the resources of each.
+        run_config: where the run is stored, how often it is retried, which checkpoints are kept.
+        datasets: data sets by name. `trainkit.train.get_dataset_shard` returns each worker's share. A data
+            set is indexable with a length; or an iterable that gives the same samples in the same order on
             each pass and on each worker; or, on the Ray engine, a Ray Dataset.
-        dataset_config: how they are shared.
-        resume_from_checkpoint: what `get_checkpoint` returns before the first one is reported.
-        metadata: what `get_context().get_metadata()` returns.
+        dataset_config: how the data sets are shared.
+        resume_from_checkpoint: result of `get_checkpoint` until the function reports its first checkpoint.
+        metadata: result of `get_context().get_metadata()`.
 
     Args, of an operator:
-        training_operator_cls: what to train: a subclass, the class itself.
-        initialization_hook: called without arguments in each worker, before anything else.
-        config: given to the operator's `setup`. "batch_size" in it is for each worker; the key
-            `BATCH_SIZE` is the size over all workers, and is split among them.
-        num_workers: processes that train together, data-parallel; all of them start, or none.
-        num_cpus_per_worker: CPUs for each; its threads follow it.
-        use_gpu: a GPU for each worker; "auto" if this process sees any.
-        backend: "gloo", "nccl", or "auto": NCCL for GPUs.
-        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves it to the operator.
+        training_operator_cls: the operator to train: a subclass, not an instance.
+        initialization_hook: function without arguments, called in each worker before anything else.
+        config: passed to the operator's `setup`. Its "batch_size" is the size for each worker. Its
+            `BATCH_SIZE` is the size over all workers, and is divided among them.
+        num_workers: number of processes for data-parallel training; either all of them start or none.
+        num_cpus_per_worker: CPUs for each worker; they also set its number of threads.
+        use_gpu: True gives each worker a GPU; "auto" does so if this process sees any.
+        backend: "gloo", "nccl", or "auto": NCCL for GPUs, else gloo.
+        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves this to the operator.
+        timeout_s: time limit of one collective operation, in seconds.
         timeout_s: seconds that one collective operation may take.
-        use_fp16: the same as `precision="fp16"`.
-        use_tqdm: show a progress bar, worker 0's.
-        add_dist_sampler: share each loader's samples among workers; False leaves it to the operator.
-        scheduler_step_freq: when learning rate schedulers step: after each "batch" or "epoch", or
-            "manual"; needed if any are registered.
+        use_fp16: True means `precision="fp16"`.
+        use_tqdm: show a progress bar of worker 0.
+        add_dist_sampler: share each loader's samples among workers; False leaves this to the operator.
+        scheduler_step_freq: when learning rate schedulers step: after each "batch", each "epoch", or
+            "manual". Required if any are registered.
         use_local: run worker 0 in this process.
-        strategy: how the model is spread: "auto" (one worker: on its device; several: data-parallel), a
+        strategy: how the model is distributed: "auto" (one worker: on its device; several: data-parallel), a
             name such as "ddp" or "fsdp", or a value such as `trainkit.train.strategies.fsdp.FSDP(...)`.
         precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
-        gpus_per_worker: GPUs for each worker; default, one where GPUs are used.
-        grad_accumulation_steps: batches whose gradients make one optimizer's step.
-        max_grad_norm: clip the norm of all gradients to it; None: don't.
+        gpus_per_worker: GPUs for each worker; default: one if GPUs are used.
+        grad_accumulation_steps: number of batches whose gradients form one optimizer step.
+        max_grad_norm: largest norm of all gradients together; larger ones are clipped. None: no clipping.
         compile: compile models with `torch.compile`.
-        channels_last: keep images and convolutions in the memory format that tensor cores like.
-        detect_nan: stop with `NonFiniteLossError` at the first loss that is no finite number; this waits for
-            the device at each step. Otherwise it is told at the epoch's end.
-        ema_decay: keep an exponential moving average of all weights, of which this share stays at each step;
-            it is what `validate` evaluates, and `get_model(ema=True)` returns. None: don't.
-        min_workers: fewest workers to go on with if some are lost; default, `num_workers`.
+        channels_last: store images and convolutions in the memory format that suits tensor cores.
+        detect_nan: stop with `NonFiniteLossError` at the first loss that is not finite. This waits for the
+            device at each step. Otherwise such a loss is reported at the end of the epoch.
+        ema_decay: decay per step of an exponential moving average of all weights. `validate` evaluates the
+            averages, and `get_model(ema=True)` returns them. None: no averages.
+        min_workers: fewest workers to continue with after some are lost; default: `num_workers`.
 
     Raises:
         ConfigError: an argument is wrong, or belongs to the other form.
-        InfeasibleError: the machine could never hold the workers of an operator.
+        InfeasibleError: the machine can never hold the workers of an operator.
         GangError: a worker of an operator died while it started.
     """
 
@@ -372,7 +372,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def shutdown(self, force: bool = False) -> None:
-        """End an operator's workers; a function's have ended with `fit`."""
+        """End an operator's workers; a function's workers have already ended with `fit`."""
         if not self._runs_function:
             super().shutdown(force)
 
@@ -383,14 +383,14 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
 
 
 def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
-    """Return True if these are a training function's arguments, False if they are an operator's.
+    """Return True if the arguments belong to a training function, False if they belong to an operator.
 
     Args:
-        loop: those by position.
-        arguments: those by name.
+        loop: positional arguments.
+        arguments: named arguments.
 
     Raises:
-        ConfigError: they are of both, or of neither.
+        ConfigError: the arguments mix both forms.
     """
     operator = any(isinstance(each, type) and issubclass(each, TrainingOperator) for each in loop)
     if operator or len(loop) > 1 or (loop and any(name.endswith("_creator") for name in arguments)):
@@ -409,11 +409,11 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the values in which two records of a configuration differ as text; "" if they agree.
+    """Return the differences between two records of a configuration as text; "" if they are equal.
 
     Args:
-        before: of the run; without "train_loop_config" it was made when runs kept no record.
-        after: of the trainer.
+        before: record of the run. It lacks "train_loop_config" if an older version wrote it.
+        after: record of the trainer.
     """
     if "train_loop_config" not in before:
         return ""
@@ -428,7 +428,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def failure(result: Result, error: BaseException, name: str | None) -> TrainingFailedError:
-    """Return the error of a run, of a given name or of one that was made for it, with the worker's text."""
+    """Return the error for a failed run, with the worker's text; `name` is None for a generated run name."""
     cause = original(error)
     rank = vars(cause).get(RANK)
     again = "fit()" if name is not None else "with RunConfig(name=...) fit()"
