@@ -50,30 +50,30 @@ from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
 
 NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no candidates?"
-"""scikit-learn's words where there is nothing to fit."""
+"""scikit-learn's message if nothing was fitted."""
 
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # raises an AttributeError that names what is missing
+        getattr(search.best_estimator_, method)  # The AttributeError names what is missing.
         return True
 
     return check
 
 
 class _Ended(Exception):
-    """End of a search in the midst of its rounds."""
+    """Early end of a search between its rounds."""
 
 
 @dataclass
 class _Evaluated:
-    """Candidates that a search has evaluated, in one round or in several.
+    """Candidates that a search has evaluated in one or several rounds.
 
     Attributes:
-        candidates: of all rounds.
-        outcomes: of each fold of each candidate.
+        candidates: candidates of all rounds.
+        outcomes: outcomes of each fold of each candidate.
         more_results: values that `_run_search` adds to `cv_results_`, one for each candidate.
-        rounds: the result of each round.
+        rounds: result of each round.
     """
 
     candidates: list[CandidateResult] = field(default_factory=list)
@@ -83,20 +83,20 @@ class _Evaluated:
 
     @property
     def last(self) -> SearchResult:
-        """Return what the last round came to."""
+        """Result of the last round."""
         if not self.rounds:
             raise ValueError(f"{NO_FITS} _run_search had no candidate evaluated")
         return self.rounds[-1]
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """Common base of the searches, also of those that users write, as with scikit-learn's `BaseSearchCV`.
+    """Base of the searches, also of searches that users write, like scikit-learn's `BaseSearchCV`.
 
-    A class that overrides `_run_search(evaluate_candidates)` says itself which candidates are evaluated, and
-    may go by the results of those before. Each call of `evaluate_candidates` is an experiment of its own.
+    A subclass that overrides `_run_search(evaluate_candidates)` chooses the candidates itself, and may use
+    the results of previous ones. Each call of `evaluate_candidates` is a separate experiment.
     """
 
-    # What a constructor that has no such argument, as scikit-learn's, leaves as it is.
+    # Values for subclasses whose constructor lacks these arguments, like scikit-learn's.
     early_stopping: Any = None
     local_dir: Any = None
     name: str | None = None
@@ -112,7 +112,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
-        "early_stopping": "no_validation",  # checked by the tuner, with better messages
+        "early_stopping": "no_validation",  # The tuner checks it, with better messages.
         "local_dir": "no_validation",
         "name": [str, None],
         "max_iters": [Integral],
@@ -126,22 +126,22 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "mode": "no_validation",
         "pre_dispatch": [Integral, str, None],
     }
-    # Arguments of `fit` itself, which a search around this one does not route.
+    # Arguments of `fit` itself; an enclosing search must not route them.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str] = "param_grid"
-    """Name of the constructor's argument for the space."""
+    """Name of the constructor's argument for the parameter space."""
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Set the arguments of the constructor as attributes, which is all that scikit-learn lets it do."""
+        """Set the constructor's arguments as attributes; scikit-learn allows a constructor nothing else."""
         self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     def _search(self) -> CandidateSource | None:
-        """Return the source of the candidates; None: `_run_search` gives them."""
+        """Return the source of the candidates; None if `_run_search` provides them."""
         return None
 
     def _searched(self) -> Collection[str]:
-        """Return the names of the parameters that candidates differ in."""
+        """Return the names of the parameters that differ between candidates."""
         return ()
 
     @fit_context(prefer_skip_nested_validation=False)  # type: ignore[untyped-decorator]
@@ -153,27 +153,27 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         tune_params: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Self:
-        """Evaluate the candidates by cross-validation, and fit the best one on all data.
+        """Evaluate the candidates by cross-validation, and fit the best candidate on all data.
 
         Args:
-            X: (n_samples, n_features), or (n_samples, n_samples) where the estimator takes such a matrix:
-                arrays, sparse matrices, frames, or lists of anything that the estimator takes.
-            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without.
+            X: (n_samples, n_features), or (n_samples, n_samples) if the estimator takes such a matrix:
+                arrays, sparse matrices, frames, or lists of any objects that the estimator takes.
+            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without labels.
             groups: (n_samples,), for splitters that keep groups together.
             tune_params: further settings of the tuner.
-            params: passed on to the estimator's `fit`, and with metadata routing enabled to the scorer and
-                the splitter, as scikit-learn's `GridSearchCV` does. Those with a value for each sample,
-                such as `sample_weight`, are split with X.
+            params: passed to the estimator's `fit` and, with metadata routing enabled, to the scorer and the
+                splitter, like in scikit-learn's `GridSearchCV`. Parameters with a value for each sample, such
+                as `sample_weight`, are split with X.
 
         Returns:
             This search, fitted.
 
         Raises:
             InvalidParameterError: an argument of the constructor has the wrong type; it is a ValueError.
-            ConfigError: an argument is out of range, or contradicts another one; it is a ValueError.
-            ValueError: all fits failed, or there were none.
-            Exception: what the estimator or the scorer raised, if `error_score` is "raise"; what the splitter
-                or the fit on all data raised, always.
+            ConfigError: an argument is out of range, or contradicts another argument; it is a ValueError.
+            ValueError: all fits failed, or nothing was to be fitted.
+            Exception: an error of the estimator or the scorer, if `error_score` is "raise"; any error of the
+                splitter or of the fit on all data.
         """
         scorers, refit_metric = self._get_scorers()
         self._require_mode(scorers, refit_metric)
@@ -185,11 +185,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
         self._checked_cv_orig = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        # Before scikit-learn 1.9 only a search that halves has it.
+        # Before scikit-learn 1.9 only halving searches have this method.
         if hasattr(self, "_check_input_parameters"):
             self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
         self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
-        # The order is scikit-learn's: these calls may draw from the same generator.
+        # scikit-learn's order, because these calls may draw from the same generator.
         search = None if self._has_own_rounds() else self._search()
         stopping = self._early_stopping(clone(self.estimator), tune_params, in_rounds=search is None)
         task = EvaluationTask(
@@ -227,7 +227,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit:
             try:
                 self._refit(task, stopping, candidates[self.best_index_], tasks)
-            except BaseException:  # a second `fit` repeats only this step
+            except BaseException:  # A second `fit` then repeats only this step.
                 self._unfinished = found.unfinished
                 raise
         for each in evaluated.rounds:
@@ -239,12 +239,12 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Train the best estimator further on more data, without another search.
 
-        The method exists once `fit` has fitted an estimator that has it.
+        The method exists after `fit` has fitted an estimator that has it.
 
         Args:
             X: (n_samples, n_features), as for `fit`.
-            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without.
-            params: passed on to the estimator's `partial_fit`.
+            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without labels.
+            params: passed to the estimator's `partial_fit`.
 
         Returns:
             This search.
@@ -255,7 +255,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # --- parts of fit -----------------------------------------------------------------------------
 
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
-        """Refuse an unknown `mode`, and mode='min' where no single scorer decides."""
+        """Raise ConfigError if `mode` is unknown, or if it is "min" and no single scorer decides."""
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
@@ -269,7 +269,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             )
 
     def _has_own_rounds(self) -> bool:
-        """Return True if a class has overridden `_run_search`, as `HalvingGridSearchCV` does."""
+        """Return True if a subclass overrides `_run_search`, like `HalvingGridSearchCV`."""
         return type(self)._run_search is not BaseSearchCV._run_search
 
     def _in_rounds(
@@ -363,7 +363,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return stopping
 
     def _is_watched(self, tune_params: Mapping[str, Any]) -> bool:
-        """Return True if anything besides the scheduler watches or ends candidates."""
+        """Return True if anything besides the scheduler observes or ends candidates."""
         asked = {"stop", "callbacks", "progress_reporter", "time_budget_s", "default_loggers"}
         own = (self.stopper, self.time_budget_s, self.loggers)
         return any(each is not None for each in own) or not asked.isdisjoint(tune_params)
@@ -372,7 +372,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return self.early_stopping
 
     def _announced(self, total: int | None) -> int | None:
-        """Return the number of fits and print it if `verbose`; None if it is not known."""
+        """Return the number of fits, and print it if `verbose`; None if the number is unknown."""
         if total is None:
             return None
         if total == 0:
@@ -425,7 +425,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # The traceback holds this frame, so the error would hold itself and X through `found`.
+            # The traceback references this frame. Through `found` the error would reference itself and X.
             del found
             try:
                 raise error
@@ -438,7 +438,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _keep_results(
         self, evaluated: _Evaluated, scorers: Any, refit_metric: Any, *, by_portions: bool
     ) -> None:
-        """Set the results, all but those of the fit on all data."""
+        """Set all results except those of the fit on all data."""
         outcomes = evaluated.outcomes
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -453,7 +453,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if by_portions and self.resource is not None and not callable(self.refit):
-                # As in searches that halve: a score on few samples tells too little of one on all.
+                # As in halving searches, because a score on few samples predicts little about one on all.
                 reached = results["training_iteration"]
                 furthest = np.flatnonzero(reached == reached.max())
                 self.best_index_ = furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()]
@@ -471,7 +471,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return results
 
     def _require_refit_metric(self, candidates: Sequence[CandidateResult]) -> None:
-        """Refuse a `refit` that names none of the scores that a function has returned."""
+        """Raise an error if `refit` names none of the scores that the scoring function returned."""
         if callable(self.scoring):
             for outcome in (each for candidate in candidates for each in candidate.outcomes):
                 if outcome is not None and isinstance(outcome["test_scores"], dict):
@@ -479,7 +479,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                     return
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
-        """Return a sentence on a second `fit` after one that was ended early."""
+        """Return a sentence about a second `fit` after this one was ended early."""
         if stopping is not None:
             return "with early stopping a second fit begins anew"
         if getattr(self, "random_state", 0) is None:
@@ -487,7 +487,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return "a second fit on the same data goes on with what is missing"
 
     def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:
-        """Return the outcome of each fold of each candidate."""
+        """Return the outcome of each fold of each candidate, in one list."""
         outcomes: list[Outcome] = [each for one in candidates for each in one.outcomes if each is not None]
         warn_or_raise_about_fit_failures(outcomes, self.error_score)
         if callable(self.scoring):
@@ -495,7 +495,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return outcomes
 
     def _forget_refitted(self) -> None:
-        """Delete the best estimator of an earlier fit, which does not belong to the new results."""
+        """Delete the best estimator of an earlier fit, because it does not belong to the new results."""
         for name in ("best_estimator_", "refit_time_", "feature_names_in_"):
             if name in vars(self):
                 delattr(self, name)
@@ -503,7 +503,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _refit(
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
-        """Fit the best candidate on all data; the results stay even if that fails."""
+        """Fit the best candidate on all data; the results are kept even if this fails."""
         # Parameters may be estimators, so they are cloned too.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()

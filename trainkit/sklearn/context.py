@@ -1,4 +1,4 @@
-"""Context of a fit that travels to workers: configuration, warning filters, callbacks."""
+"""Context of a fit that is sent to workers: configuration, warning filters, callbacks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Filter = tuple[Any, "str | re.Pattern[str] | None", type[Warning], "str | re.Pat
 
 @dataclass(frozen=True)
 class SklearnContext:
-    """Configuration of scikit-learn and filters of warnings, as joblib's workers get them.
+    """Configuration of scikit-learn and warning filters, like those that joblib sends to its workers.
 
     Attributes:
-        config: of `sklearn.get_config`, with `enable_metadata_routing`, `transform_output` and others.
-        filters: the first that matches a warning decides.
+        config: result of `sklearn.get_config`, such as `enable_metadata_routing` and `transform_output`.
+        filters: warning filters; the first one that matches a warning decides.
     """
 
     config: Mapping[str, Any]
@@ -58,19 +58,19 @@ def _pattern(text: str | re.Pattern[str] | None) -> str:
 
 @dataclass(frozen=True)
 class FoldCallbacks:
-    """Callbacks of a worker for the folds that it evaluates.
+    """Callbacks in a worker, for the folds that it evaluates.
 
     Attributes:
-        search: the estimator that is searching.
-        context: of the task "search".
+        search: the estimator that runs the search.
+        context: context of the task "search".
     """
 
     search: Any
     context: Any
 
     def arguments(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
-        """Return the arguments with which `fit_and_score` calls the callbacks for one fold of a candidate."""
-        # A copy, as the same fold may begin here again after a failure.
+        """Return the arguments of `fit_and_score` that call the callbacks for one fold of a candidate."""
+        # Copied, because the same fold may start again after a failure.
         searching = copy.copy(self.context)
         searching._children_map = {}
         task = searching.subcontext(task_name="candidate-split-evaluation", task_id=candidate * folds + split)
@@ -81,9 +81,9 @@ class FitCallbacks:
     """Callbacks of one `fit`, called in the driver.
 
     Args:
-        search: the estimator that is searching.
-        X, y: as given to it.
-        sample_weight: as given to it; None: not.
+        search: the estimator that runs the search.
+        X, y: data of the search.
+        sample_weight: weights of the samples; None for none.
     """
 
     def __init__(self, search: Any, X: Any, y: Any, sample_weight: Any) -> None:
@@ -91,10 +91,10 @@ class FitCallbacks:
         self._search = search
         self._data = {"X": X, "y": y, "metadata": metadata}
         self.root: Any = None
-        """Context of the whole `fit`; None where this scikit-learn has no callbacks."""
+        """Context of the whole `fit`; None if this version of scikit-learn has no callbacks."""
 
     def begin(self) -> None:
-        """Call them at the beginning of `fit`."""
+        """Call the callbacks at the beginning of `fit`."""
         if HAS_CALLBACKS:
             self.root = self._search._init_callback_context(
                 max_subtasks=1 + (self._search.refit is not False)
@@ -103,10 +103,10 @@ class FitCallbacks:
 
     @contextlib.contextmanager
     def searching(self, evaluations: int | None) -> Iterator[FoldCallbacks | None]:
-        """Call them around the evaluation of the candidates; give the callbacks for the workers.
+        """Call the callbacks around the evaluation of the candidates; yield the callbacks for the workers.
 
         Args:
-            evaluations: number of folds of all candidates; None if it is not known.
+            evaluations: number of folds of all candidates; None if unknown.
 
         Yields:
             None if there are no callbacks.
@@ -121,14 +121,14 @@ class FitCallbacks:
         context.call_on_fit_task_end(estimator=self._search)
 
     def folds_within(self, context: Any) -> FoldCallbacks | None:
-        """Return the callbacks for the workers of a round, whose context `_run_search` gives; None: none."""
+        """Return the workers' callbacks for a round with this `context`; None if there are no callbacks."""
         if context is None or not has_callbacks(self._search):
             return None
         return FoldCallbacks(self._search, context)
 
     @contextlib.contextmanager
     def refitting(self, estimator: Any) -> Iterator[None]:
-        """Call them around the fit of `estimator` on all data."""
+        """Call the callbacks around the fit of `estimator` on all data."""
         if self.root is None:
             yield
             return
@@ -139,13 +139,13 @@ class FitCallbacks:
         context.call_on_fit_task_end(estimator=self._search, **self._data)
 
     def end(self) -> None:
-        """Call them at the end of `fit`."""
+        """Call the callbacks at the end of `fit`."""
         if self.root is not None:
             self.root.call_on_fit_task_end(estimator=self._search, **self._data)
 
 
 def has_callbacks(search: Any) -> bool:
-    """Return True if the search, its estimator or a part of that has callbacks."""
+    """Return True if the search, its estimator or a part of the estimator has callbacks."""
     return any(
         getattr(each, "_skl_callbacks", None) for each in (search, *search.get_params(deep=True).values())
     )

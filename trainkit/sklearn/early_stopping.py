@@ -1,4 +1,4 @@
-"""Early stopping of candidates: the scheduler and the portions that it judges."""
+"""Early stopping of candidates: the scheduler, and the portions after which it judges."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from trainkit.tune.schedulers.halving import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4
-"""Candidates at a rung of which one is promoted by `early_stopping=True`; ASHA's default."""
+"""Number of candidates at a rung for each promoted one with `early_stopping=True`; ASHA's default."""
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Early stopping of a search with candidates that are trained in portions.
+    """Early stopping of a search whose candidates are trained in portions.
 
     Attributes:
-        scheduler: stops candidates.
-        portions: of the training of a candidate.
+        scheduler: scheduler that stops candidates.
+        portions: portions of a candidate's training.
     """
 
     scheduler: TrialScheduler
     portions: Portions
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:
-        """Refuse an estimator that can't be trained in portions, before anything runs.
+        """Raise ConfigError for an estimator that can't be trained in portions, before anything runs.
 
         Args:
-            estimator: with the parameters that no candidate changes.
-            searched: names of those that candidates do.
+            estimator: the estimator with the parameters that no candidate changes.
+            searched: names of the parameters that candidates change.
 
         Raises:
-            ConfigError: it can't be trained so, whatever the values of the candidates.
+            ConfigError: it can't be trained in portions, for any parameters of the candidates.
         """
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
         if self.portions.of_samples or _decides(estimator, names, last_step=self.portions.last_step):
-            return  # each candidate finds out for itself
+            return  # Each candidate checks this itself.
         self.portions.begin(clone(estimator), searched=names)
 
     def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:
-        """Refuse folds with too few training samples, where portions are of samples.
+        """Raise ConfigError for folds with too few training samples, if portions consist of samples.
 
         Args:
             splits: training and test samples of each fold.
-            classes: of a classifier; 1 for another estimator.
+            classes: number of classes of a classifier; 1 for another estimator.
 
         Raises:
-            ConfigError: the first portion would have no sample, or not one of each class.
+            ConfigError: the first portion would have no sample, or lack a class.
         """
         fewest, most = min(len(train) for train, _ in splits), self.portions.reports[-1]
         if self.portions.of_samples and end_of(self.portions.reports[0], fewest, most) < classes:
@@ -79,15 +79,15 @@ class EarlyStopping:
         y: Any,
         params: Mapping[str, Any],
     ) -> Any:
-        """Return the estimator trained on all data in the same portions as a candidate.
+        """Return the estimator, trained on all data in the same portions as a candidate.
 
-        Where portions are of samples, it is fitted once, on all of them.
+        If portions consist of samples, it is fitted once on all samples.
 
         Args:
-            estimator: to clone.
-            history: parameters and the number of portions trained with them, in this order.
-            X: what the estimator's `fit` takes.
-            y: the labels; None where it learns without.
+            estimator: the estimator to clone.
+            history: pairs in order: parameters, and the number of portions trained with them.
+            X: samples for the estimator's `fit`.
+            y: labels; None if it learns without them.
             params: further arguments of `fit`.
         """
         trained = [(clone(dict(parameters), safe=False), portions) for parameters, portions in history]
@@ -121,22 +121,22 @@ def early_stopping_of(
     watched: bool = False,
     of_samples: bool = False,
 ) -> EarlyStopping | None:
-    """Return the early stopping for these arguments of a search; None for candidates that are fitted at once.
+    """Return the early stopping for these arguments of a search; None if candidates are fitted completely.
 
     Args:
-        early_stopping: None or False; True: ASHA that promotes, and trains one candidate to the end; a
+        early_stopping: None or False; True: ASHA with promotion, which trains one candidate to the end; a
             scheduler, or its name.
-        max_iters: portions of a training.
-        metric: what candidates are judged by; None: that is not known, nor needed.
+        max_iters: number of portions of a training.
+        metric: metric to judge candidates by; None if it is unknown and not needed.
         mode: "max" or "min".
-        last_step: of a pipeline, its last step is trained by portions.
-        searched: names of the parameters that candidates differ in.
-        watched: somebody wants to see each portion; else, with True, there are reports where candidates are
-            judged, and after the last portion.
-        of_samples: each portion is a fit anew, on more of the samples.
+        last_step: True if only the last step of a pipeline is trained in portions.
+        searched: names of the parameters that differ between candidates.
+        watched: True if something reads the report of each portion. Otherwise, with early_stopping=True,
+            candidates report only where they are judged, and after the last portion.
+        of_samples: True if each portion is a new fit on more samples.
 
     Raises:
-        ConfigError: an argument has a value that can't work, or contradicts another.
+        ConfigError: an argument has an impossible value, or contradicts another argument.
     """
     if not is_whole(max_iters) or max_iters < 1:
         raise ConfigError(f"max_iters={max_iters!r}: give a whole number from 1 on")
@@ -189,7 +189,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
 
 
 def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
-    """Return advice on a scheduler that can't be made of its name alone."""
+    """Return advice about a scheduler that needs more arguments than its name."""
     parameter = min(searched, default="alpha")
     changes = {
         "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
@@ -206,7 +206,7 @@ def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
-    """Refuse a scheduler that would judge by a value that candidates don't report, or never."""
+    """Raise ConfigError if the scheduler judges never, or by a value that candidates don't report."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
@@ -229,16 +229,16 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
 
 
 def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
-    """Refuse a scheduler or a searcher with another metric or mode than the search.
+    """Raise ConfigError if a scheduler or searcher has another metric or mode than the search.
 
     Args:
-        part: with its own `metric` and `mode`, or None for those of the search.
-        name: of its class.
-        metric: of the search.
-        mode: of the search.
+        part: a scheduler or searcher; its `metric` and `mode` may be None to use those of the search.
+        name: name of its class.
+        metric: metric of the search.
+        mode: mode of the search.
 
     Raises:
-        ConfigError: the two differ.
+        ConfigError: the metrics or modes differ.
     """
     for word, own, given in (("metric", part.metric, metric), ("mode", part.mode, mode)):
         if own is not None and own != given:
@@ -248,7 +248,7 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
 
 
 def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:
-    """Return True if candidates differ in the estimator, or in parameters that decide how it is trained."""
+    """Return True if candidates change the estimator, or parameters that decide how it is trained."""
     decisive = set(DECISIVE)
     if isinstance(estimator, Pipeline) and last_step:
         last = estimator.steps[-1][0]

@@ -1,4 +1,4 @@
-"""Run of the candidates as trials of the tuner, and what each came to."""
+"""Run of the candidates as trials of the tuner, and their results."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from trainkit.tune.sync.storage import new_place
 
 
 class FoldPriority(NamedTuple):
-    """Priority of a candidate's next fold; the lowest is evaluated first.
+    """Priority of a candidate's next fold; the lowest value is evaluated first.
 
     Attributes:
-        block: of the candidate.
+        block: number of the candidate's block.
         fold: number of its next fold.
-        place: of the candidate in the order suggested.
+        place: its position in the order of suggestion.
     """
 
     block: int
@@ -67,26 +67,26 @@ def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
     """Return the priority of a candidate's next fold.
 
     Args:
-        place: of the candidate in the order suggested, from 0.
-        folds_done: number of its folds that are done.
-        block: candidates in each block.
+        place: the candidate's position in the order of suggestion, from 0.
+        folds_done: number of its finished folds.
+        block: number of candidates in each block.
     """
     return FoldPriority(place // block, folds_done, place)
 
 
 class FoldScheduler(TrialScheduler):
-    """Scheduler that orders folds where workers share copies of the folds' samples.
+    """Scheduler that orders folds so that workers can share copies of the folds' samples.
 
-    Candidates are taken in blocks, in the order suggested. All candidates of a block are evaluated on the
-    first fold, then all on the second, and so on, so that most workers are at the same fold:
+    Candidates are taken in blocks, in the order of suggestion. All candidates of a block are evaluated on the
+    first fold, then all on the second fold, and so on, so that most workers use the same fold:
 
         block 0:  a b c d on fold 0,  a b c d on fold 1, ...   block 1:  e f g h on fold 0, ...
 
-    No worker waits: one that finds no candidate left for a fold goes on to the next fold. A candidate pauses
-    between two of its folds, unless it would be the next to run.
+    No worker waits: a worker that finds no candidate for a fold starts the next fold. A candidate pauses
+    after each fold, unless it would be the next one to run.
 
     Args:
-        block: candidates in each block.
+        block: number of candidates in each block.
     """
 
     needs_metric: ClassVar[bool] = False
@@ -116,7 +116,7 @@ class FoldScheduler(TrialScheduler):
         return CONTINUE if result.get("done") else Decision(Verdict.PAUSE, {"folds": self._done[trial_id]})
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Let every trial go on; `on_result` decides by the number of folds."""
+        """Let every trial continue; `on_result` decides by the number of folds."""
         del trial_id, time, score
         return CONTINUE
 
@@ -140,11 +140,11 @@ class CandidateResult:
     """Outcome of a candidate.
 
     Attributes:
-        parameters: of the candidate.
-        outcomes: of each fold; None: it was not evaluated.
-        iterations: that were reported.
-        error: what its trial failed of; None: it did not.
-        result: of its trial.
+        parameters: parameters of the candidate.
+        outcomes: outcome of each fold; None for folds that were not evaluated.
+        iterations: number of reported iterations.
+        error: error of its trial; None if it did not fail.
+        result: result of its trial.
     """
 
     parameters: Mapping[str, Any]
@@ -155,9 +155,9 @@ class CandidateResult:
 
     @property
     def history(self) -> list[tuple[Mapping[str, Any], int]]:
-        """Parameters and the number of iterations that the model was trained with them, in this order.
+        """Pairs in order: parameters, and the number of iterations that trained the model with them.
 
-        There are several where population based training has copied the model of another candidate.
+        Several pairs exist if population based training has copied another candidate's model.
         """
         stretches = self.result.lineage()
         if len(stretches) == 1:
@@ -170,10 +170,10 @@ class SearchResult:
     """Outcome of a search.
 
     Attributes:
-        candidates: in the order suggested.
-        grid: the same as a tuner has it.
-        ended_by: what ended it early; None: nothing did.
-        task: what the candidates were evaluated on.
+        candidates: candidates in the order of suggestion.
+        grid: the tuner's result of the same trials.
+        ended_by: the reason for an early end; None if the search was complete.
+        task: the task on which the candidates were evaluated.
     """
 
     candidates: Sequence[CandidateResult]
@@ -183,18 +183,18 @@ class SearchResult:
 
     @property
     def interrupted(self) -> bool:
-        """Return True after Ctrl-C."""
+        """True if Ctrl-C or SIGTERM ended the search."""
         return self.ended_by in (INTERRUPTED, BY_SIGTERM)
 
     def finish(self) -> None:
-        """Note that nothing is left to do, so that the next search of this name begins anew."""
+        """Mark the search as complete, so that the next search with this name starts from the beginning."""
         if self.task.digest:
             with contextlib.closing(ExperimentStore.open(Path(self.grid.experiment_path))) as store:
                 store.set_fact(MORE_TO_COME, False)
 
     @property
     def unfinished(self) -> PartialSearch | None:
-        """Outcomes for the next `fit` on the same data; None if there are none. It reads the whole task."""
+        """Outcomes for the next `fit` on the same data; None if none exist. Slow: hashes the task."""
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
@@ -215,21 +215,21 @@ def evaluate(
     cpus: int | None = None,
     before: PartialSearch | None = None,
 ) -> SearchResult:
-    """Run the trials to their end, in a new session if there is none.
+    """Run all trials, in a new session if none is running.
 
     Args:
-        trainable: that reports as `report_of` makes it, bound to its resources and to a `task`.
-        space: to search; None: the searcher knows it.
-        tune: what is searched for, and how.
-        run: where it is kept; without a name or a path, in memory.
-        folds: how many a candidate has.
-        resumes: trials start from the known outcomes of their candidate.
-        cpus: of the session, if it is begun here; None: this machine's.
-        before: what an earlier call came to, be it on the same task or another.
+        trainable: a trainable with reports from `report_of`, bound to its resources and to a `task`.
+        space: search space; None if the searcher has it.
+        tune: settings of the tuner.
+        run: settings of the run; without a name or a path it is kept in memory.
+        folds: number of folds of a candidate.
+        resumes: True if trials start from the known outcomes of their candidate.
+        cpus: CPUs of a session that is started here; None: all CPUs of this machine.
+        before: outcomes of an earlier call, on the same task or another one.
 
     Raises:
-        InfeasibleError: the session has less than a trial asks for.
-        StoreError: what an earlier search of that name has left can't be read, or there can be no new one.
+        InfeasibleError: the session has fewer resources than a trial needs.
+        StoreError: the data of an earlier search with this name can't be read, or no new folder can be made.
     """
     task: EvaluationTask = trainable.parameters["task"]
     with contextlib.ExitStack() as stack:
@@ -240,7 +240,8 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            # Nothing makes it, nor finds it: another program's would hold commands.
+            # This folder is never created. A random name avoids another program's folder, which could hold
+            # commands.
             folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
         else:
@@ -255,7 +256,7 @@ def evaluate(
             experiment = ExperimentRun(bound, whole, tune, run, folder, in_memory=True)
         if task.digest:
             experiment.note({MORE_TO_COME: True})
-        experiment.restorable = False  # another `fit` is how a search goes on
+        experiment.restorable = False  # A search is resumed by another `fit`.
         try:
             grid = experiment.fit()
         except InfeasibleError as error:
@@ -277,7 +278,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """Give the settings with a name of this search alone, and the folder and name that searches share."""
+    """Yield settings with a name for this search only, and the folder and name that searches share."""
     if run.name is None:
         yield run, None
         return
@@ -289,19 +290,19 @@ def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str]
 def _with_known_outcomes(
     task: EvaluationTask, before: PartialSearch | None, earlier: tuple[Path, str] | None
 ) -> EvaluationTask:
-    """Return the task with the outcomes that are known from earlier searches."""
+    """Return the task with the outcomes known from earlier searches."""
     if before is None and earlier is None:
         return task
     digest = task.digested()
     known = dict(before.known) if before is not None and before.task == digest else {}
     if earlier is None:
         return replace(task, known=known)
-    # Keys in folders begin with the digest of the task, so those of other tasks are never equal.
+    # Keys in folders start with the task's digest, so keys of other tasks never match.
     return replace(task, known=known | outcomes_left_in(*earlier, len(task.splits)), digest=digest)
 
 
 def _preload_packages(estimator: Any) -> None:
-    """Have workers forked with the packages of scikit-learn that an estimator and its parts are from."""
+    """Make the fork server import the scikit-learn packages of an estimator and its parts."""
     for each in (estimator, *estimator.get_params(deep=True).values()):
         for cls in type(each).__mro__:
             package = ".".join(cls.__module__.split(".")[:2])
@@ -310,16 +311,16 @@ def _preload_packages(estimator: Any) -> None:
 
 
 _sharing = 0
-"""Searches that run at once in the session that the first of them has started."""
+"""Number of running searches in the session that the first of them started."""
 
 
 @contextlib.contextmanager
 def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
-    """Use the current session, or one that waits for a later search once the last one in it is over.
+    """Use the current session, or start one that is parked for later searches after its last search.
 
     Args:
-        estimator: whose packages workers are forked with.
-        cpus: of a new session; None: this machine's.
+        estimator: workers are forked with its packages.
+        cpus: CPUs of a new session; None: all CPUs of this machine.
     """
     global _sharing
     _preload_packages(estimator)
@@ -328,7 +329,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         if shared and not _sharing:
             api.init(num_cpus=cpus or os.cpu_count())
         _sharing += shared
-    end = api.shutdown  # after an interrupt, which may have come in the midst of anything
+    end = api.shutdown  # After an interrupt the session may be in any state.
     try:
         yield
         end = session.park
@@ -346,7 +347,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
 def _first_folds(
     trainable: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> FirstFolds | None:
-    """Return folds for the program itself to begin with; None if the search is not for it."""
+    """Return folds that this process itself evaluates first; None if the search does not suit this."""
     searcher, current = tune.search_alg, session.running()
     listed = searcher.candidates if isinstance(searcher, CandidateList) else ()
     asked = {name: amount for name, amount in trainable.request({}).required_resources.items() if amount}
@@ -367,14 +368,14 @@ def _first_folds(
 
 
 def _is_there() -> None:
-    """Return from a worker, which is there then."""
+    """Do nothing; the result shows that a worker is running."""
 
 
 @contextlib.contextmanager
 def _with_first_folds(
     task: EvaluationTask, first: FirstFolds, cpus: int | None, limit: int | None
 ) -> Iterator[EvaluationTask]:
-    """Evaluate folds here as long as that is faster; give the task with their outcomes."""
+    """Evaluate folds in this process while this is faster; yield the task with their outcomes."""
     workers = min(cpus or os.cpu_count() or 1, limit or math.inf)
     with contextlib.ExitStack() as stack:
         around = stack.enter_context(contextlib.ExitStack())
@@ -385,26 +386,26 @@ def _with_first_folds(
             if not there:
                 begun = api.remote(_is_there).remote()
                 while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
-                    continue  # folds go on meanwhile, and a search that is done first need not wait
+                    continue  # Folds continue meanwhile. If they finish first, the search need not wait.
                 first.suffice(int(workers), there=True)
         if first.stop():
-            around.close()  # otherwise at the end: the fold under way has mostly ended by then
+            around.close()  # Else at the end, when the running fold has usually finished.
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 
 BLOCK_ROUNDS = 4
-"""Candidates of a block for each that runs at once, where candidates are known beforehand. The
-more there are, the longer workers are at the same fold; but an early end leaves so many incomplete. Where one
-is asked for there is one for each."""
+"""Candidates in a block per concurrently running candidate, if all candidates are known in advance. A
+larger block keeps workers at the same fold for longer, but an early end leaves more candidates incomplete.
+If an early end is requested, the factor is 1."""
 
 
 @contextlib.contextmanager
 def _with_shared_copies(
     task: EvaluationTask, trainable: Bound, tune: TuneConfig, run: RunConfig
 ) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
-    """Return the trainable of the task; if its folds are large, workers share copies of them."""
+    """Yield the task's trainable and settings; if the folds are large, workers share copies of them."""
     by_folds = trainable.trainable is FoldTrial
-    here = session.engine().name == "local"  # workers elsewhere see no files of this process
+    here = session.engine().name == "local"  # Workers on other machines can't see files of this process.
     parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
     if not parts:
         bound = with_parameters(trainable, task=task)
@@ -425,20 +426,20 @@ def _with_shared_copies(
 
 
 AHEAD = 2
-"""Candidates, or folds, under way for each that runs, so that a process finds its next fold at once."""
+"""Started candidates or folds per running one, so that a free process finds its next fold at once."""
 
 FEW = 20
-"""Candidates for each further process, below which several folds of a candidate are evaluated at once: at the
-end of a search there are fewer candidates than processes, which costs the more the fewer there were."""
+"""Candidates per additional process; with fewer, several folds of a candidate run at once. Processes are
+idle at the end of a search; the fewer candidates it has, the larger is this share."""
 
 
 def _in_tasks(
     bound: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> tuple[Bound, TuneConfig]:
-    """Return the settings with folds as tasks, unless each candidate needs a process of its own.
+    """Return the settings with folds as tasks, unless each candidate needs its own process.
 
-    A candidate needs one for checkpoints, for a time limit, and for a GPU, which only one process should
-    use at a time.
+    A candidate needs its own process for checkpoints, for a time limit, and for a GPU, which only one process
+    should use at a time.
     """
     request = bound.request({})
     saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
@@ -448,7 +449,7 @@ def _in_tasks(
         return replace(bound, ahead=1), tune
     fit, folds = _fit(bound), len(task.splits)
     limit = tune.max_concurrent_trials or fit
-    # More candidates can be under way than run at once only where resources limit those that run.
+    # Starting more candidates than can run helps only if resources, not a limit, restrict the running ones.
     if fit <= limit:
         parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
         return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)
@@ -457,30 +458,30 @@ def _in_tasks(
 
 
 def _to_the_end(task: EvaluationTask, tune: TuneConfig, run: RunConfig) -> bool:
-    """Return True if all candidates are known beforehand and no early end is requested."""
+    """Return True if all candidates are known in advance and no early end is requested."""
     return task.candidates is not None and tune.time_budget_s is None and run.stop is None
 
 
 def _at_once(bound: Bound, tune: TuneConfig) -> int:
-    """Return how many candidates run at once in the current session."""
+    """Return the number of candidates that run at once in the current session."""
     fit = _fit(bound)
     return max(1, min(fit, tune.max_concurrent_trials or fit))
 
 
 def _fit(bound: Bound) -> int:
-    """Return how many candidates the current session has resources for."""
-    there = session.engine().cluster_resources()  # known here, even where the node has just died
+    """Return the number of candidates that fit into the resources of the current session."""
+    there = session.engine().cluster_resources()  # This process knows it, even if the node has just died.
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
 
 
 @contextlib.contextmanager
 def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
-    """Give a temporary folder for the files of trials; None if `run` names a folder that stays."""
+    """Yield a temporary folder for the files of trials; None if `run` names a permanent folder."""
     if run.name or run.storage_path:
         yield None
         return
-    # Checkpoints of large models may need more space than the session's folder has.
+    # Checkpoints of large models may not fit into the session's folder.
     made = tempfile.TemporaryDirectory(prefix="trainkit-sklearn-")
     with api.linked(Path(made.name)), made:
         yield Path(made.name, "search")
@@ -494,22 +495,22 @@ def comparable_candidates(
     by_portions: bool,
     may_be_none: bool = False,
 ) -> list[CandidateResult]:
-    """Return the candidates to compare; a warning says how many are left out.
+    """Return the candidates to compare; warn about the number of omitted ones.
 
     Args:
-        found: what the search came to.
-        task: what it evaluated them on.
-        again: what a second `fit` does after one that was ended early, in words.
-        by_portions: whether all folds are trained together, a portion each report.
-        may_be_none: there are those of earlier rounds.
+        found: result of the search.
+        task: the task on which the search evaluated them.
+        again: sentence about a second `fit` after an early end.
+        by_portions: True if all folds are trained together, with a report for each portion.
+        may_be_none: True if earlier rounds have candidates.
 
     Raises:
-        KeyboardInterrupt: it was Ctrl-C, and there is none.
-        ConfigError: there is none for another reason.
+        KeyboardInterrupt: Ctrl-C ended the search, and no candidate is complete.
+        ConfigError: no candidate is complete for another reason.
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # some were not even begun
+        cut_off = max(cut_off, task.candidates - len(complete))  # Some were not even started.
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
@@ -531,12 +532,12 @@ def comparable_candidates(
 def error_to_raise(
     candidates: Sequence[CandidateResult], error_score: object, *, by_portions: bool
 ) -> BaseException | None:
-    """Return the error that `fit` must raise; None if there is none.
+    """Return the error that `fit` must raise; None for no error.
 
     Args:
-        candidates: in the order suggested.
-        error_score: "raise": a process that died is an error too.
-        by_portions: whether all folds are trained together, a portion each report.
+        candidates: candidates in the order of suggestion.
+        error_score: if "raise", the death of a process is an error too.
+        by_portions: True if all folds are trained together, with a report for each portion.
     """
     for candidate in candidates:
         error = candidate.error
@@ -544,7 +545,7 @@ def error_to_raise(
             cause = error.cause
             cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
-        # Errors of stop rules in the driver, such as a rule for a value that is not reported.
+        # Errors of stop rules in the driver, such as a rule about a value that is not reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":
@@ -555,7 +556,7 @@ def error_to_raise(
 
 
 def _position_of(candidate: CandidateResult, *, by_portions: bool) -> str:
-    """Return the candidate and its fold or portion at its last report, in words."""
+    """Return text that names the candidate and its fold or portion at its last report."""
     folds, parameters = len(candidate.outcomes), dict(candidate.parameters)
     if by_portions or None not in candidate.outcomes:
         return f"all {folds} folds of the candidate {parameters!r}, after {candidate.iterations} portions"
@@ -566,9 +567,9 @@ def _position_of(candidate: CandidateResult, *, by_portions: bool) -> str:
 
 
 def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
-    """Warn if the searcher has suggested fewer candidates than asked for.
+    """Warn if the searcher suggested fewer candidates than requested.
 
-    For a random search, scikit-learn's own `ParameterSampler` warns.
+    For a random search scikit-learn's own `ParameterSampler` warns.
     """
     given, asked = len(found.candidates), search.num_samples
     if found.ended_by is None and given < asked:
@@ -584,12 +585,12 @@ def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
 def complete_candidates(
     candidates: Sequence[CandidateResult], task: EvaluationTask, *, by_portions: bool
 ) -> tuple[list[CandidateResult], int]:
-    """Return the candidates that have an outcome for each fold, and how many are left out.
+    """Return the candidates that have an outcome for each fold, and the number of others.
 
     Args:
-        candidates: in the order suggested.
-        task: what they were evaluated on.
-        by_portions: whether all folds are trained together, a portion each report.
+        candidates: candidates in the order of suggestion.
+        task: the task on which they were evaluated.
+        by_portions: True if all folds are trained together, with a report for each portion.
     """
     complete = []
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""The two searches that halve: scikit-learn's, whose rounds are experiments of a tuner."""
+"""The two halving searches: scikit-learn's algorithm, with each round as an experiment of a tuner."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _KNOWN_AT_THE_END = (
 
 
 class _Halving(TuneBaseSearchCV):
-    """Common part of both searches beyond scikit-learn's: they may end early."""
+    """Common part of both searches beyond scikit-learn's: an early end."""
 
     def _in_rounds(self, *args: Any) -> Any:
-        for name in _KNOWN_AT_THE_END:  # an earlier fit's
+        for name in _KNOWN_AT_THE_END:  # They belong to an earlier fit.
             self.__dict__.pop(name, None)
         found = super()._in_rounds(*args)
-        if not hasattr(self, "n_iterations_"):  # it was ended early
+        if not hasattr(self, "n_iterations_"):  # The search ended early.
             self.n_iterations_ = len(self.n_resources_)
         return found
 
@@ -38,37 +38,38 @@ class _Halving(TuneBaseSearchCV):
 
 
 class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[misc]
-    """scikit-learn's `HalvingGridSearchCV`, whose candidates are trials of a tuner.
+    """scikit-learn's `HalvingGridSearchCV` with trials of a tuner as candidates.
 
-    All candidates are evaluated with few resources, by default samples; the best third of them with three
-    times as many, and so on. Which candidates survive, their scores and `cv_results_` are scikit-learn's, as
-    its own code decides. Each round is an experiment of its own; `analysis_` is of the last.
+    All candidates are first evaluated with few resources, by default samples. The best third is then
+    evaluated with three times as many, and so on. scikit-learn's own code decides which candidates survive,
+    their scores and `cv_results_`. Each round is a separate experiment; `analysis_` belongs to the last
+    round.
 
     Args:
-        estimator, param_grid: as for `TuneGridSearchCV`.
-        factor: candidates of which one goes on to the next round; resources grow by as much.
-        resource: "n_samples", or a parameter of the estimator that is a whole number, such as "n_estimators".
-        max_resources: of a candidate in a round; "auto": all samples.
-        min_resources: of a candidate in the first round; "exhaust": so many that the last round has
-            `max_resources`; "smallest": as few as make sense.
+        estimator, param_grid: see `TuneGridSearchCV`.
+        factor: one of `factor` candidates enters the next round, with `factor` times the resources.
+        resource: "n_samples", or an integer parameter of the estimator, such as "n_estimators".
+        max_resources: largest resources of a candidate in a round; "auto": all samples.
+        min_resources: resources of a candidate in the first round; "exhaust": chosen so that the last round
+            has `max_resources`; "smallest": scikit-learn's smallest sensible number.
         aggressive_elimination: True repeats the first round until so few candidates are left that the last
             round has fewer than `factor`.
-        cv: folds, or a splitter that gives the same folds each time.
+        cv: number of folds, or a splitter that returns equal folds each time.
         scoring: one scorer.
-        refit, error_score, return_train_score, verbose: as scikit-learn means them.
-        random_state: of the samples that are drawn.
-        n_jobs: processes that fit, as joblib counts; None: all CPUs.
-        local_dir, name, use_gpu, loggers, sk_n_jobs: as for `TuneGridSearchCV`.
-        time_budget_s: seconds, or a timedelta, for all rounds together. What is complete then counts; the
-            best is the best of the last round that has a complete candidate.
+        refit, error_score, return_train_score, verbose: scikit-learn's arguments.
+        random_state: seed for the drawing of samples.
+        n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
+        local_dir, name, use_gpu, loggers, sk_n_jobs: see `TuneGridSearchCV`.
+        time_budget_s: seconds, or a timedelta, for all rounds together. Only candidates that are complete by
+            then count. The best candidate is the best of the last round that has a complete candidate.
 
     Attributes:
         cv_results_: a row for each candidate of each round, with `iter` and `n_resources`.
-        n_resources_, n_candidates_: of each round.
+        n_resources_, n_candidates_: a value for each round.
         n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
-            min_resources_, max_resources_: as scikit-learn means them. After a search that was ended early,
-            by its budget or Ctrl-C, n_iterations_ is the number of rounds begun, and n_remaining_candidates_,
-            n_required_iterations_ and n_possible_iterations_ are absent.
+            min_resources_, max_resources_: scikit-learn's attributes. If the search ended early, by its
+            budget or Ctrl-C, n_iterations_ is the number of started rounds, and n_remaining_candidates_,
+            n_required_iterations_ and n_possible_iterations_ are missing.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
@@ -105,16 +106,17 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
 
 
 class TuneHalvingRandomSearchCV(HalvingRandomSearchCV, _Halving):  # type: ignore[misc]
-    """scikit-learn's `HalvingRandomSearchCV`, whose candidates are trials of a tuner.
+    """scikit-learn's `HalvingRandomSearchCV` with trials of a tuner as candidates.
 
     Args:
-        estimator: to search the parameters of.
+        estimator: the estimator to tune.
         param_distributions: lists of values, or distributions with `rvs`, by name; or several such spaces.
-        n_candidates: of the first round; "exhaust": so many that the last round has `max_resources`.
+        n_candidates: number of candidates in the first round; "exhaust": chosen so that the last round has
+            `max_resources`.
         factor, resource, max_resources, min_resources, aggressive_elimination, cv, scoring, refit,
             error_score, return_train_score, n_jobs, verbose, local_dir, name, use_gpu, loggers,
-            time_budget_s, sk_n_jobs: as for `TuneHalvingGridSearchCV`.
-        random_state: of the candidates, and of the samples that are drawn.
+            time_budget_s, sk_n_jobs: see `TuneHalvingGridSearchCV`.
+        random_state: seed for the candidates and for the drawing of samples.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Outcomes of folds: as reported metrics, by keys of candidates, and from searches that were cut off.
+"""Outcomes of folds: as reported metrics, by candidate key, and from interrupted searches.
 
 {"test_scores": {"auc": .9}, "fit_time": .1, ...} of fold 2  <->  split2_test_auc = .9, split2_fit_time = .1
 """
@@ -24,32 +24,32 @@ from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
 Outcome: TypeAlias = dict[str, Any]
-"""Outcome of a fold in the form of scikit-learn: `test_scores` and perhaps `train_scores`, a number or a dict
-by scorer; `fit_time` and `score_time` in seconds, `n_test_samples`, and `fit_error`, a traceback or None."""
+"""Outcome of a fold in scikit-learn's form: `test_scores` and optionally `train_scores`, a number or a dict
+by scorer; `fit_time` and `score_time` in seconds; `n_test_samples`; and `fit_error`, a traceback or None."""
 
 SINGLE = "score"
-"""Name of a scorer without a name in `cv_results_`."""
+"""Name in `cv_results_` of a scorer without a name."""
 
 _BY_NAME = "scores_by_name"
-"""Reported flag of a fold with a dict of scores whose only name is `SINGLE`."""
+"""Reported flag of a fold whose scores are a dict with the only name `SINGLE`."""
 
 
 def metric_name(scorer: str = SINGLE) -> str:
-    """Return the name of the metric for the mean of a scorer's test scores over all folds."""
+    """Return the name of the metric with the mean of a scorer's test scores over all folds."""
     return f"average_test_{scorer}"
 
 
 OBJECTIVE = "objective"
-"""tune-sklearn's name of the mean that decides, in the reports of every search."""
+"""tune-sklearn's name of the deciding mean, in the reports of every search."""
 
 
 def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -> dict[str, Any]:
     """Return the metrics to report.
 
     Args:
-        outcomes: of all folds; None for one that is not done. Until all are, the means are nan, so that no
-            candidate is the best by its easiest folds.
-        decisive: metric that candidates are compared by; None: that of the only scorer.
+        outcomes: outcomes of all folds; None for unfinished folds. The means are nan until all folds are
+            finished, so that no candidate leads by its easiest folds.
+        decisive: metric that compares candidates; None: the metric of the only scorer.
     """
     report: dict[str, Any] = {}
     tests: dict[str, list[float]] = {}
@@ -79,15 +79,15 @@ def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -
 
 
 def folds_in(report: Mapping[str, Any]) -> int:
-    """Return how many folds were done at this report."""
+    """Return the number of folds in this report."""
     return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
 
 
 def outcomes_of(report: Mapping[str, Any], folds: int) -> list[Outcome | None]:
-    """Return the outcome of each fold from the last report of a candidate; None for a fold that was not done.
+    """Return the outcome of each fold from a candidate's last report; None for an unfinished fold.
 
     Args:
-        report: made by `report_of`.
+        report: a report from `report_of`.
         folds: number of all folds.
     """
     values: dict[str, dict[str, Any]] = {f"split{split}": {} for split in range(folds)}
@@ -112,13 +112,13 @@ def _outcome_of(values: Mapping[str, Any]) -> Outcome | None:
 
 
 def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
-    """Change the ranks in `cv_results_` to those by which the lowest mean score is best.
+    """Change the ranks in `cv_results_` so that the lowest mean score is best.
 
-    As in scikit-learn's, equal means share the better rank, and a mean that is not a number shares the worst.
+    Like in scikit-learn, equal means share the better rank, and nan means share the worst rank.
 
     Args:
         results: changed in place.
-        scorer: whose ranks are changed.
+        scorer: the scorer whose ranks are changed.
     """
     means = results[f"mean_test_{scorer}"]
     missing = np.isnan(means)
@@ -132,21 +132,21 @@ def _by_scorer(scores: Any) -> dict[str, float]:
 
 
 CANDIDATE_KEY = "candidate_key"
-"""Name of the metric with the key of the candidate."""
+"""Name of the metric that holds the candidate's key."""
 
 KnownOutcomes = Mapping[str, Sequence[Outcome]]
-"""Outcomes of first folds, by the key of the candidate."""
+"""Outcomes of a candidate's first folds, by the candidate's key."""
 
 
 def digest(value: Any, what: str) -> str:
-    """Return a digest of the pickled value; arrays are read, not copied.
+    """Return a digest of the pickled value; arrays are read without a copy.
 
     Raises:
         SerializationError: `value` can't be pickled.
     """
     packed = pack(value, what)
     payload = bytes(packed.payload)
-    # The pickle of a class of `__main__` holds a name that is drawn anew in each program.
+    # The pickle of a class of `__main__` contains a random name that differs in each program run.
     for drawn in list(_DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):
         payload = payload.replace(drawn.encode(), b"")
     found = hashlib.blake2b(payload, digest_size=16)
@@ -159,12 +159,12 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
     """Return the key of a candidate; '' if its parameters can't be pickled.
 
     Args:
-        parameters: of the candidate.
-        task: digest of the task, for keys that are kept beside those of other tasks.
+        parameters: parameters of the candidate.
+        task: digest of the task, for keys stored beside keys of other tasks.
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    except SerializationError:  # the candidate is only not recognised by a later search
+    except SerializationError:  # A later search only fails to recognize the candidate.
         return ""
 
 
@@ -173,11 +173,11 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
 
 @dataclass(frozen=True)
 class PartialSearch:
-    """Outcomes of the candidates of a search that was cut off.
+    """Outcomes of the candidates of an interrupted search.
 
     Attributes:
-        task: digest of what they were evaluated on.
-        known: outcomes of their first folds, by the key of the candidate.
+        task: digest of the task on which they were evaluated.
+        known: outcomes of their first folds, by candidate key.
     """
 
     task: str
@@ -185,9 +185,9 @@ class PartialSearch:
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes in the last reports of candidates, up to the first fold that is missing or failed.
+    """Return the outcomes in candidates' last reports, up to the first missing or failed fold.
 
-    A fit that failed may succeed the next time.
+    Failed fits are not included, because they may succeed the next time.
     """
     known: dict[str, list[Outcome]] = {}
     for report in reports:
@@ -206,11 +206,11 @@ def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list
 def claim_folder(parent: Path, name: str) -> Iterator[str]:
     """Make a folder for the next experiment called `name`: search, search_2, search_3 ...
 
-    It is made at once, so that of several searches that begin together each gets another. A folder that is
-    still empty at the end of the block is removed.
+    The folder is made immediately, so that searches that start at the same time get different folders. If it
+    is still empty at the end of the block, it is removed.
 
     Raises:
-        StoreError: it can't be made.
+        StoreError: the folder can't be made.
     """
     folder = _new_folder(parent, name)
     try:
@@ -228,7 +228,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _is_made(folder: Path) -> bool:
-    """Make the folder; return False if it is there already."""
+    """Make the folder; return False if it exists already."""
     try:
         make_private(folder, exist_ok=False)
     except FileExistsError:
@@ -237,17 +237,17 @@ def _is_made(folder: Path) -> bool:
 
 
 MORE_TO_COME = "more_to_come"
-"""Fact of an experiment whose search does something after it: another round, or the fit on all data."""
+"""Fact of an experiment after which its search continues: with another round, or the fit on all data."""
 
 
 def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes of the experiments called `name` since the last one whose search was finished.
+    """Return the outcomes of the experiments called `name` since the last completed search.
 
     Raises:
-        StoreError: the file of one is damaged or foreign.
+        StoreError: an experiment's file is damaged or foreign.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
-    folders = [folder for folder in made if (folder / FILENAME).exists()]  # others are still empty
+    folders = [folder for folder in made if (folder / FILENAME).exists()]  # The others are still empty.
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:

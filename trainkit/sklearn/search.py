@@ -18,71 +18,72 @@ from trainkit.tune.space.domains import GridSearch
 
 
 class TuneGridSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `GridSearchCV`, whose candidates are trials of a tuner: same results, more ways to run.
+    """scikit-learn's `GridSearchCV` with trials of a tuner as candidates: equal results, more ways to run.
 
-    A search is an estimator. Once fitted it predicts as the best candidate does, fitted on all data.
+    A search is an estimator. Once fitted it predicts with the best candidate, fitted on all data.
 
     Args:
-        estimator: what is searched for; not changed, as `fit` works on clones.
-        param_grid: lists of values by parameter name, of which every combination is a candidate, such as
-            {"C": [1, 10], "kernel": ["linear", "rbf"]}; or a list of such dictionaries, whose combinations
-            come one after the other. Values may be any objects, estimators too; {} is one candidate, the
-            estimator as it is.
-        early_stopping: True trains those further that are ahead, by ASHA; or the name of a scheduler, such as
-            "MedianStoppingRule", or one of `trainkit.tune.schedulers`. For estimators that can be trained by
-            portions: see `max_iters`. None: every candidate is fitted as `GridSearchCV` fits it.
-        scoring: how the estimator's predictions are judged: a name, a scorer (estimator, X, y) -> number, or
-            one that returns numbers by name; a list of names, or scorers by name, for several; None: the
+        estimator: the estimator to tune; it is not changed, because `fit` works on clones.
+        param_grid: lists of values by parameter name, such as {"C": [1, 10], "kernel": ["linear", "rbf"]}.
+            Every combination is a candidate. A list of such dictionaries gives their combinations one after
+            another. Values may be any objects, even estimators; {} is one candidate, the unchanged estimator.
+        early_stopping: True trains only leading candidates further, by ASHA; or the name of a scheduler, such
+            as "MedianStoppingRule", or a scheduler of `trainkit.tune.schedulers`. It needs an estimator that
+            can be trained in portions: see `max_iters`. None: every candidate is fitted like in
+            `GridSearchCV`.
+        scoring: how predictions are scored: a name, a scorer (estimator, X, y) -> number, or a scorer that
+            returns numbers by name. A list of names, or scorers by name, for several scores. None: the
             estimator's own `score`.
-        n_jobs: processes that fit, counted as joblib counts: -1 and None for as many as there are CPUs. At
-            scikit-learn's own searches None is 1.
-        cv: folds; or a splitter, or an iterable of (train, test) indices. None is 5. With a number, folds
-            keep the share of each class for classifiers.
-        refit: True fits the best candidate once more, on all data. With several scorers the name of the one
-            that decides. A function (cv_results_) -> index decides by itself. False: it is not fitted.
-        verbose: 1: what will be done, and the console of the tuner; 2: also each fold, as it is done; 3: its
-            scores; 10: its start too.
-        error_score: of a fold that could not be fitted; "raise": what the estimator raised leaves `fit`.
-        return_train_score: True adds the scores on the training samples to `cv_results_`; they take time.
-        local_dir: folder in which the experiment is kept, or an address as `RunConfig.storage_path` may be;
-            None: it is kept in memory only, or in $TRAINKIT_RESULTS_DIR where `name` is given.
-        name: of the experiment's folder; the next search of this name on the same data takes over what this
-            one has evaluated.
-        max_iters: with `early_stopping`, portions that the training of a candidate is divided into, at most;
-            a scheduler may end it after each, and True after the first, the 4th, the 16th ... It is trained
-            by more only if it takes over, by population based training, the model of another that was less
-            far.
+        n_jobs: number of processes that fit, in joblib's notation: -1 and None use all CPUs. In
+            scikit-learn's own searches None means 1.
+        cv: number of folds, a splitter, or an iterable of (train, test) indices. None means 5. With a number,
+            folds for classifiers keep the share of each class.
+        refit: True fits the best candidate again on all data. With several scorers, the name of the scorer
+            that decides. A function (cv_results_) -> index decides itself. False: no fit on all data.
+        verbose: 1: print the plan and the tuner's console; 2: also each finished fold; 3: also its scores;
+            10: also its start.
+        error_score: score of a fold that could not be fitted; "raise": `fit` raises the estimator's error.
+        return_train_score: True adds the scores on the training samples to `cv_results_`, which takes time.
+        local_dir: folder of the experiment, or an address like in `RunConfig.storage_path`. None: the
+            experiment is kept in memory only, or in $TRAINKIT_RESULTS_DIR if `name` is given.
+        name: name of the experiment's folder. The next search with this name on the same data reuses the
+            evaluations of this search.
+        max_iters: with `early_stopping`, largest number of portions of a candidate's training. A scheduler
+            may end the training after each portion; True may end it after the first, the 4th, the 16th ... A
+            candidate trains for more portions only if population based training gives it the model of a
+            candidate that had trained less.
         use_gpu: True gives each candidate a GPU.
-        loggers: who is told of every result: of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks
-            or their classes.
-        pipeline_auto_early_stop: True: with `early_stopping`, it is the last step of a pipeline that is
-            trained by portions, and the steps before are fitted once.
+        loggers: receivers of every result: a list of "tensorboard", "csv", "mlflow", "json", "wandb",
+            callbacks or callback classes.
+        pipeline_auto_early_stop: True: with `early_stopping` of a pipeline, only its last step is trained in
+            portions, and the previous steps are fitted once.
         stopper: a `tune.Stopper`, or another rule of `RunConfig.stop`, that ends candidates or the search.
-        time_budget_s: seconds, or a timedelta, for all candidates together. Those that are not complete by
-            then are left out of `cv_results_`, and a warning says how many.
-        sk_n_jobs: CPUs of one candidate, for estimators that have an `n_jobs` of their own; -1: all.
-        mode: "max", or "min" where less is better by `scoring`: it turns the ranks of the scorer that
-            decides, the best candidate, and what `early_stopping` ends. None is "max".
-        pre_dispatch: as `GridSearchCV` has it; without effect, as X and y are shared by all workers, and
-            what is fitted is sent when there is a worker for it.
-        resource: "n_samples": with `early_stopping`, for any estimator, a portion is a fit anew on more of
-            each fold's training samples, which the classes have equal shares in. None: it is trained further.
+        time_budget_s: seconds, or a timedelta, for all candidates together. Candidates that are then
+            incomplete are left out of `cv_results_`, and a warning gives their number.
+        sk_n_jobs: CPUs of one candidate, for estimators with their own `n_jobs`; -1: all.
+        mode: "min" if lower scores are better. It reverses the ranks of the deciding scorer, the choice of
+            the best candidate, and early stopping. None means "max".
+        pre_dispatch: argument of `GridSearchCV`; has no effect, because all workers share X and y, and a fit
+            is only sent to a free worker.
+        resource: "n_samples": with `early_stopping`, for any estimator, each portion is a new fit on more of
+            each fold's training samples, in which the classes keep their shares. None: each portion continues
+            the training.
 
     Attributes:
-        cv_results_: of each candidate, by column: its parameters as `param_<name>`, masked arrays, and
-            `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`, and the
-            seconds of fitting and scoring. Keys, order and types are those of scikit-learn's, where a scorer
-            without a name is called "score". With `early_stopping` also `training_iteration`, the portions
-            that a candidate was trained by; for `max_iters` and population based training see there.
-        best_index_: row of the best candidate; the first of equals.
-        best_params_: its parameters, as in the grid.
-        best_score_: its mean score; not there where `refit` is a function.
-        best_estimator_: fitted with them on all data; not there without `refit`.
-        refit_time_: seconds that this took.
+        cv_results_: columns with a value for each candidate: its parameters as `param_<name>`, masked arrays,
+            and `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`; and
+            the seconds of fitting and scoring. Keys, order and types are scikit-learn's, where a scorer
+            without a name is called "score". With `early_stopping` also `training_iteration`, the number of
+            portions that trained the candidate; `max_iters` tells when it exceeds the limit.
+        best_index_: row of the best candidate; the first row of equal ones.
+        best_params_: parameters of the best candidate.
+        best_score_: its mean score; missing if `refit` is a function.
+        best_estimator_: the best candidate, fitted on all data; missing without `refit`.
+        refit_time_: seconds of this fit.
         scorer_: the scorer, or scorers by name.
-        multimetric_: whether they are several, by name.
-        n_splits_: folds.
-        classes_, n_features_in_, feature_names_in_: of `best_estimator_`, where it has them.
+        multimetric_: True if there are several scorers, by name.
+        n_splits_: number of folds.
+        classes_, n_features_in_, feature_names_in_: attributes of `best_estimator_`, if it has them.
 
     Example:
         >>> search = TuneGridSearchCV(SVC(), {"C": [1, 10], "kernel": ["linear", "rbf"]})
@@ -132,7 +133,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
 
 
 def _grid_of(param_grid: Any) -> ParameterGrid:
-    """Return scikit-learn's grid; `tune.grid_search([...])` may stand for a list."""
+    """Return scikit-learn's grid; a list may be replaced by `tune.grid_search([...])`."""
     if isinstance(param_grid, Mapping):
         return ParameterGrid(_listed(param_grid))
     return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])
@@ -149,44 +150,45 @@ N_TRIALS = 10
 
 
 class TuneSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `RandomizedSearchCV`, whose candidates are trials of a tuner.
+    """scikit-learn's `RandomizedSearchCV` with trials of a tuner as candidates.
 
-    With search_optimization="random", of the same `random_state`, the candidates are `RandomizedSearchCV`'s.
-    Names, order and defaults of the arguments are tune-sklearn 0.5's.
+    With search_optimization="random" and an equal `random_state`, the candidates equal those of
+    `RandomizedSearchCV`. Names, order and defaults of the arguments are tune-sklearn 0.5's.
 
     Args:
-        estimator: to search the parameters of.
-        param_distributions: by name, what each parameter may be: a list of values, of any kind; a range
-            `(low, high)` or `(low, high, "log-uniform")`, of whole numbers with both ends if both are whole;
-            a frozen distribution of scipy.stats; a domain such as `tune.loguniform(1e-4, 1)`, with
-            `tune.when` where it depends on others; a distribution of Optuna's. The random search also takes a
-            list of such dictionaries, and anything with `rvs`; hyperopt's expressions its own search.
-        early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained by portions, and
-            bad ones are stopped; None: all are fitted whole. With BOHB, HyperBand for BOHB is the one meant.
-        n_trials: candidates; fewer where there are no more.
-        scoring, refit, cv, error_score, return_train_score: as scikit-learn means them.
-        n_jobs: processes that fit, as joblib counts; None: all CPUs.
-        verbose: 0: silent; 1: what `RandomizedSearchCV` prints, and a table; 2 and 3: more.
-        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which goes on;
-            None: NumPy's global one.
-        local_dir: folder in which the experiment is kept; None: in memory, unless `name` or `loggers` is
-            given.
-        name: of the experiment's folder; where there is one already, name_2, name_3 ...
-        max_iters: reports of a candidate at most, with early stopping; more for one that takes over, by
-            population based training, the model of another that was less far.
+        estimator: the estimator to tune.
+        param_distributions: possible values by parameter name: a list of values of any type; a range `(low,
+            high)` or `(low, high, "log-uniform")`, of whole numbers including both ends if both ends are
+            whole; a frozen distribution of scipy.stats; a domain such as `tune.loguniform(1e-4, 1)`, inside
+            `tune.when` if it depends on others; a distribution of Optuna. The random search also takes a list
+            of such dictionaries, and any object with `rvs`. The hyperopt search also takes hyperopt's
+            expressions.
+        early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained in portions, and
+            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True means
+            HyperBand for BOHB.
+        n_trials: number of candidates; fewer if the space or the searcher has no more.
+        scoring, refit, cv, error_score, return_train_score: scikit-learn's arguments.
+        n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
+        verbose: 0: silent; 1: the lines of `RandomizedSearchCV`, and a table; 2 and 3: more.
+        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, whose state
+            advances. None: NumPy's global one.
+        local_dir: folder of the experiment; None: memory, unless `name` or `loggers` is given.
+        name: name of the experiment's folder; if it exists already, name_2, name_3 ...
+        max_iters: with early stopping, largest number of reports of a candidate. A candidate reports more
+            often only if population based training gives it the model of a candidate that had trained less.
         search_optimization: "random", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
-        use_gpu: each candidate gets a GPU.
-        loggers: of "tensorboard", "csv", "mlflow", "json" and "wandb", callbacks, or their classes. What is
-            kept has CSV and JSON files anyway.
-        pipeline_auto_early_stop: of a pipeline, the last step is trained by portions.
-        stopper: a stopper of `trainkit.tune`, or what else RunConfig(stop=...) takes; it sees reports in
-            which all folds have a score.
-        time_budget_s: seconds, or a timedelta; candidates that are not complete then are left out.
-        sk_n_jobs: CPUs, and threads, of a candidate; None: 1.
-        mode: "min" where less is better; None: "max".
-        search_kwargs: further arguments of the searcher that is named.
+        use_gpu: True gives each candidate a GPU.
+        loggers: a list of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks or callback classes. An
+            experiment in a folder always has CSV and JSON files.
+        pipeline_auto_early_stop: True: of a pipeline, only the last step is trained in portions.
+        stopper: a stopper of `trainkit.tune`, or another value of RunConfig(stop=...); it receives the
+            reports in which all folds have a score.
+        time_budget_s: seconds, or a timedelta; candidates that are then incomplete are left out.
+        sk_n_jobs: CPUs and threads of a candidate; None: 1.
+        mode: "min" if lower scores are better; None: "max".
+        search_kwargs: further arguments of the searcher that `search_optimization` names.
         n_iter: scikit-learn's name of `n_trials`.
-        pre_dispatch, resource: as for `TuneGridSearchCV`.
+        pre_dispatch, resource: see `TuneGridSearchCV`.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
@@ -234,7 +236,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         self._keep(locals())
 
     def _early_stopping_asked(self) -> Any:
-        # BOHB has a scheduler of its own, for estimators that are trained by portions.
+        # BOHB has its own scheduler, for estimators that are trained in portions.
         is_bohb = str(self.search_optimization).lower() == BOHB
         if is_bohb and (self.early_stopping is True or (self.early_stopping is None and self.max_iters != 1)):
             return "HyperBandForBOHB"

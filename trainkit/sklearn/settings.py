@@ -19,11 +19,11 @@ from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 
 STOPPED_BY = "stopped by "
-"""Beginning of the tuner's words on a rule that has ended something."""
+"""Start of the tuner's message about a rule that ended a trial or the search."""
 
 
 class AfterAllFolds(Stopper):
-    """The user's `stopper`, for candidates that report before all of their folds are done.
+    """The user's `stopper`, for candidates that also report before all their folds are done.
 
     Args:
         rule: a stopper, a dictionary, a function, or several.
@@ -38,7 +38,7 @@ class AfterAllFolds(Stopper):
         self._facts: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
-        return AfterAllFolds(self._rule, self._folds)  # its rules are copies of the user's
+        return AfterAllFolds(self._rule, self._folds)  # The rules are copied too.
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:
@@ -66,7 +66,7 @@ class AfterAllFolds(Stopper):
 
 
 def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a rule, with its name as `stopper`."""
+    """Return the facts about a stop, with the rule's name under `stopper`."""
     facts = dict(found)
     words = facts.pop("stop")
     if "stopper" in facts:
@@ -84,16 +84,16 @@ _ARGUMENTS = {
     "stop": "stopper",
     "storage_path": "local_dir",
 }
-"""Arguments of a search, by the setting of the tuner that they decide."""
+"""Arguments of a search, by the tuner's setting that they determine."""
 
 
 def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] | None) -> SettingNames:
-    """Return the names by which the tuner's messages are to call its settings.
+    """Return the names that the tuner's messages use for its settings.
 
     Args:
-        space: name of the argument that is the space.
-        refit: of the search, which says what is optimised.
-        tune_params: of `fit`; settings in it keep the tuner's names.
+        space: name of the argument with the parameter space.
+        refit: `refit` of the search, which selects the optimized score.
+        tune_params: `tune_params` of `fit`; settings in it keep the tuner's names.
     """
     known = {**_ARGUMENTS, "param_space": space, "metric": f"the score that refit={refit!r:.100} goes by"}
     names = {name: argument for name, argument in known.items() if name not in (tune_params or ())}
@@ -101,7 +101,7 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
 
 
 FILES_BESIDE = ("json", "csv")
-"""Loggers of every experiment that is kept in a folder, as with tune-sklearn."""
+"""Loggers of every experiment in a folder, like in tune-sklearn."""
 
 _DECIDED = {
     "config": "the parameter space",
@@ -118,12 +118,12 @@ _DECIDED = {
     "scheduler": "early_stopping",
     "search_alg": "search_optimization",
 }
-"""Settings that the search decides, and its arguments for them."""
+"""Settings that the search determines, and the search's arguments for them."""
 
 _OF_TUNE = {each.name for each in fields(TuneConfig)} - {*_DECIDED, "strict_metric_checking"}
 _OF_RUN = {each.name for each in fields(RunConfig)} - {*_DECIDED}
 TUNE_PARAMS = tuple(sorted({*_OF_TUNE, *_OF_RUN, "local_dir", "max_failures", "resources_per_trial"}))
-"""Names in `fit(tune_params=...)`, which are those of `tune.run`."""
+"""Names allowed in `fit(tune_params=...)`: those of `tune.run`."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Settings:
     """Settings of the tuner for one `fit`.
 
     Attributes:
-        tune, run: of the experiment.
-        resources: of a trial.
-        cpus: of a session that `fit` starts.
+        tune, run: settings of the experiment.
+        resources: resources of a trial.
+        cpus: CPUs of a session that `fit` starts.
     """
 
     tune: TuneConfig
@@ -156,14 +156,14 @@ def settings_of(
     """Return the settings for one `fit`.
 
     Args:
-        search: the estimator, for its constructor's arguments.
+        search: the estimator with its constructor's arguments.
         suggesting: source of the candidates.
-        metric: to optimise by searcher and scheduler; None for none.
-        scheduler: stops candidates early; None for none.
+        metric: metric for searcher and scheduler; None for none.
+        scheduler: scheduler that stops candidates early; None for none.
         folds: number of folds.
-        machine_cpus: of this machine.
-        results_dir: folder for experiments that are kept and have no other folder.
-        tune_params: of `fit`; they override the constructor's arguments.
+        machine_cpus: CPUs of this machine.
+        results_dir: folder for stored experiments without another folder.
+        tune_params: `tune_params` of `fit`; they override the constructor's arguments.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -196,19 +196,19 @@ def settings_of(
     )
     callbacks, files = loggers_of(search.loggers)
     storage = search.local_dir
-    if callbacks or files:  # their files are to be read
+    if callbacks or files:  # Their files must be readable afterwards.
         storage = storage or results_dir
     kept = search.name is not None or storage is not None
     run = RunConfig(
         name=search.name,
         storage_path=storage,
-        # Of folds that are fitted whole scikit-learn's own lines tell, in place of the console.
+        # For completely fitted folds, scikit-learn's own lines replace the console.
         verbose=min(int(search.verbose), 3) if scheduler is not None or search.verbose < 2 else 0,
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
-        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # nobody reads the last one
-        chdir_to_trial_dir=False,  # scikit-learn's fits run where the program does
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # Nothing reads the last one.
+        chdir_to_trial_dir=False,  # Fits run in the program's directory, like scikit-learn's.
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
             fail_fast=search.error_score == "raise",
@@ -226,11 +226,11 @@ def settings_of(
 
 
 LEAST_BUDGET_S = 1e-3
-"""Seconds for a round that begins when the time is up; it ends at once."""
+"""Seconds for a round that starts after the budget is spent; it ends at once."""
 
 
 def with_budget_left(tune: TuneConfig, spent_s: float) -> TuneConfig:
-    """Return the settings with what is left of the time budget after so many seconds."""
+    """Return the settings with the rest of the time budget after `spent_s` seconds."""
     if tune.time_budget_s is None:
         return tune
     return replace(tune, time_budget_s=max(cast("float", tune.time_budget_s) - spent_s, LEAST_BUDGET_S))
@@ -246,10 +246,10 @@ def _run_changes(run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return `given`, or nothing.
+    """Return `given`, or an empty dictionary for None.
 
     Raises:
-        ConfigError: a name is not known, or is decided by the search.
+        ConfigError: a name is unknown, or the search determines this setting.
     """
     if given is None:
         return {}
@@ -271,20 +271,20 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     """Return the metric for searcher and scheduler: the mean of the refit scorer's scores.
 
     Args:
-        scoring: of the constructor.
-        refit: of the constructor.
-        needed_by: argument that needs a metric, for the message; None for none.
+        scoring: `scoring` of the constructor.
+        refit: `refit` of the constructor.
+        needed_by: argument that needs a metric, for the message; None if no metric is needed.
 
     Returns:
-        None if there are or may be several scorers, and `refit` names none of them.
+        None if several scorers exist or may exist, and `refit` names none of them.
 
     Raises:
-        ConfigError: a metric is needed, and the scorer is not known.
+        ConfigError: a metric is needed, and the scorer is unknown.
     """
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    # A function returns a number, or several by name; which one is known only after a call.
+    # A function may return one number or several by name, which only a call can show.
     single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
     if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)
@@ -302,10 +302,10 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
 
 
 def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
-    """Return the number of trials at once for `n_jobs`, as joblib counts; None for as many as fit.
+    """Return the number of trials at once for `n_jobs` in joblib's notation; None for as many as fit.
 
     Raises:
-        ConfigError: it is 0.
+        ConfigError: `n_jobs` is 0.
     """
     if n_jobs == 0:
         raise ConfigError("n_jobs=0 leaves no process for the work: give 1 or more, or -1 for all CPUs")
@@ -315,10 +315,10 @@ def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
 
 
 def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
-    """Return the CPUs of a trial for `sk_n_jobs`; negative numbers as for `n_jobs`.
+    """Return the CPUs of a trial for `sk_n_jobs`; negative numbers mean the same as in `n_jobs`.
 
     Raises:
-        ConfigError: it is 0.
+        ConfigError: `sk_n_jobs` is 0.
     """
     if sk_n_jobs == 0:
         raise ConfigError("sk_n_jobs=0 leaves a trial no CPU: give 1 or more, or -1 for all CPUs")
@@ -328,7 +328,7 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
 
 
 def cpus_of(search: Any, machine_cpus: int) -> int:
-    """Return the CPUs of a session that a search begins."""
+    """Return the number of CPUs of a session that a search starts."""
     at_once = trials_at_once(search.n_jobs, machine_cpus)
     per_trial = cpus_per_trial(search.sk_n_jobs, machine_cpus)
     return max(machine_cpus if at_once is None else at_once * per_trial, per_trial)
@@ -344,8 +344,8 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
         loggers: names, classes or objects; None for none.
 
     Raises:
-        ConfigError: it is no list, or one of them is no logger.
-        MissingDependencyError: the package of one is not installed.
+        ConfigError: `loggers` is not a list, or has an entry that is not a logger.
+        MissingDependencyError: the package of a logger is not installed.
     """
     if loggers is None:
         return (), ()

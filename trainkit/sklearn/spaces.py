@@ -2,7 +2,7 @@
 
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
-scikit-learn's `ParameterSampler` takes lists and distributions; searchers that learn take domains.
+scikit-learn's `ParameterSampler` takes lists and distributions; learning searchers take domains.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
-"""Most values of a domain that are listed for scikit-learn, which draws none of a list twice."""
+"""Largest number of a domain's values given to scikit-learn as a list, from which it never draws twice."""
 
 
 class DomainDistribution:
     """Distribution in scikit-learn's form that draws from a domain.
 
     Args:
-        domain: of numbers.
+        domain: a domain of numbers.
     """
 
     def __init__(self, domain: Domain) -> None:
@@ -64,7 +64,7 @@ def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
 
 
 def is_declared(distributions: Any) -> bool:
-    """Return True if the space has conditions, rules or computed values, which only the tuner can draw."""
+    """Return True if the space has conditions, rules or computed values, which only the tuner can sample."""
     return any(_is_structure(leaf) for each in dictionaries(distributions) for leaf in each.values())
 
 
@@ -78,10 +78,10 @@ def _is_structure(leaf: Any) -> bool:
 
 
 def for_sampler(distributions: Any) -> list[dict[str, Any]]:
-    """Return the space for `ParameterSampler`; forms that it knows stay as they are.
+    """Return the space for `ParameterSampler`; forms that it accepts stay unchanged.
 
     Raises:
-        SpaceError: a parameter is given in a form that is not known.
+        SpaceError: a parameter has an unknown form.
     """
     return [
         {name: _for_sampler(name, given) for name, given in each.items()}
@@ -105,14 +105,14 @@ def _for_sampler(name: str, given: Any) -> Any:
 
 
 def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any]:
-    """Return the space as `param_space` of a tuner: domains by name.
+    """Return the space as a tuner's `param_space`: domains by name.
 
     Args:
-        distributions: as the user writes them.
-        hyperopt: leave expressions of hyperopt as they are.
+        distributions: the space in the user's form.
+        hyperopt: keep hyperopt's expressions unchanged.
 
     Raises:
-        SpaceError: a parameter can't be translated exactly; or there are several dictionaries.
+        SpaceError: a parameter has no exact translation, or the space has several dictionaries.
     """
     found = dictionaries(distributions)
     if len(found) != 1:
@@ -137,10 +137,10 @@ def _leaf_of(name: str, given: Any) -> Any:
 
 
 def for_hyperopt(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a space with all parameters as expressions of hyperopt.
+    """Return a space with all parameters as hyperopt expressions.
 
     Raises:
-        SpaceError: a domain has no such expression.
+        SpaceError: a domain has no hyperopt expression.
     """
     return {
         name: given if is_expression(given) else _expression_of(name, given) for name, given in space.items()
@@ -165,15 +165,15 @@ def _expression_of(name: str, leaf: Any) -> Any:
 
 
 def domain_of(name: str, given: Any) -> Domain:
-    """Return the domain of a parameter, with exactly the same values and distribution.
+    """Return the domain of a parameter, with exactly equal values and distribution.
 
     Args:
-        name: of the parameter, for errors.
-        given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen distribution of scipy's, a
-            domain, a distribution of Optuna's, or a dimension of scikit-optimize's.
+        name: name of the parameter, for errors.
+        given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen scipy distribution, a domain,
+            an Optuna distribution, or a scikit-optimize dimension.
 
     Raises:
-        SpaceError: it has another form, or no exact translation.
+        SpaceError: `given` has another form, or no exact translation.
     """
     if isinstance(given, Domain):
         return given
@@ -198,7 +198,7 @@ def domain_of(name: str, given: Any) -> Domain:
 
 
 def is_expression(given: Any) -> bool:
-    """Return True for an expression of hyperopt, such as `hp.uniformint("n", 1, 9)`."""
+    """Return True for a hyperopt expression, such as `hp.uniformint("n", 1, 9)`."""
     return type(given).__module__.startswith("hyperopt.")
 
 
@@ -231,7 +231,7 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # Public methods give the parameters, whether they were given as location, scale or shape.
+    # Public methods return the parameters, even if they were given as location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)
@@ -253,7 +253,7 @@ def _of_scipy(given: Any) -> Domain:
 
 
 def _is_dimension(given: Any) -> bool:
-    """Return True for a dimension of scikit-optimize's, such as `Real(1e-4, 1, "log-uniform")`."""
+    """Return True for a scikit-optimize dimension, such as `Real(1e-4, 1, "log-uniform")`."""
     return type(given).__module__ == "skopt.space.space"
 
 

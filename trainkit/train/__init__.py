@@ -1,7 +1,7 @@
-"""Training PyTorch models: operators, trainers, and the ways to spread them.
+"""Training of PyTorch models: operators, trainers and strategies.
 
-`train.report` and the other names of a trial and its settings are those of `trainkit.tune`, where scripts of
-Ray 2.x look for them.
+`train.report` and the other names for trials and their settings come from `trainkit.tune`. Scripts of Ray 2.x
+look for them here.
 """
 
 from __future__ import annotations

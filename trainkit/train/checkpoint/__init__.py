@@ -1,1 +1,1 @@
-"""Checkpoints on disk, and the state that they hold."""
+"""Checkpoints on disk, and their content."""

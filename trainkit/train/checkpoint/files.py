@@ -1,16 +1,17 @@
-"""Checkpoints: a folder of plain tensors and values, written by one worker or all, replaced as a whole.
+"""Checkpoints: a folder of plain tensors and values, written by one or all workers, replaced as a whole.
 
     <path>/checkpoint.json    format, epoch, world size, each file's size and checksum, and its own checksum
     <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
-    <path>/shards/            tensors that were spread over workers (shards.py); "meta" tensors in state.pt
+        <path>/shards/            tensors that are sharded over workers (shards.py); "meta" tensors in
+        state.pt
 
-A folder is filled beside its place and then moved there in one step, so a program that is killed meanwhile
-leaves the old checkpoint or the new one. Where no single worker holds the state, all workers fill one folder:
+A folder is filled beside its final place and then moved there in one step. A killed program therefore leaves
+either the old checkpoint or the new one. If no single worker holds the state, all workers fill one folder:
 
     worker 0    make the folder aside ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ take its place
     worker n                              └─ write own shards ─▶
 
-After each arrow the workers tell each other whether they succeeded; if one did not, nothing is replaced.
+After each arrow the workers exchange whether they succeeded; if one failed, nothing is replaced.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill, which takes the place of `path` in one step at the end of the block.
+    """Yield a new folder to fill; it replaces `path` in one step at the end of the block.
 
-    Whoever opens `path` finds the previous content or the new one, whole, whenever the writer is killed
-    or the power fails. If the block raises, `path` is as it was. What an earlier, killed writer left
-    beside it is removed.
+    A reader of `path` always finds either the complete old content or the complete new content, even if the
+    writer is killed or the power fails. If the block raises, `path` is unchanged. Leftovers of an earlier,
+    killed writer are removed.
 
     Args:
-        path: where the folder is to be; an existing folder there is replaced.
+        path: final place of the folder; an existing folder is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
@@ -68,19 +69,19 @@ def written_aside(path: Path) -> Iterator[Path]:
         _take_place(aside, path)
         _sync(path.parent)
     finally:
-        # After an exchange it holds the previous content.
+        # After an exchange it holds the old content.
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def aside_of(path: Path, writer: int) -> Path:
-    """Return the folder that the process `writer` fills before it takes the place of `path`."""
+    """Return the folder that the process `writer` fills before it replaces `path`."""
     return path.with_name(f".{path.name}.writing-{writer}")
 
 
 def resolve(path: Path) -> Path:
-    """Return `path`, or the folder of its content if a writer was killed while it replaced another.
+    """Return `path`, or the folder with its content if a writer was killed during the replacement.
 
-    That can only be on file systems that can't exchange two folders in one step.
+    This can only happen on file systems that can't exchange two folders in one step.
     """
     previous = _previous(path)
     return previous if not path.exists() and previous.exists() else path
@@ -88,7 +89,7 @@ def resolve(path: Path) -> Path:
 
 def _take_place(aside: Path, path: Path) -> None:
     try:
-        os.rename(aside, path)  # Enough if nothing, or an empty folder, is there.
+        os.rename(aside, path)  # Works if `path` is missing or an empty folder.
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -102,7 +103,7 @@ def _take_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system or the file system can't."""
+    """Exchange two folders in one step; return False if the system or the file system can't."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -166,9 +167,9 @@ class CheckpointMetadata:
     """Content of `checkpoint.json`.
 
     Attributes:
-        epoch: epochs finished.
-        global_step: training steps run.
-        world_size: workers that trained; the checkpoint loads on any number.
+        epoch: number of finished epochs.
+        global_step: number of training steps run.
+        world_size: number of workers that trained; the checkpoint loads on any number.
     """
 
     epoch: int
@@ -177,11 +178,11 @@ class CheckpointMetadata:
 
 
 def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) -> None:
-    """Write a checkpoint; what is at `path` is replaced in one step, once the new one is on disk.
+    """Write a checkpoint; `path` is replaced in one step after the new checkpoint is on disk.
 
     Raises:
-        CheckpointError: `state` holds what can't be stored plainly, or writing failed; `path` is then as
-            it was.
+        CheckpointError: `state` holds values that can't be stored plainly, or writing failed; `path` is then
+            unchanged.
     """
     refuse_foreign_folder(path)
     values = plain(state, "state")
@@ -206,9 +207,9 @@ def fill(
 
     Args:
         aside: the folder.
-        state: of plain values.
-        metadata: what `checkpoint.json` is to say.
-        files: those that are there already, with their fingerprints.
+        state: the state, made of plain values.
+        metadata: content of `checkpoint.json`.
+        files: existing files with their fingerprints.
     """
     file = aside / _STATE
     try:
@@ -223,16 +224,16 @@ def fill(
 
 
 def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, Any], CheckpointMetadata]:
-    """Read a checkpoint, its tensors on the CPU; those in shards are read when they are asked for.
+    """Read a checkpoint, with tensors on the CPU; tensors in shards are read on access.
 
     Args:
         path: the folder.
-        rank: of workers that read it at once, each checks its share of the shards.
-        world_size: how many these are.
+        rank: rank among the workers that read it together; each checks its share of the shards.
+        world_size: number of these workers.
 
     Raises:
-        CheckpointError: there is none at `path`, it is damaged, or another program or a newer version
-            wrote it.
+        CheckpointError: `path` holds no checkpoint, the checkpoint is damaged, or another program or a newer
+            version wrote it.
     """
     where = resolve(path)
     if where.is_file():
@@ -250,7 +251,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
             raise CheckpointError(
                 f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
             )
-        # Earlier versions wrote no such checksum.
+        # Earlier versions wrote no checksum of this file.
         if content.pop("crc32", None) not in (None, _checksum(content)):
             raise CheckpointError(f"{path} is damaged: its {_METADATA} is not as it was written; {_EARLIER}")
         for name, expected in _share_of(content["files"], rank, world_size):
@@ -271,34 +272,34 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
-    """Return the checksum of what `checkpoint.json` says beside it."""
+    """Return the checksum of the other content of `checkpoint.json`."""
     return zlib.crc32(json.dumps(content).encode())
 
 
 def shard_files() -> Any:
-    """Return the module shards.py, loaded on demand: DTensors and all they import take a second."""
+    """Return the module shards.py, loaded on demand because importing DTensors takes a second."""
     return importlib.import_module("trainkit.train.checkpoint.shards")
 
 
 def key_of(where: Sequence[Any]) -> str:
-    """Return the name in the shards of the tensor at the keys `where` of the state."""
+    """Return the name under which the shards hold the tensor at the keys `where` of the state."""
     return "/".join(map(str, where))
 
 
 def _is_elsewhere(leaf: Any) -> bool:
-    """Return True for a "meta" tensor, which stands for one in the shards."""
+    """Return True for a "meta" tensor, which stands for a tensor in the shards."""
     return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
-    """Return the files that one of several readers checks: those that all read, and its share of the rest."""
+    """Return the files that one of several readers checks: all small files, and its share of the shards."""
     large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
     left = {*large} - {*large[rank::world_size]}
     return [(name, expected) for name, expected in files.items() if name not in left]
 
 
 def refuse_foreign_folder(path: Path) -> None:
-    """Raise CheckpointError if `path` holds anything but a checkpoint: replacing a folder deletes it."""
+    """Raise CheckpointError if `path` holds anything but a checkpoint, because replacing would delete it."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(
             f"{path} exists and is not a checkpoint, so it was left alone: save to a new path"
@@ -315,10 +316,10 @@ def fingerprint(file: Path) -> dict[str, int]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return `value` made of types that a safe reader knows; a NumPy number becomes Python's.
+    """Return `value` in types that a safe reader accepts; a NumPy number becomes a Python number.
 
     Raises:
-        CheckpointError: something else is in it; the message says where.
+        CheckpointError: `value` contains another type; the message says where.
     """
     if isinstance(value, dict):
         items = {
@@ -347,23 +348,23 @@ def plain(value: Any, where: str) -> Any:
 
 
 _SPREAD = ("models", "optimizers", "ema")
-"""Parts of the state of which a worker may hold some tensors alone."""
+"""Parts of the state in which a worker may be the only holder of a tensor."""
 
 
 def write_sharded(
     path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata, group: ProcessGroup
 ) -> None:
-    """Write a checkpoint, on all workers at once; see `write`.
+    """Write a checkpoint on all workers together; see `write`.
 
     Args:
-        path: a folder that all workers reach.
-        state: what this worker holds; all tensors of models and optimizers, and every DTensor, are written
-            in shards, and of the rest worker 0's is.
-        metadata: alike on all workers.
+        path: a folder that all workers can reach.
+        state: this worker's state. All tensors of models and optimizers, and every DTensor, are written as
+            shards. Everything else is taken from worker 0.
+        metadata: equal on all workers.
         group: the workers.
 
     Raises:
-        CheckpointError: one of the workers could not; `path` is as it was, and all of them raise.
+        CheckpointError: a worker failed; `path` is unchanged, and all workers raise.
     """
     first = group.rank == 0
     spread: dict[str, torch.Tensor] = {}
@@ -397,15 +398,15 @@ def write_sharded(
                 index = f"{SHARDS}/.metadata"
                 files[index] = fingerprint(aside / index)
                 fill(aside, joined([each for each, _ in outlines]), metadata, files)
-            # Worker 0's takes its place here.
+            # Worker 0's folder replaces `path` here.
             place.close()
 
 
 def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
-    """Read a checkpoint on all workers at once, each of which checks its share of the shards.
+    """Read a checkpoint on all workers together; each checks its share of the shards.
 
     Raises:
-        CheckpointError: as of `read`, on all workers if on one.
+        CheckpointError: see `read`; all workers raise if one does.
     """
     with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
         state, _ = read(path, rank=group.rank, world_size=group.world_size)
@@ -413,7 +414,7 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
 
 
 def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -> Any:
-    """Return `state` with "meta" tensors in place of those that are put into `spread`."""
+    """Return `state` with "meta" tensors for the tensors that are moved to `spread`."""
 
     def left(leaf: Any, where: tuple[Any, ...]) -> Any:
         if not isinstance(leaf, torch.Tensor) or not (is_spread(leaf) or where[0] in _SPREAD):
@@ -425,7 +426,7 @@ def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -
 
 
 def _sign(aside: Path, token: int) -> Path:
-    """Return the file by which a worker knows that it sees the folder of worker 0."""
+    """Return the file that shows a worker that it sees worker 0's folder."""
     return aside / f"writing-{token}"
 
 

@@ -1,10 +1,10 @@
-"""Tensors that are spread over workers, on disk, in the files of torch.distributed.checkpoint.
+"""Sharded tensors on disk, in the files of torch.distributed.checkpoint.
 
-    <folder>/__<rank>_0.distcp    what each worker wrote
-    <folder>/.metadata            which part of which tensor is where
+        <folder>/__<rank>_0.distcp    the parts that each worker wrote
+        <folder>/.metadata            the place of each part of each tensor
 
-The index is a pickle, as torch writes it. It is read by an unpickler that knows the classes which such an
-index is made of and no others, and only tensors are stored, so that reading runs no code.
+The index is a pickle in torch's format. Reading it runs no code: the unpickler only knows the classes of such
+an index, and only tensors are stored.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
@@ -55,7 +55,7 @@ _CLASSES = {
 
 
 class _Writer(FileSystemWriter):
-    """Torch's writer of shards, which tells why it could not write."""
+    """Torch's writer of shards, but with the reason in its errors."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
@@ -65,14 +65,14 @@ class _Writer(FileSystemWriter):
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this worker's parts of `tensors`, together with all others; of equal copies the first is kept.
+    """Write this worker's parts of `tensors`, together with all workers; of equal copies one is written.
 
     Args:
-        folder: that all workers reach.
-        tensors: by name; DTensors, or whole ones that not all workers need to have.
+        folder: a folder that all workers can reach.
+        tensors: tensors by name: DTensors, or whole tensors that may be missing on some workers.
     """
     with warnings.catch_warnings():
-        # Of its own choice of a process group; it is told below that there is none to choose.
+        # torch warns about its choice of a process group, although `no_dist` below leaves no choice.
         warnings.simplefilter("ignore")
         save(
             dict(tensors),
@@ -83,10 +83,10 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read(folder: Path) -> dict[str, Spread]:
-    """Return all tensors of `folder`, by name; each is read when a part of it is asked for.
+    """Return all tensors of `folder` by name; a tensor is read when a part of it is requested.
 
     Raises:
-        CheckpointError: its index is damaged, or holds what isn't a tensor.
+        CheckpointError: the index is damaged, or holds something other than tensors.
     """
     reader = _Reader(folder)
     metadata = reader.read_metadata()
@@ -101,12 +101,12 @@ def read(folder: Path) -> dict[str, Spread]:
 
 @dataclass(frozen=True)
 class Stored(Spread):
-    """A tensor in pieces that are on disk.
+    """A tensor whose parts are on disk.
 
     Attributes:
-        name: in the index.
-        entry: its pieces.
-        reader: of the folder.
+        name: name in the index.
+        entry: the parts of the tensor.
+        reader: reader of the folder.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Stored(Spread):
 
 
 class _Into(DefaultLoadPlanner):
-    """Reads parts of one tensor into place."""
+    """Load planner that reads parts of one tensor into place."""
 
     def __init__(self, result: torch.Tensor) -> None:
         super().__init__()
@@ -142,11 +142,11 @@ class _Into(DefaultLoadPlanner):
         return place
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the tensor was read into its place."""
+        """Do nothing: the tensor was read directly into its place."""
 
 
 class _Reader(FileSystemReader):
-    """Reads an index through `_Unpickler`."""
+    """Reader that loads an index through `_Unpickler`."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / ".metadata"
@@ -168,7 +168,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but what an index of tensors is made of."""
+    """Unpickler that only makes the classes of an index of tensors."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)

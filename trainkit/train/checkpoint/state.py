@@ -1,12 +1,13 @@
-"""The state of a trainer: parts of each worker, random generators, and hyperparameters set anew.
+"""State of a trainer: parts of each worker, random generators, and changed hyperparameters.
 
 {"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    equal on all workers
 {"workers": [{"data_rank", "rng", "data"}, ...]}                                        each worker's own
 
-A trial's configuration goes before its checkpoint. The state of an optimizer holds its learning rate, and
-that of a scheduler its first one, so a trial that goes on from another's checkpoint would train with the
-other's rate. So a trial's checkpoint also holds the hyperparameters that each worker's `setup` made of the
-configuration. Where `setup` makes others now, these are the ones to go on with.
+A trial's configuration takes precedence over its checkpoint. But an optimizer's state holds its learning
+rate, and a scheduler's state holds its initial rate. A trial that continues from another trial's checkpoint
+would therefore train with that trial's rate. A trial's checkpoint also holds the hyperparameters that each
+worker's `setup` derived from the configuration. If `setup` derives different values now, training continues
+with the new ones.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trainkit.train.distributed.tensors import cpu_copy, joined, whole
 
 
 def seed_generators(value: int) -> None:
-    """Seed torch's, Python's and, where it is loaded, NumPy's global generator."""
+    """Seed the global generators of torch, Python and, if it is loaded, NumPy."""
     torch.manual_seed(value)
     random.seed(value)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -55,7 +56,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(held: Mapping[str, Any]) -> None:
-    """Take over what `generator_states` returned; generators that are not in it go on as they are."""
+    """Load a result of `generator_states`; generators that it lacks stay unchanged."""
     if "torch" in held:
         torch.set_rng_state(held["torch"])
     if "python" in held:
@@ -71,10 +72,10 @@ def load_generator_states(held: Mapping[str, Any]) -> None:
 
 
 PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator")
-"""Without these it is no trainer's state."""
+"""Required keys of a trainer's state."""
 
 MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""Errors of loading the state of another model, optimizer or scheduler."""
+"""Errors of loading a state into another model, optimizer or scheduler."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ class WorkerState:
     """One worker's share of a snapshot.
 
     Attributes:
-        shared: what is alike on all workers, as far as this one holds it, detached (spread.py); None where
+        shared: this worker's part of the state that is common to all workers, detached (tensors.py); None if
             the first worker holds all of it.
-        own: random generators and the position in the data, which are this worker's.
+        own: this worker's random generators and its position in the data.
     """
 
     shared: dict[str, Any] | None
@@ -93,12 +94,12 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class SmallState:
-    """The part of one worker's state that a validation may change.
+    """The part of a worker's state that a validation may change.
 
     Attributes:
-        operator: its own state, as in `WorkerState.shared`.
-        own: as in `WorkerState`.
-        schedulers: their states, as a validation of the user's own may step them by its loss.
+        operator: the operator's own state, see `WorkerState.shared`.
+        own: see `WorkerState`.
+        schedulers: states of the schedulers, because a user's validation may step them by its loss.
         rates: see `rates`.
     """
 
@@ -119,21 +120,21 @@ def rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[dict[str, An
 def set_rates(
     optimizers: Sequence[torch.optim.Optimizer], held: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Take over what `rates` returned."""
+    """Load a result of `rates`."""
     for optimizer, groups in zip(optimizers, held, strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
                 if isinstance(group.get(key), torch.Tensor):
-                    group[key].copy_(value)  # It may be part of a compiled step.
+                    group[key].copy_(value)  # A compiled step may use this tensor.
                 else:
                     group[key] = value
 
 
 def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
-    """Return the trainer's state made of all workers' shares; tensors may be in pieces.
+    """Return the trainer's state, joined from all workers' parts; tensors may be sharded.
 
     Args:
-        states: one a worker, in order of rank.
+        states: one state for each worker, by rank.
     """
     shared: dict[str, Any] = joined([state.shared for state in states if state.shared is not None])
     return {**shared, "workers": [state.own for state in states]}
@@ -146,13 +147,12 @@ def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
 
 
 def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -> Mapping[str, Any] | None:
-    """Return the former worker's share that a worker continues from, or None; the number may have changed.
+    """Return the earlier worker's own state from which a worker continues, or None.
 
     Args:
-        workers: "own" shares by rank.
-        rank: of the worker.
-        data_rank: its number among those that share the samples, which workers that hold one model together
-            have in common.
+        workers: own states by rank; the number of workers may have changed.
+        rank: rank of the worker.
+        data_rank: its rank among the copies of the model; workers that hold one model together share it.
     """
     if rank < len(workers) and workers[rank].get("data_rank", rank) == data_rank:
         return workers[rank]
@@ -160,12 +160,12 @@ def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -
 
 
 def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
-    """Raise CheckpointError unless `state` is a trainer's, with as many of each as were registered.
+    """Raise CheckpointError unless `state` belongs to a trainer with equally many registered parts.
 
     Args:
-        state: to be loaded.
+        state: the state to load.
         registered: numbers of models, optimizers and schedulers.
-        what: the state, for the message.
+        what: name of the state, for the message.
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{what} is no trainer's state: it is a {type(state).__name__}")
@@ -183,28 +183,28 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
 _FILENAME = "set_up.pt"
 
 Hyperparameters = Mapping[str, Any]
-"""{"rates": by optimizer and group, "schedulers": their states} as `setup` made them."""
+"""{"rates": by optimizer and group, "schedulers": their states}, as `setup` set them."""
 
 
 def hyperparameters_of(
     optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[Any]
 ) -> Hyperparameters:
-    """Return a copy of the rates and states that optimizers and schedulers have from the configuration."""
+    """Return a copy of the rates and scheduler states that `setup` derived from the configuration."""
     states = [scheduler.state_dict() for scheduler in schedulers]
     held: Hyperparameters = cpu_copy({"rates": rates(optimizers), "schedulers": states})
     return held
 
 
 def write_hyperparameters(folder: str, set_up: Sequence[Hyperparameters]) -> None:
-    """Put it, of all workers by rank, into the folder of a checkpoint."""
+    """Write the hyperparameters of all workers, by rank, into a checkpoint's folder."""
     torch.save(list(set_up), Path(folder, _FILENAME))
 
 
 def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
-    """Return what `write_set_up` has put there; [] in a checkpoint of before there was such.
+    """Return the result of `write_hyperparameters`; [] for a checkpoint of an older version without it.
 
     Raises:
-        CheckpointError: it can't be read.
+        CheckpointError: the file can't be read.
     """
     path = Path(folder, _FILENAME)
     if not path.exists():
@@ -217,7 +217,7 @@ def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
 
 
 def differ(then: Sequence[Hyperparameters], now: Sequence[Hyperparameters]) -> bool:
-    """Return True if a configuration sets something otherwise than that of a checkpoint."""
+    """Return True if the new configuration sets a value that differs from the checkpoint's."""
     pairs = zip(then, now, strict=False)
     return any(_changed(old, new) for old, new in pairs)
 
@@ -229,13 +229,13 @@ def override_hyperparameters(
     then: Hyperparameters,
     now: Hyperparameters,
 ) -> None:
-    """Change what was loaded into optimizers and schedulers where the present configuration says otherwise.
+    """Override loaded values of optimizers and schedulers that the current configuration sets differently.
 
     Args:
-        optimizers: that hold a checkpoint's state.
-        schedulers: likewise.
-        then: what `setup` made of the checkpoint's configuration.
-        now: what it has made of the present one.
+        optimizers: optimizers with a checkpoint's state.
+        schedulers: schedulers with a checkpoint's state.
+        then: values that `setup` derived from the checkpoint's configuration.
+        now: values that `setup` derived from the current configuration.
     """
     for optimizer, before, after in zip(optimizers, then["rates"], now["rates"], strict=True):
         for group, old, new in zip(optimizer.param_groups, before, after, strict=True):
@@ -249,9 +249,9 @@ def override_hyperparameters(
 
 
 def overridden(loaded: Any, then: Any, now: Any) -> Any:
-    """Return the value to go on with where `setup` made `now` of the configuration, and `then` of the other.
+    """Return the value to continue with if `setup` now sets `now` and set `then` for the checkpoint.
 
-    What a schedule has moved from `then` is moved as far from `now`, in proportion: a rate halved stays half.
+    A change by a schedule is kept in proportion: a rate that was halved from `then` becomes half of `now`.
     """
     if _same(then, now):
         return loaded
@@ -294,6 +294,6 @@ def _is_real(value: Any) -> bool:
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(group.get(key), torch.Tensor):
-        group[key].fill_(float(value))  # it may be part of a compiled step
+        group[key].fill_(float(value))  # A compiled step may use this tensor.
     else:
         group[key] = value

@@ -1,1 +1,1 @@
-"""Batches from the user's loader to the step, in a worker."""
+"""Path of batches from the user's loader to the step, in a worker."""

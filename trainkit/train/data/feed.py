@@ -1,7 +1,7 @@
-"""A registered loader as the loop takes its batches: as many on each worker, each with its weight.
+"""Feed of a registered loader to the training loop: equally many batches on each worker, with weights.
 
-A batch passes three iterators on its way from the loader to the step: the feed's, which gives it its weight,
-the epoch's (step/epoch.py), and on a GPU the prefetcher's.
+A batch passes three iterators from the loader to the step: the feed's, which assigns its weight, the epoch's
+(step/epoch.py), and on a GPU the prefetcher's.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from trainkit.train.distributed.process_group import ProcessGroup
 
 
 def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
-    """Return the generators of a loader and its sampler, and their own states where they have some.
+    """Return the generator states of a loader and its sampler, and their own states if they have any.
 
     Args:
-        loader: of the batches.
-        sampler: the user's, which decides the order, or None.
+        loader: loader of the batches.
+        sampler: the user's sampler, which decides the order, or None.
     """
     held: dict[str, Any] = {"started": _keeps_processes(loader) and loader._iterator is not None}
     for name, owner in _keepers(loader, sampler):
@@ -50,7 +50,7 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
 
 
 def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
-    """Take over the result of `loader_state`."""
+    """Load a result of `loader_state`."""
     for name, owner in _keepers(loader, sampler):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
@@ -58,7 +58,7 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
         if name in held and callable(getattr(owner, "load_state_dict", None)):
             owner.load_state_dict(held[name])
     if _keeps_processes(loader) and not held.get("started"):
-        # Those that were started since would spare the next pass a draw.
+        # Persistent processes that were started later would make the next pass skip a draw.
         loader._iterator = None
 
 
@@ -69,7 +69,7 @@ def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader, its data set and its samplers, as far as they have it."""
+    """Call `set_epoch` of a loader, its data set and its samplers, if they have it."""
     batches = getattr(loader, "batch_sampler", None)
     owners = [loader, batches, getattr(batches, "sampler", None)]
     owners += [getattr(loader, name, None) for name in ("sampler", "dataset")]
@@ -82,15 +82,15 @@ def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
     """Return the loader's iterator.
 
     Args:
-        loader: of the batches.
-        resumed: a state was loaded in which a loader with persistent workers had started them. Such a loader
-            draws their seed once, as it starts them, so this one must not draw it again. The generators of
-            the processes themselves begin anew, as they ended with the processes.
+        loader: loader of the batches.
+        resumed: True if a loaded state came from a loader that had already started its persistent workers.
+            Such a loader draws its workers' seed only once, at their start, so it must not be drawn again.
+            The generators inside the workers start again, because they ended with their processes.
     """
     if not resumed or not _keeps_processes(loader) or loader._iterator is not None:
         return iter(loader)
     before = loader.generator
-    # As far along as this worker's own, which goes on as if nothing had been drawn.
+    # A copy of this process's generator, so that the generator itself continues without a draw.
     loader.generator = torch.Generator()
     loader.generator.set_state(torch.get_rng_state())
     try:
@@ -109,15 +109,15 @@ log = logging.getLogger(__name__)
 _END: Any = object()
 
 Uneven = Literal["drop", "raise", "join"]
-"""Ways to train where the user's own split gives some workers more batches than others."""
+"""Ways to handle a user's split that gives some workers more batches than others."""
 
 
 class Batch(NamedTuple):
-    """A batch on its way from the loader to the step.
+    """A batch between the loader and the step.
 
     Attributes:
-        data: as the loader gave it.
-        weight: its part in the optimizer's step.
+        data: the loader's data, unchanged.
+        weight: its weight in the optimizer's step.
     """
 
     data: Any
@@ -125,20 +125,22 @@ class Batch(NamedTuple):
 
 
 class Feed:
-    """One registered loader: gives an epoch's batches, keeping this worker in step with the others.
+    """Source of an epoch's batches from one registered loader, which keeps the workers in step.
 
     Args:
         loader: the source of the batches.
         group: the workers that share the samples.
-        training: these batches are trained on, and start again if more are asked for.
-        in_step: workers meet in each step, so that all of them run equally many; default, in training.
-        every: batches whose gradients make one optimizer's step.
-        uneven: of a loader that the user has split; see `TrainingOperator.register_data`.
+        training: True if the model is trained on the batches; the data then starts again if more are
+            requested.
+        in_step: True if workers communicate in each step, so that all of them must run equally many; default:
+            in training.
+        every: number of batches whose gradients form one optimizer step.
+        uneven: for a loader that the user has split; see `TrainingOperator.register_data`.
 
     Attributes:
-        taken: batches taken since the epoch began.
-        current: weight of the batch that was taken last.
-        advice: what to do about streams of unequal length.
+        taken: number of batches taken since the epoch began.
+        current: weight of the last taken batch.
+        advice: advice about streams of unequal length, for messages.
     """
 
     advice = "give each equally many, or pass register_data(uneven_inputs='join') to train on all batches"
@@ -176,22 +178,22 @@ class Feed:
         return self.current.averaged
 
     def state(self) -> dict[str, Any]:
-        """Return the state that the order of the next pass depends on."""
+        """Return the state on which the order of the next pass depends."""
         return loader_state(self.loader, self._sampler())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
-        """Take over the result of `state`."""
+        """Load a result of `state`."""
         load_loader_state(self.loader, self._sampler(), held)
         self._resumed = bool(held.get("started"))
 
     def steps(self) -> int | None:
-        """Return the number of batches of one pass; None if only running it can tell."""
-        # An iterable data set's length is a guess: its own samples may run out before.
+        """Return the number of batches of one pass; None if it is unknown in advance."""
+        # The length of an iterable data set is an estimate; its samples may run out earlier.
         if isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset):
             return None
         try:
             return len(self.loader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # as of a loader whose sampler has none
+        except (TypeError, NotImplementedError):  # For example, its sampler has no length.
             return None
 
     def batches(
@@ -200,10 +202,9 @@ class Feed:
         """Return the batches of an epoch.
 
         Args:
-            epoch_idx: given to `set_epoch` of the loader, its samplers and its data set.
-            num_steps: number of batches; in training, more than the loader holds start it again. None: one
-                pass.
-            timed: counts batches, and the time that each takes; see `Timed`.
+            epoch_idx: passed to `set_epoch` of the loader, its samplers and its data set.
+            num_steps: number of batches; in training the loader starts again if it has fewer. None: one pass.
+            timed: function that counts batches and their time; see `Timed`.
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
@@ -212,14 +213,14 @@ class Feed:
         return self._epoch(take if timed is None else timed(take, _END))
 
     def label(self, data: Iterable[Any]) -> Iterator[Batch]:
-        """Give the epoch's weights, in order, to batches that a loop of the user's own has made of them."""
+        """Yield a user's own batches with the epoch's weights, in order."""
         for each in data:
             self.current = self._weight_of(self._labelled)
             self._labelled += 1
             yield Batch(each, self.current)
 
     def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
-        # The last batch of an accumulation must be known as such when its step begins.
+        # The step of an accumulation's last batch must know that it is the last.
         looks_ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
@@ -244,7 +245,7 @@ class Feed:
     # -- weights -------------------------------------------------------------------------------
 
     def _sizes(self) -> BatchSizes | None:
-        """Return the sizes of the batches of a pass, if they are known beforehand."""
+        """Return the sizes of the batches of a pass, if they are known in advance."""
         if (sharded := self._sharded()) is not None:
             return sharded.sizes()
         batches = getattr(self.loader, "batch_sampler", None)
@@ -255,7 +256,7 @@ class Feed:
         return BatchSizes(len(batches.sampler), batches.batch_size, batches.drop_last)
 
     def _weight_of(self, step: int) -> BatchWeight:
-        """Return the weight of the epoch's batch `step`, counted on where the data starts again."""
+        """Return the weight of the epoch's batch `step`; the count continues when the data starts again."""
         weight = self._even_weight_of(step)
         share = next((share for first, share in reversed(self._shares) if first <= step), 1.0)
         if share == 1:
@@ -280,7 +281,7 @@ class Feed:
     # -- passes --------------------------------------------------------------------------------
 
     def _start_pass(self) -> Callable[[], Any]:
-        """Begin a pass over the loader; return a function for its next batch, `_END` after the last."""
+        """Start a pass over the loader; return a function for its next batch, `_END` after the last."""
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
         if self._training:
@@ -297,10 +298,10 @@ class Feed:
         return started_iterator(gathering(self.loader), resumed=resumed)
 
     def _together(self) -> Callable[[], Any]:
-        """Take equally many batches as the other workers of a loader that the user has split.
+        """Return a function that takes equally many batches on all workers, if the user split the loader.
 
-        All that there are are taken in validation, and in training with "join": a worker without more repeats
-        its last one, without weight.
+        In validation, and in training with "join", all batches are taken: a worker without more batches
+        repeats its last one with weight 0.
         """
         iterator, last = self._iterator(), _END
         joins = not self._training or self.uneven == "join"
@@ -308,7 +309,7 @@ class Feed:
 
         def take() -> Any:
             nonlocal last, share
-            # Asked before the step: no worker may enter a collective that another never joins.
+            # Exchanged before the step, because no worker may enter a collective that another never joins.
             batch = next(iterator, _END)
             more = [bool(each) for each in self._group.gather_integers(int(batch is not _END))]
             if not any(more) or (not joins and not all(more)):
@@ -331,10 +332,10 @@ class Feed:
         return take
 
     def _end(self, steps: int, more: Sequence[bool]) -> None:
-        """End a pass of `steps` batches; tell if some workers have more.
+        """End a pass of `steps` batches; warn if some workers have more.
 
         Raises:
-            ConfigError: some have, and the user asked for it.
+            ConfigError: some workers have more, and the user chose "raise".
         """
         if not any(more):
             return
@@ -358,12 +359,12 @@ def _name(training: bool) -> str:
 
 
 class _Passes:
-    """The batches of an epoch, taken from one pass over the loader after another.
+    """Batches of an epoch, taken from one pass over the loader after another.
 
     Args:
-        start: begins a pass; its result gives the next batch, and `_END` at the end of the pass.
-        limit: number of batches; None is one pass.
-        repeat: start again where a pass has fewer batches.
+        start: function that starts a pass; its result returns the next batch, and `_END` after the last.
+        limit: number of batches; None: one pass.
+        repeat: start again if a pass has fewer batches.
     """
 
     def __init__(self, start: Callable[[], Callable[[], Any]], limit: int | None, *, repeat: bool) -> None:
@@ -373,14 +374,14 @@ class _Passes:
         self._next: Callable[[], Any] | None = None
 
     def take(self) -> Any:
-        """Return the next batch; `_END` after the last."""
+        """Return the next batch; `_END` after the last one."""
         if self._left <= 0:
             return _END
         batch = _END if self._next is None else self._next()
         if batch is _END and (self._next is None or self._repeat):
             self._next = self._start()
             batch = self._next()
-        # A pass without a batch ends the epoch.
+        # A pass without batches ends the epoch.
         self._left = 0 if batch is _END else self._left - 1
         return batch
 
@@ -395,19 +396,19 @@ def make_feed(
     every: int = 1,
     uneven: Uneven = "drop",
 ) -> Feed:
-    """Return the feed of a registered loader, shared among the workers if `split` and the loader allow it.
+    """Return the feed of a registered loader; with `split`, workers share the samples if possible.
 
     Args:
         loader: a `DataLoader`, or any iterable of batches.
         group: the workers.
-        training: the model is trained on it.
-        split: share the samples; False leaves that to the user.
-        in_step: workers meet in each step; default, in those of training.
-        every: batches whose gradients make one optimizer's step.
-        uneven: of a loader that the user has split.
+        training: True if the model is trained on it.
+        split: True to share the samples; False leaves this to the user.
+        in_step: True if workers communicate in each step; default: in training.
+        every: number of batches whose gradients form one optimizer step.
+        uneven: for a loader that the user has split.
 
     Raises:
-        ConfigError: it isn't iterable more than once, or can't be shared among workers.
+        ConfigError: the loader can only be iterated over once, or its samples can't be shared.
     """
     what = _name(training)
     if not isinstance(loader, Iterable) or isinstance(loader, Iterator):

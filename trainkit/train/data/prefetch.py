@@ -1,4 +1,4 @@
-"""Batches made at once, and brought to the device, each while the step before it runs.
+"""Faster batches: built as a whole, and moved to the device while the previous step runs.
 
     CPU        fetch 1 │ fetch 2 │ launch step 1 │ fetch 3 │ launch step 2
     side            copy 1    copy 2 ─────────┐     copy 3
@@ -24,10 +24,10 @@ _NO_MORE: Any = object()
 
 
 def pinned(loader: Any, device: torch.device) -> Any:
-    """Return a copy of `loader` whose loading processes pin their batches, if `device` is a GPU.
+    """Return a copy of `loader` whose worker processes pin their batches, if `device` is a GPU.
 
-    A loader without such processes is returned as it is: its batches may be on the GPU already, and those
-    that are not are pinned by `DevicePrefetcher.ahead`.
+    A loader without worker processes is returned unchanged. Its batches may already be on the GPU;
+    `DevicePrefetcher.ahead` pins the others.
     """
     if device.type != "cuda" or not isinstance(loader, DataLoader):
         return loader
@@ -35,16 +35,16 @@ def pinned(loader: Any, device: torch.device) -> Any:
         return loader
     clone = copy.copy(loader)
     clone.pin_memory = True
-    # The user's own may be in use; the copy starts processes of its own.
+    # The user may still use the original's processes; the copy starts its own.
     clone._iterator = None
     return clone
 
 
 def gathering(loader: Any) -> Any:
-    """Return a copy of `loader`, for one pass, that takes all rows of a batch out of each tensor together.
+    """Return a copy of `loader`, for one pass, that indexes each tensor once per batch, not once per row.
 
-    The batches are the same, to the last bit and stride. A loader of anything but a `TensorDataset`, or a
-    subset of one, is returned as it is.
+    The batches are identical in every bit and stride. Only a loader of a `TensorDataset`, or of a subset of
+    one, is copied; other loaders are returned unchanged.
     """
     if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
         return loader
@@ -55,20 +55,20 @@ def gathering(loader: Any) -> Any:
     if not plain or loader.collate_fn is not default_collate:
         return loader
     clone = copy.copy(loader)
-    # A DataLoader refuses another data set, since its iterator may exist already; the copy has none.
+    # A DataLoader refuses a new data set, because its iterator may exist already; the copy has no iterator.
     object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
     clone.collate_fn = lambda batch: batch
     return clone
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if rows of `tensor` are laid out alike, whether they are stacked or indexed together."""
+    """Return True if stacked rows and rows indexed together have equal memory layouts."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
 class _Gathered:
-    """Whole batches of a `TensorDataset`, or of a subset of one."""
+    """Data set of whole batches from a `TensorDataset`, or from a subset of one."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -77,18 +77,18 @@ class _Gathered:
         dataset: Any = self._dataset
         while type(dataset) is Subset:
             dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
-        if set(map(type, rows)) != {int}:  # a sampler may give anything that a tensor can be indexed by
+        if set(map(type, rows)) != {int}:  # A sampler may return any index that a tensor accepts.
             return default_collate([dataset[row] for row in rows])
         index = torch.tensor(rows)
         return [tensor[index] for tensor in dataset.tensors]
 
 
 class DevicePrefetcher:
-    """Brings batches to the device for the default steps.
+    """Mover of batches to the device, for the default steps.
 
     Args:
-        device: their destination.
-        channels_last: bring images into the channels_last memory format.
+        device: the destination.
+        channels_last: convert images to the channels_last memory format.
     """
 
     def __init__(self, device: torch.device, *, channels_last: bool) -> None:
@@ -96,16 +96,16 @@ class DevicePrefetcher:
         self._channels_last = channels_last
 
     def delivered(self, batch: Any) -> Any:
-        """Return `batch` on the device, in the memory format that the model wants."""
+        """Return `batch` on the device, in the memory format of the model."""
         if self._device.type != "cpu":
             batch = to_device(batch, self._device)
         return channels_last(batch) if self._channels_last else batch
 
     def parts(self, batch: Any) -> tuple[Sequence[Any], torch.Tensor]:
-        """Return (features, target) of a batch (*features, target), delivered.
+        """Return (features, target) on the device, for a batch (*features, target).
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: the batch has another form.
         """
         if not isinstance(batch, (list, tuple)) or len(batch) < 2:
             raise ConfigError(
@@ -116,7 +116,7 @@ class DevicePrefetcher:
         return batch[:-1], batch[-1]
 
     def ahead(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return `batches`; for a GPU each is fetched and delivered before the step ahead of it runs."""
+        """Return `batches`; on a GPU each batch is fetched and moved before the previous step runs."""
         if self._device.type != "cuda":
             return batches
         return _on_side_stream(batches, self._device, self.delivered)
@@ -138,9 +138,10 @@ def _on_side_stream(
     following = fetched()
     while following is not _NO_MORE:
         computing = torch.cuda.current_stream(device)
-        # What the step reads has been copied; only the computing stream waits, the CPU does not.
+        # The copy must be complete before the step reads it. Only the computing stream waits, not the CPU.
         computing.wait_stream(side)
-        # The memory was allocated on the side stream, which may reuse it once the computing one is done.
+        # Marks the memory of the side stream as used, so that it is not reused before the computing stream is
+        # done.
         current = map_tensors(partial(_used_on, computing), following)
         following = fetched()
         yield current

@@ -1,7 +1,7 @@
-"""Figures of one rank, in a page of memory that other processes of the user can read, and traces on demand.
+"""Figures of one rank, in a memory page that the user's other processes can read, and traces on demand.
 
-The page is an anonymous file of the rank's process, found by its name in /proc: it has no path, can be read
-while the rank is busy in a step, and is gone with the process. `ranks.py` reads it.
+The page is an anonymous file of the rank's process, found by its name in /proc. It has no path, can be read
+while the rank is busy in a step, and disappears with the process. `ranks.py` reads it.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ NAME = "tk-rank"
 """Name of the page's file."""
 PAGE_BYTES = 8192
 TEXT_AT, TEXT_BYTES = 1024, 1024
-"""Where the page has who the rank is, as JSON."""
+"""Place in the page of the rank's identity, as JSON."""
 _NAME_BYTES = 400
-"""Bytes there of each of its two names."""
+"""Largest number of bytes of each of the two names in it."""
 FOLDER_AT, FOLDER_BYTES = 2048, 4096
-"""Where the page has the folder that a trace is wanted in."""
+"""Place in the page of the folder for a requested trace."""
 ERROR_AT, ERROR_BYTES = 6144, 2048
-"""Where the page has why there is no trace."""
+"""Place in the page of the error of a failed trace."""
 TRACE = "trace.json"
 
 _LOOK_S = 1.0
 _MARKS = 6
-"""Looks that the recent figures span: some seconds."""
+"""Number of kept looks, which the recent figures span: some seconds."""
 _SAMPLE_S = 0.01
-"""Between two questions to DDP how long it waited: each takes microseconds."""
+"""Seconds between two queries of DDP's waiting time, each of which takes microseconds."""
 _LIVE = struct.Struct("4d")
 _RECENT = struct.Struct("8d")
 
 
 class Cell(IntEnum):
-    """Numbers of the page, each 8 bytes: live figures, recent ones, and what is asked for.
+    """Numbers of the page, 8 bytes each: live figures, recent figures and requests.
 
     Attributes:
-        BATCHES, WAIT_S, STEP_S, AT: written at each batch; see `Figures`. AT: when it was given.
-        DUE: when the rank looks at the others again; who asks for a trace sets it to 0.
-        SAMPLES: of the last batch that was looked at; 0 if that is not known.
-        OLDER: figures of the oldest look that is kept.
-        NEWER: figures of the latest one.
-        ASKED: number of the trace that is wanted; 0 for none.
-        STEPS: how many steps it is to have.
-        TAKEN: how many it has.
-        ANSWERED: number of the last trace that there is, or that failed.
-        NUMBER: that the last one was asked for under.
-        STEPS_ONLY: 1 if what is counted is no batches but steps of optimizers.
+        BATCHES, WAIT_S, STEP_S, AT: written at each batch; see `Figures`. AT is the time of the batch.
+        DUE: time of the rank's next look at the other numbers; a request for a trace sets it to 0.
+        SAMPLES: samples of the last batch at a look; 0 if unknown.
+        OLDER: figures of the oldest kept look.
+        NEWER: figures of the latest look.
+        ASKED: number of the requested trace; 0 for none.
+        STEPS: requested steps of the trace.
+        TAKEN: recorded steps of the trace.
+        ANSWERED: number of the last trace that was finished or failed.
+        NUMBER: number of the last request.
+        STEPS_ONLY: 1 if optimizer steps are counted instead of batches.
     """
 
     BATCHES = 0
@@ -87,11 +87,11 @@ class Figures(NamedTuple):
     """Work of a rank so far.
 
     Attributes:
-        batches: taken from its loaders.
-        wait_s: seconds in which it waited for them.
-        step_s: seconds from each batch to the question for the next.
-        others_s: those of them in which it had its own gradients and waited for other ranks' gradients; nan
-            if that is not known.
+        batches: number of batches taken from its loaders.
+        wait_s: seconds of waiting for batches.
+        step_s: seconds from each batch to the request for the next one.
+        others_s: the part of `step_s` in which the rank had its own gradients and waited for other ranks'
+            gradients; nan if unknown.
     """
 
     batches: float = 0.0
@@ -101,25 +101,25 @@ class Figures(NamedTuple):
 
 
 class Timed(Protocol):
-    """Function that returns one like `take`, whose batches and time are counted; `end` is no batch."""
+    """Function take -> take that counts batches and their time; the value `end` does not count."""
 
     def __call__(self, take: Callable[[], T], end: Any) -> Callable[[], T]: ...
 
 
 class RankMeter:
-    """Counts what a rank takes from its loaders and how long that takes, and records traces.
+    """Counter of a rank's batches and their time, and recorder of traces.
 
-    Until the rank takes a batch of a loader that is known here, steps of torch's optimizers are counted
-    instead, whoever makes them: libraries and plain loops, whose loaders are their own.
+    Until the rank takes a batch from a known loader, all steps of torch's optimizers are counted instead.
+    This covers libraries and plain loops with their own loaders.
 
     Args:
-        rank: of the worker.
-        world_size: how many there are.
-        trainer: name of what is trained.
-        group: the same text for all ranks of the trainer, and for no other's.
+        rank: rank of the worker.
+        world_size: number of workers.
+        trainer: name of the training.
+        group: text that is equal on all ranks of the trainer and differs from other trainers'.
 
     Attributes:
-        models: as they are wrapped; those of DDP tell how long they wait for other ranks.
+        models: wrapped models; DDP's report how long they wait for other ranks.
     """
 
     def __init__(self, rank: int, world_size: int, *, trainer: str, group: str) -> None:
@@ -146,14 +146,14 @@ class RankMeter:
         self._hook: Any = None
 
     def count_steps(self) -> None:
-        """Count the steps of optimizers in this process, until a batch is taken."""
+        """Count optimizer steps in this process until the first batch is taken."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._cells[Cell.STEPS_ONLY] = 1.0
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        if self._step is None:  # the first one, which took nobody knows how long
+        if self._step is None:  # The duration of the first step is unknown.
             self._step = self._count(lambda: None, object())
         else:
             self._step()
@@ -164,7 +164,7 @@ class RankMeter:
             self._hook = None
 
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
-        """Return a function for a pass over a loader; see `Timed`."""
+        """Return a counting function for a pass over a loader; see `Timed`."""
         self._count_no_steps()
         if self._cells[Cell.STEPS_ONLY]:
             self._count = self._counting()
@@ -175,11 +175,11 @@ class RankMeter:
         return self._count(take, end)
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
-        """Return `batches`, counted; those of a process that this one has forked are not."""
+        """Return `batches`, counted; in a process forked from this one they are not counted."""
         return _Metered(batches, self.timed) if os.getpid() == self._pid else batches
 
     def close(self) -> None:
-        """Tell of this rank no more; a trace that is not complete fails."""
+        """Stop reporting this rank; an incomplete trace fails."""
         self._count_no_steps()
         if self._recording is not None:
             recording = self._recording
@@ -188,7 +188,7 @@ class RankMeter:
         self._write(TEXT_AT, TEXT_BYTES, "")
 
     def _counting(self) -> Timed:
-        """Return `timed`, whose counts are local variables: a step may take only microseconds."""
+        """Return `timed`, with counts in local variables, because a step may take only microseconds."""
         monotonic, pack, due = SYSTEM.monotonic, _LIVE.pack_into, int(Cell.DUE)
         cells, memory, look = self._cells, self._memory, self._look
         batches, wait_s, step_s, at = 0, 0.0, 0.0, 0.0
@@ -217,7 +217,7 @@ class RankMeter:
         return timed
 
     def _look(self, now: float, batch: Any) -> None:
-        """Do what is not done at each batch; an error there is not the loop's, and ends the measuring."""
+        """Do the work that is not done at each batch; an error ends the measuring, but not the loop."""
         try:
             self._measure(now, batch)
         except Exception as error:
@@ -225,14 +225,14 @@ class RankMeter:
             if not self._is_broken:
                 log.warning("the figures of this rank are kept no longer: %s", why)
             self._is_broken = True
-            self._cells[Cell.DUE] = math.inf  # until a trace is asked for
+            self._cells[Cell.DUE] = math.inf  # Until a trace is requested.
             self._stop_recording()
             asked = self._cells[Cell.ASKED]
             if asked != self._cells[Cell.ANSWERED]:
                 self._fail(asked, why)
 
     def _measure(self, now: float, batch: Any) -> None:
-        """Keep the figures, and see if a trace is wanted."""
+        """Store the figures, and check for a requested trace."""
         cells = self._cells
         self._trace()
         told = [model for model in list(self.models) if hasattr(model, "_get_ddp_logging_data")]
@@ -242,7 +242,7 @@ class RankMeter:
             known = told or self._world_size == 1
             mark = Figures._make([*cells[Cell.BATCHES : Cell.AT], self._others_s if known else math.nan])
             for model in told:
-                if model.device_type == "cpu":  # that of a GPU would have to wait for its GPU
+                if model.device_type == "cpu":  # On a GPU, DDP's query would wait for the GPU.
                     steps = (mark.batches - self._marks[-1].batches) * _SAMPLE_S / (now - self._marked_at)
                     model._set_ddp_runtime_logging_sample_rate(max(1, round(steps)))
             self._marked_at = now
@@ -252,9 +252,10 @@ class RankMeter:
         cells[Cell.DUE] = 0.0 if self._recording else now + (_SAMPLE_S if told else _LOOK_S)
 
     def _waited_for_others(self, model: Any) -> float:
-        """Return the seconds since the last question in which DDP waited for the gradients of other ranks.
+        """Return the seconds since the last query in which DDP waited for the gradients of other ranks.
 
-        DDP measures the last iteration that it has sampled, which stands for those since the one before.
+        DDP measures only sampled iterations. The last sample stands for all iterations since the previous
+        query.
         """
         data: Mapping[str, Any] = model._get_ddp_logging_data()
         iteration = data.get("iteration", 0)
@@ -263,7 +264,7 @@ class RankMeter:
         return float(new * max(0, waited) / 1e9)
 
     def _trace(self) -> None:
-        """Begin, continue or end the recording that is asked for."""
+        """Start, continue or end the requested recording."""
         cells, recording, asked = self._cells, self._recording, self._cells[Cell.ASKED]
         if recording is None:
             if asked in (0, cells[Cell.ANSWERED]):
@@ -280,7 +281,7 @@ class RankMeter:
         elif recording.thread is threading.current_thread():
             recording.taken += 1
             cells[Cell.TAKEN] = recording.taken
-            if asked != recording.number:  # who asked has given up, or is gone
+            if asked != recording.number:  # The requester has given up or ended.
                 self._stop_recording()
             elif recording.taken < cells[Cell.STEPS]:
                 recording.step()
@@ -289,13 +290,13 @@ class RankMeter:
                 recording.stop()
                 try:
                     recording.save(Path(read_text(self._memory, FOLDER_AT, FOLDER_BYTES), TRACE))
-                except Exception as error:  # such as for want of room
+                except Exception as error:  # For example, the disk is full.
                     self._fail(asked, f"{type(error).__name__}: {error}")
                 else:
                     cells[Cell.ANSWERED] = asked
 
     def _stop_recording(self) -> None:
-        """End the recording, if there is one; it is of no use any more, so errors of torch's don't matter."""
+        """End the recording, if one runs. It is discarded, so errors of torch don't matter."""
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
@@ -313,7 +314,7 @@ class RankMeter:
 
 
 class _Metered(Iterator[T]):
-    """Iterator over batches that are counted: with a length if theirs has one, and it outlives an error."""
+    """Iterator over counted batches. It has a length if `batches` has one, and continues after an error."""
 
     def __init__(self, batches: Iterator[T], timed: Timed) -> None:
         self._batches = batches
@@ -334,19 +335,19 @@ class _Metered(Iterator[T]):
 
 
 class _Recording:
-    """Trace of some steps, by torch's profiler.
+    """Trace of some steps by torch's profiler.
 
     Attributes:
-        number: that it was asked for under.
-        thread: whose steps it has.
-        taken: steps that it has so far.
+        number: number of the request.
+        thread: thread whose steps are recorded.
+        taken: number of steps recorded so far.
     """
 
     def __init__(self, number: float) -> None:
         import torch
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-        if torch._C._autograd._profiler_enabled():  # torch would end that one, and not say so
+        if torch._C._autograd._profiler_enabled():  # torch would silently end the other profiler.
             raise ConfigError("a profiler runs in it already: wait until that has ended")
         self.number = number
         self.thread = threading.current_thread()
@@ -358,20 +359,20 @@ class _Recording:
         self._profile.start()
 
     def step(self) -> None:
-        """Note that another step begins."""
+        """Mark the start of another step."""
         self._profile.step()
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._profile.stop()
 
     def save(self, path: Path) -> None:
-        """Write the trace, in the format of Chrome's."""
+        """Write the trace in Chrome's format."""
         self._profile.export_chrome_trace(str(path))
 
 
 def _page() -> mmap.mmap:
-    """Return a page of memory; others can read it where the system has files in memory."""
+    """Return a page of memory; other processes can read it if the system has files in memory."""
     if not hasattr(os, "memfd_create"):
         return mmap.mmap(-1, PAGE_BYTES)
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
@@ -379,28 +380,28 @@ def _page() -> mmap.mmap:
         os.ftruncate(fd, PAGE_BYTES)
         return mmap.mmap(fd, PAGE_BYTES)
     finally:
-        os.close(fd)  # the page has an open file of its own
+        os.close(fd)  # The mapping keeps the file open.
 
 
 def _within(name: str, shorter: slice) -> str:
-    """Return as much of a name as has room there; `shorter` leaves out a character."""
+    """Shorten a name until its JSON fits into `_NAME_BYTES`; `shorter` removes one character."""
     while len(json.dumps(name, ensure_ascii=False).encode(errors="replace")) > _NAME_BYTES:
         name = name[shorter]
     return name
 
 
 def write_text(memory: mmap.mmap, at: int, size: int, text: str) -> None:
-    """Write `text` into its place in a page, where `read_text` finds it; what has no room is cut off."""
+    """Write `text` to its place in a page, for `read_text`; an overlong text is cut off."""
     memory[at : at + size] = text.encode(errors="replace")[: size - 1].ljust(size, b"\0")
 
 
 def read_text(memory: mmap.mmap, at: int, size: int) -> str:
-    """Return the text at a place in a page."""
+    """Return the text at a place of a page."""
     return memory[at : at + size].rstrip(b"\0").decode(errors="replace")
 
 
 def samples_of(batch: Any) -> int:
-    """Return the first size of the first tensor in a batch; 0 if there is none."""
+    """Return the first dimension of the first tensor in a batch; 0 if the batch has no tensor."""
     while not hasattr(batch, "shape"):
         if isinstance(batch, Mapping):
             batch = list(batch.values())

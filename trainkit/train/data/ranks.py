@@ -1,4 +1,4 @@
-"""Figures of the ranks on this machine, from the pages that they keep, and traces of their next steps."""
+"""Figures of this machine's ranks, read from their pages, and traces of their next steps."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainkit.train.data.rank_meter import (
 )
 
 MAX_STEPS = 100
-"""Steps of one trace: each may be megabytes."""
+"""Largest number of steps in a trace, because each may take megabytes."""
 TRACE_S = 60.0
 STRAGGLES = 1.2
-"""A rank straggles whose own time is that many times the others'."""
+"""A rank is a straggler if its own time exceeds the others' median by this factor."""
 _POLL_S = 0.02
 
 Row = dict[str, Any]
@@ -46,16 +46,16 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank, as its page has it.
+    """State of one rank, read from its page.
 
     Attributes:
-        pid: of its process.
+        pid: id of its process.
         rank, world_size, trainer, group: see `RankMeter`.
-        now: what it has done so far.
-        recent: what it has done within the last seconds in which it took batches.
-        idle_s: seconds since its last batch; None before the first.
-        samples: of a batch; 0 if that is not known.
-        steps_only: what is counted are steps of optimizers instead of batches.
+        now: its work so far.
+        recent: its work in the last seconds in which it took batches.
+        idle_s: seconds since its last batch; None before the first one.
+        samples: samples of a batch; 0 if unknown.
+        steps_only: True if optimizer steps are counted instead of batches.
     """
 
     pid: int
@@ -71,12 +71,12 @@ class Rank:
 
     @property
     def own_s(self) -> float | None:
-        """Mean seconds from batch to batch in which this rank waited for no other; None if not known."""
+        """Mean seconds per batch without waiting for other ranks; None if unknown."""
         took = self.recent.wait_s + self.recent.step_s - self.recent.others_s
         return max(0.0, took / self.recent.batches) if self.recent.batches and not math.isnan(took) else None
 
     def row(self, straggles: bool | None) -> Row:
-        """Return the rank as JSON can hold it."""
+        """Return the rank in a form for JSON."""
         recent = self.recent
         took = recent.wait_s + recent.step_s
         batches_per_s = recent.batches / took if recent.batches and took else None
@@ -105,16 +105,16 @@ def _percent(part: float, whole: float) -> float | None:
 
 
 def rows(pids: Iterable[int]) -> list[Row]:
-    """Return the ranks in these processes, trainer by trainer."""
+    """Return the ranks in these processes, grouped by trainer."""
     found = sorted((rank for pid in pids for rank in ranks_of(pid)), key=lambda each: (each.group, each.rank))
     straggling = stragglers(found)
     return [each.row(straggling.get((each.group, each.rank))) for each in found]
 
 
 def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
-    """Say of each rank if the others of its trainer wait for it; leave out those that nobody can tell.
+    """Return for each rank whether it is a straggler; ranks without known times are left out.
 
-    It is the one with the most time of its own, if that is clearly more than the others' median.
+    A trainer's straggler is the rank with the most own time, if this is clearly more than the others' median.
     """
     by_group: dict[str, list[tuple[float, int]]] = {}
     for each in ranks:
@@ -130,12 +130,12 @@ def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
 
 
 def ranks_of(pid: int) -> list[Rank]:
-    """Return the ranks whose pages a process has; none if it is another user's, or gone."""
+    """Return the ranks with pages in a process; [] if it is another user's, or has ended."""
     return [rank for page in _pages(pid) if (rank := _read(pid, page)) is not None]
 
 
 class Page(NamedTuple):
-    """Page of a rank, open to read and write."""
+    """Page of a rank, open for reading and writing."""
 
     file: IO[bytes]
     memory: mmap.mmap
@@ -162,7 +162,7 @@ def _read(pid: int, path: str) -> Rank | None:
         with _opened(path) as page:
             facts = json.loads(read_text(page.memory, TEXT_AT, TEXT_BYTES))
             cells = list(page.cells[: len(Cell) + 16])
-    except (OSError, ValueError):  # it has ended meanwhile, or left its trainer
+    except (OSError, ValueError):  # The process has ended or left its trainer.
         return None
     older = Figures(*cells[Cell.OLDER : Cell.NEWER])
     newer = Figures(*cells[Cell.NEWER : Cell.ASKED])
@@ -188,24 +188,24 @@ def trace(
     *,
     ended: Callable[[], bool] = lambda: False,
 ) -> BinaryIO:
-    """Record the next steps of a rank by torch's profiler.
+    """Record the next steps of a rank with torch's profiler.
 
-    A step goes from one batch to the next. The rank is slower while it is recorded.
+    A step is the time from one batch to the next. The rank is slower while it is recorded.
 
     Args:
-        pid: of the rank's process.
-        folder: where the trace is written for as long as it takes to hand it out.
+        pid: id of the rank's process.
+        folder: folder for the trace until it is returned.
         steps: 1 to `MAX_STEPS`.
-        timeout_s: for the rank to take as many batches.
-        ended: returns True once nobody waits for the trace any more, and it is given up.
+        timeout_s: time limit for the rank to take these steps.
+        ended: function that returns True when the trace is no longer wanted; the recording is then given up.
 
     Returns:
-        The trace, in the format of Chrome's, which Perfetto shows: an open file that has no name any more.
+        The trace in Chrome's format, which Perfetto shows: an open file without a name.
 
     Raises:
-        ConfigError: `steps` or `timeout_s` is out of range, or the process is no rank of a trainer.
-        TrainkitError: another trace of it is being recorded; it takes too few batches, or none at all; it has
-            ended; the profiler has failed; or `ended` says so.
+        ConfigError: `steps` or `timeout_s` is out of range, or the process is not a rank of a trainer.
+        TrainkitError: another trace of the rank is being recorded; the rank takes too few batches or none; it
+            has ended; the profiler failed; or `ended` returned True.
     """
     if not 1 <= steps <= MAX_STEPS:
         raise ConfigError(f"steps={steps}: give 1 to {MAX_STEPS}")
@@ -243,7 +243,7 @@ def _recorded(
 ) -> BinaryIO:
     file, memory, cells = page
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go with the file, however this program ends
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Closing the file releases it.
     except BlockingIOError:
         raise TrainkitError(
             f"another trace of {name} is being recorded: ask again when it is there"

@@ -1,14 +1,14 @@
-"""The samples that each worker is given of every batch, and the weight of its part.
+"""Sharing of samples: each worker's samples of every batch, and the weight of its part.
 
     order, drawn once, by rank 0   7 2 9 4 │ 1 8 0 5 │ 3 6 2
     two workers, batch_size=2      step 0    step 1    step 2
     rank 0                         7   9     1   0     3   2
     rank 1                           2   4     8   5     6
 
-The samples of a step, over all workers, are those of a plain loop with the global batch size. Nothing is
-padded, and validation counts each sample once. Where the last batch is uneven, or too small for all workers,
-`BatchWeight` makes the averaged gradient that of the whole batch again. The gradient of a step is the mean
-over all its samples, however they are shared among workers and however many batches are accumulated.
+Over all workers, the samples of a step are those of a plain loop with the global batch size. Nothing is
+padded, and validation counts each sample once. If the last batch is uneven, or too small for all workers,
+`BatchWeight` corrects the averaged gradient to the gradient of the whole batch. The gradient of a step is the
+mean over all its samples, for any sharing among workers and any number of accumulated batches.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class BatchWeight:
     """Weight of one batch in an optimizer's step.
 
     Attributes:
-        averaged: factor for this worker's mean loss where gradients are averaged over workers; 0 if another
+        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if another
             worker counts its samples.
-        own: factor for the mean loss where gradients are not averaged.
+        own: factor for the mean loss if gradients are not averaged.
         closes_step: True for the last batch of the step.
-        correction: factor for the gradients at the end of the step, where weights had to be given before the
+        correction: factor for the gradients at the end of the step, if weights were assigned before the
             number of batches was known.
     """
 
@@ -57,17 +57,17 @@ class BatchWeight:
 
 
 FULL_WEIGHT = BatchWeight()
-"""Weight of a batch that is a step by itself."""
+"""Weight of a batch that forms a step alone."""
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes of the batches of one pass over the data, over all workers.
+    """Sizes of the global batches of one pass over the data.
 
     Attributes:
-        samples: of the pass.
-        batch_size: of a full batch.
-        drop_last: a last batch that is not full is left out.
+        samples: number of samples in the pass.
+        batch_size: size of a full batch.
+        drop_last: True if an incomplete last batch is left out.
     """
 
     samples: int
@@ -76,25 +76,25 @@ class BatchSizes:
 
     @property
     def steps(self) -> int:
-        """Batches of the pass."""
+        """Number of batches in the pass."""
         full, rest = divmod(self.samples, self.batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
     def size(self, index: int) -> int:
-        """Return the samples of batch `index`, counted on where the data starts again."""
+        """Return the size of batch `index`; the count continues when the data starts again."""
         first = index % self.steps * self.batch_size
         return min(self.batch_size, self.samples - first)
 
 
 class BatchWeights:
-    """Weights of the batches of one call, where their sizes are known beforehand; most of them are alike.
+    """Weights of the batches of one call with sizes that are known in advance; most weights are equal.
 
     Args:
-        sizes: of the batches of a pass.
-        total: batches of the call.
-        every: batches of a step.
-        rank: of this worker.
-        world_size: workers that share the samples.
+        sizes: sizes of the batches of a pass.
+        total: number of batches in the call.
+        every: number of batches in a step.
+        rank: rank of this worker.
+        world_size: number of workers that share the samples.
     """
 
     def __init__(self, sizes: BatchSizes, total: int, *, every: int, rank: int, world_size: int) -> None:
@@ -107,12 +107,13 @@ class BatchWeights:
         self._of_full = [batch_weight(index, every, full, **self._place) for index in range(every)]
 
     def __call__(self, index: int) -> BatchWeight:
-        """Return the weight of batch `index`, from 0 since the call began."""
-        # A loop of the user's own may go over the batches once more, or over others: as if called again.
+        """Return the weight of batch `index`, counted from 0 at the start of the call."""
+        # A user's loop may repeat the batches or use others; the weights then start again, as for another
+        # call.
         index %= self._total
         position = index % self._every
         start = index - position
-        # A pass's last batch, which may be small, is not in this step, and neither is the call's end.
+        # This step contains neither the last batch of a pass, which may be small, nor the end of the call.
         if start % self._steps + self._every < self._steps and start + self._every <= self._total:
             return self._of_full[position]
         return batch_weight(index, self._total, self._sizes, **self._place)
@@ -121,15 +122,15 @@ class BatchWeights:
 def batch_weight(
     index: int, total: int, sizes: BatchSizes, *, every: int, rank: int, world_size: int
 ) -> BatchWeight:
-    """Return the weight of batch `index` of `total`, where the sizes of all batches are known beforehand.
+    """Return the weight of batch `index` of `total`, if the sizes of all batches are known in advance.
 
     Args:
-        index: from 0, since the call began.
-        total: batches of the call.
-        sizes: of the batches.
-        every: batches of a step.
-        rank: of this worker.
-        world_size: workers that share the samples.
+        index: index of the batch, from 0 at the start of the call.
+        total: number of batches in the call.
+        sizes: sizes of the batches.
+        every: number of batches in a step.
+        rank: rank of this worker.
+        world_size: number of workers that share the samples.
     """
     start = index - index % every
     step = range(start, min(start + every, total))
@@ -143,32 +144,32 @@ def batch_weight(
 
 
 def provisional_weight(index: int, *, every: int, last: bool) -> BatchWeight:
-    """Return the weight of batch `index`, where sizes and number are known only once the loader has run."""
+    """Return the weight of batch `index`, if the sizes and the number of batches are unknown in advance."""
     held = index % every + 1
     closes = last or held == every
     return BatchWeight(1 / every, 1 / every, closes, every / held if closes else 1.0)
 
 
 def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
-    """Return how many of a global batch of `samples` are worker `rank`'s."""
+    """Return the number of samples of worker `rank` in a global batch of `samples`."""
     return max(0, -(-(samples - rank) // world_size))
 
 
 def shard(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
-    """Return worker `rank`'s part of a global batch: every `world_size`-th sample."""
+    """Return the part of worker `rank` in a global batch: every `world_size`-th sample."""
     return list(batch[rank::world_size])
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
-    """Batch sampler of one worker, in the order of the user's own sampler.
+    """Batch sampler of one worker, in the order of the user's sampler.
 
     Args:
-        sampler: the user's own.
+        sampler: the user's sampler.
         batch_size: samples for each worker in a step.
-        drop_last: leave out a last global batch that is not full.
+        drop_last: leave out an incomplete last global batch.
         group: the workers.
-        in_step: every worker takes part in every step, if need be with a sample that another worker counts.
-            A worker that left out a step would keep the others waiting.
+        in_step: True if every worker takes part in every step, if necessary with a sample that another worker
+            counts. A worker that skipped a step would block the others.
     """
 
     def __init__(
@@ -193,11 +194,11 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return self._batches(resumed or {"taken": 0, "generator": None})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place within a pass, as torchdata's `StatefulDataLoader` asks for it."""
+        """Return the position in a pass, for torchdata's `StatefulDataLoader`."""
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next pass go on at a place that `state_dict` returned."""
+        """Make the next pass continue at a position from `state_dict`."""
         self._resumed = state_dict
 
     def _batches(self, place: Mapping[str, Any]) -> Iterator[list[int]]:
@@ -227,7 +228,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return steps
 
     def samples(self) -> int:
-        """Return the samples of one pass, over all workers."""
+        """Return the number of samples in one pass, over all workers."""
         if not isinstance(self.sampler, Sized):
             raise ConfigError(
                 f"{type(self.sampler).__name__} has no __len__, so it can't be shared among workers"
@@ -235,19 +236,19 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return len(self.sampler)
 
     def sizes(self) -> BatchSizes:
-        """Return the sizes of the batches of one pass."""
+        """Return the sizes of the global batches of one pass."""
         return BatchSizes(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
-        """Return the order, and the sampler's iterator after it.
+        """Return the order, and the rest of the sampler's iterator.
 
-        A sampler may draw once more as it ends. A plain loop reaches that point with its last batch, or never
-        if it stops before.
+        A sampler may draw once more when it ends. A plain loop reaches this point with its last batch, or
+        never if it stops earlier.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
-        # Any other order may depend on the random state of this process, so one worker draws for all. It
-        # draws exactly as a plain loop does: with the same seed, in the same order.
+        # Any other order may depend on this process's random state, so one worker draws for all. It draws
+        # exactly like a plain loop, with the same seed and in the same order.
         rest = iter(self.sampler if self._group.rank == 0 else ())
         own = list(itertools.islice(rest, self.samples()))
         return self._group.broadcast_integers(own), rest
@@ -258,21 +259,21 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return the sampler in use; `loader.sampler` is not, where a batch sampler was given."""
+    """Return the sampler in use; with a batch sampler, this is not `loader.sampler`."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
-    """Return a loader of this worker's share of the samples; `loader` itself if it is split already.
+    """Return a loader of this worker's share of the samples; `loader` itself if it is already split.
 
     Args:
-        loader: the user's.
+        loader: the user's loader.
         group: the workers that share the samples.
-        in_step: whether all of them take part in every step.
-        what: the loader, for messages.
+        in_step: True if all workers take part in every step.
+        what: name of the loader, for messages.
 
     Raises:
-        ConfigError: it can't be shared among workers.
+        ConfigError: the loader's samples can't be shared among workers.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if group.rank == 0 and group.world_size > 1:
@@ -287,7 +288,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     if isinstance(sampler_of(loader), DistributedSampler):
         return loader
     batches: Any = loader.batch_sampler
-    # A class of loaders may have batch samplers of its own; one that the user gave leaves no batch_size.
+    # A loader's class may make its own batch sampler. If the user passed one, batch_size is None.
     deals = isinstance(batches, BatchSampler) and (
         type(batches) is BatchSampler or loader.batch_size is not None
     )
@@ -309,23 +310,24 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
             f"every worker registers the whole data set; pass add_dist_sampler=False if you have split it"
         )
     if group.rank > 0 and loader.generator is not None:
-        # It only seeds this worker's loading processes now: their augmentations must differ by rank.
+        # The generator now only seeds this worker's loading processes, whose augmentations must differ by
+        # rank.
         loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
     return with_batches(loader, sharded)
 
 
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
-    """Return a loader of this worker's batches, and the number of all workers' if it is known.
+    """Return a loader of this worker's batches, and the number of all workers' batches if it is known.
 
-    Batches stay as they are, and are dealt out one by one: the first to worker 0. All workers have equally
-    many, for which the first one may come again at the end.
+    Whole batches are distributed one by one, starting with worker 0. All workers get equally many; for this
+    the first batch may be repeated at the end.
 
     Args:
-        loader: the user's.
+        loader: the user's loader.
         group: the workers.
 
     Raises:
-        ConfigError: it can't be shared among several workers.
+        ConfigError: the loader's batches can't be shared among several workers.
     """
     if group.world_size == 1:
         return loader, None
@@ -334,7 +336,7 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
             f"predict(): a {type(loader).__name__} without a batch sampler can't be shared among "
             f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
         )
-    # One worker draws for all, as the order may be random.
+    # One worker draws for all, because the order may be random.
     batches = [list(batch) for batch in loader.batch_sampler] if group.rank == 0 else []
     sizes = group.broadcast_integers([len(batch) for batch in batches])
     order = iter(group.broadcast_integers([index for batch in batches for index in batch]))
@@ -345,10 +347,11 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
 
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
-    """Return a copy of a loader with other batches, of the sampler that is in them."""
+    """Return a copy of a loader with other batches, and with their sampler if they have one."""
     clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, since its iterator may exist already; the copy starts without
-    # one. Building one from its arguments instead would lose a subclass and whatever a later torch adds.
+    # A DataLoader refuses a new batch sampler, because its iterator may exist already; the copy has no
+    # iterator. A new loader built from arguments would lose the subclass and attributes of later torch
+    # versions.
     object.__setattr__(clone, "batch_sampler", batches)
     object.__setattr__(clone, "sampler", getattr(batches, "sampler", loader.sampler))
     clone._iterator = None

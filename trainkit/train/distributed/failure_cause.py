@@ -1,7 +1,7 @@
-"""Errors which only tell that another worker is gone or late, and so has failed first.
+"""Detection of errors that only show that another worker failed first.
 
-A worker that waits in a collective for one that never comes fails, too: gloo raises, and NCCL's watchdog
-aborts the whole process. Neither knows which worker is missing; the process that called them does.
+A worker that waits in a collective for a missing worker fails too: gloo raises, and NCCL's watchdog aborts
+the whole process. Neither knows which worker is missing; only the process that called the workers knows.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import sys
 from trainkit.errors import ActorDiedError, TaskError
 
 _LOST_PEER = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # the place in gloo's source, as all its network errors begin
+    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # All network errors of gloo begin with a place in its source.
     r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
     r"|application timeout caused pair closure"
     r"|\bgloo connectfullmesh failed"
     r"|\bnccl (?:error|communicator)\b",
     re.IGNORECASE,
 )
-"""Gloo raises bare RuntimeErrors, as user code does; their phrases are all there is to tell them by."""
+"""Phrases that identify gloo's errors, because gloo raises bare RuntimeErrors like user code."""
 
 _LOST_LOADER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly)")
-"""Torch has no class for it (torch/utils/data/dataloader.py, torch/csrc/DataLoader.cpp)."""
+"""torch has no class for this error (torch/utils/data/dataloader.py, torch/csrc/DataLoader.cpp)."""
 
 _WATCHDOG = re.compile(
     r"watchdog caught collective operation timeout"
@@ -33,14 +33,14 @@ _WATCHDOG = re.compile(
     r"|heartbeat monitor timed out",
     re.IGNORECASE,
 )
-"""Text of torch's ProcessGroupNCCL before it ends the process (torch/csrc/distributed/c10d)."""
+"""Messages of torch's ProcessGroupNCCL before it ends the process (torch/csrc/distributed/c10d)."""
 
 
 class LostOthersError(RuntimeError):
-    """A worker waited for the others in vain; its cause is what the backend raised.
+    """Failed wait of a worker for the others; its cause is the backend's error.
 
     Args:
-        step: the step in which it waited, from 1; 0 before the first, None where there are no steps.
+        step: the step in which it waited, from 1; 0 before the first step, None without steps.
     """
 
     def __init__(self, step: int | None, text: str) -> None:
@@ -53,55 +53,55 @@ class LostOthersError(RuntimeError):
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` only shows that another worker is gone or late, so that the cause lies there."""
-    torch = sys.modules.get("torch.distributed")  # a process that has not loaded it meets no error of it
+    """Return True if `error` only shows that another worker is gone or late and caused the failure."""
+    torch = sys.modules.get("torch.distributed")  # Without this module no such error is possible.
     if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 
 def lost_loader(error: BaseException) -> bool:
-    """Return True if `error` tells that a process of a `DataLoader` has died, such as by a lack of memory."""
+    """Return True if a process of a `DataLoader` has died, for example for lack of memory."""
     cause = (error.cause or error) if isinstance(error, TaskError) else error
     return isinstance(cause, RuntimeError) and _LOST_LOADER.match(str(cause)) is not None
 
 
 def file_error(error: RuntimeError) -> Exception:
-    """Return why torch could not write to a file: it only tells where in the file it was."""
+    """Return the reason why torch could not write a file; torch's error only has the position in the file."""
     cause = error.__context__
     return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else error
 
 
 def advice(error: BaseException) -> str | None:
-    """Return how to follow the advice of torch's error in a trainer; None of other errors."""
+    """Return how to follow the advice of a torch error in a trainer; None for other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
         return 'here: register(..., ddp_args={"find_unused_parameters": True})'
     return None
 
 
 def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
-    """Return True if NCCL's watchdog ended the process, because another worker did not come.
+    """Return True if NCCL's watchdog ended the process because another worker was missing.
 
     Args:
-        exit_code: as `os.waitstatus_to_exitcode` gives it.
-        stderr_tail: its last lines.
+        exit_code: result of `os.waitstatus_to_exitcode`.
+        stderr_tail: last lines of the process's stderr.
     """
     return exit_code == -signal.SIGABRT and _WATCHDOG.search(stderr_tail) is not None
 
 
 def is_exit(error: BaseException) -> bool:
-    """Return True if `error` only tells that a worker's process has ended in order."""
+    """Return True if `error` only shows that a worker's process has ended cleanly."""
     return isinstance(error, ActorDiedError) and not isinstance(error, TaskError) and error.exit_code == 0
 
 
 def is_symptom(error: BaseException) -> bool:
-    """Return True if `error`, a worker's answer to a call, comes from another worker's failure."""
+    """Return True if `error`, raised by a call to a worker, results from another worker's failure."""
     if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
     return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)
 
 
 def waiting_step(error: BaseException) -> int | None:
-    """Return the step in which the worker that raised `error` waited for the others; None if not known."""
+    """Return the step in which the worker with this `error` waited for the others; None if unknown."""
     cause = error.cause if isinstance(error, TaskError) else error
     return cause.step if isinstance(cause, LostOthersError) else None

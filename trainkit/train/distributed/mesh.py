@@ -1,14 +1,14 @@
-"""Workers in a grid: each row holds one copy of the model and is given its own samples.
+"""Grid of workers: each row holds one copy of the model and receives its own samples.
 
     four workers, model_ways=2     model 0   model 1
     data 0                           0         1        rank = data_index * model_ways + model_index
     data 1                           2         3
 
-The columns average gradients, the rows exchange activations. A row may be a grid itself: of stages, each of
-which several workers hold together. Workers whose last index alone differs have successive ranks, so that
-those which exchange most are on one machine. Source: Narayanan et al. 2021, "Efficient
-Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's
-DeviceMesh, https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
+The columns average gradients, the rows exchange activations. A row may itself be a grid, of stages that
+several workers each hold together. Workers that differ only in the last index have successive ranks, so that
+the workers which exchange most are on one machine. Source: Narayanan et al. 2021, "Efficient Large-Scale
+Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's DeviceMesh,
+https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from trainkit.train.distributed.process_group import ProcessGroup
 DATA = "data"
 """Copies of a model, each with its own samples."""
 STAGE = "stage"
-"""Stages of a pipeline, one after the other."""
+"""Stages of a pipeline, one after another."""
 MODEL = "model"
 """Parts of the same layers."""
 CONTEXT = "context"
 """Parts of the same sequences."""
 REPLICA = "replica"
-"""Copies of a model whose parts are spread over the workers of each."""
+"""Copies of a model, each sharded over its own workers."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where each worker stands; pure.
+    """Position of each worker.
 
     Attributes:
-        world_size: workers in all.
-        model_ways: workers that hold one copy of the model together.
+        world_size: number of all workers.
+        model_ways: number of workers that hold one copy of the model together.
 
     Raises:
-        ConfigError: the workers can't be put into rows of `model_ways`.
+        ConfigError: the workers can't form rows of `model_ways`.
     """
 
     world_size: int
@@ -57,7 +57,7 @@ class Grid:
 
     @property
     def data_ways(self) -> int:
-        """Copies of the model."""
+        """Number of copies of the model."""
         return self.world_size // self.model_ways
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -71,7 +71,7 @@ class Grid:
 
 
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
-    """Yield a message if a model can't be spread over `degree` of `num_workers`, with the remedy."""
+    """Yield a message with a remedy if `num_workers` can't form groups of `degree`."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
         yield "give a whole number of 1 or more"
     elif num_workers % degree:
@@ -79,13 +79,13 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 
 
 class DataParallelGroup(ProcessGroup):
-    """The workers that share the samples: each row of the grid counts as one.
+    """The workers that share the samples; each row of the grid counts as one.
 
-    All workers of a row are given the same samples. Collectives run over all workers, so all must call them.
+    All workers of a row receive equal samples. Collectives run over all workers, so all must call them.
 
     Args:
         group: all workers.
-        grid: how they stand.
+        grid: their positions.
     """
 
     def __init__(self, group: ProcessGroup, grid: Grid) -> None:
@@ -102,10 +102,10 @@ class DataParallelGroup(ProcessGroup):
         return self._group.broadcast_integers(values)
 
     def gather_integers(self, value: int) -> list[int]:
-        """Return the number of each row.
+        """Return the value of each row.
 
         Raises:
-            ConfigError: workers of one row have different ones.
+            ConfigError: workers of a row have different values.
         """
         gathered = self._group.gather_integers(value)
         rows = [[gathered[rank] for rank in row] for row in self._grid.rows()]
@@ -144,11 +144,12 @@ def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device
 
     Args:
         group: all workers, joined.
-        ways: workers by name of the dimension; ranks that differ in the last one alone are successive.
-        device: this worker's; only its type counts.
+        ways: number of workers by name of the dimension; ranks that differ only in the last one are
+            successive.
+        device: device of this worker; only its type matters.
 
     Raises:
-        ConfigError: there are no other workers.
+        ConfigError: the group has no other workers.
     """
     if len(ways) == 1:
         world = dist.group.WORLD
@@ -156,6 +157,6 @@ def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device
             raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
         return DeviceMesh.from_group(world, device.type, mesh_dim_names=tuple(ways))
     ranks = torch.arange(group.world_size).view(*ways.values())
-    # Not init_device_mesh: its groups would have torch's own timeout, and could listen on the network.
+    # init_device_mesh would give its groups torch's own timeout, and could listen on the network.
     groups = [group.subgroup(ranks.movedim(dim, -1).flatten(0, -2).tolist()) for dim in range(ranks.dim())]
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(ways))

@@ -1,7 +1,7 @@
-"""The processes that train together: how they join and exchange values, by gloo and NCCL.
+"""Process groups of workers: how they join and exchange values, by gloo and NCCL.
 
-On one machine they meet at a file and talk over the loopback. On several, worker 0 holds a store, and all
-listen at their machine's address in the cluster and at no other.
+Workers of one machine meet at a file and communicate over the loopback. With several machines, worker 0 holds
+a store, and each worker listens only at its machine's address in the cluster.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from trainkit.train.distributed.rendezvous import (
 )
 
 _INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where the backends listen; who sets the variables differently is obeyed."""
+"""Variables with the interface on which the backends listen; values set by the user are kept."""
 
 _LOOPBACK = "lo"
-"""Workers of one machine must not listen on the network."""
+"""Interface for workers of one machine, which must not listen on the network."""
 
 _SIOCGIFADDR = 0x8915
 
 _FEW = 4095
-"""Integers that take no longer to send than one: 32 KiB with their number."""
+"""Number of integers that are sent as fast as one: 32 KiB including their count."""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""Counts and orders of samples are agreed upon on the CPU, also where gradients travel by NCCL."""
+"""Backends in torch's form: counts and orders of samples use the CPU, even if gradients use NCCL."""
 
 
 class ProcessGroup:
-    """The workers that train together, as one of them sees it; by itself, a group of one.
+    """The workers that train together, seen from one of them; this base class is a group of one.
 
     Attributes:
-        rank: this worker's number, from 0.
-        world_size: how many there are.
-        members: processes that take part in its collectives; more than `world_size` where some count as one.
+        rank: this worker's rank, from 0.
+        world_size: number of workers.
+        members: number of processes in its collectives; larger than `world_size` if several count as one.
     """
 
     rank = 0
@@ -61,11 +61,11 @@ class ProcessGroup:
         return self.world_size
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        """Return worker 0's `values`, on every worker; those of others are ignored."""
+        """Return worker 0's `values` on every worker; values of other workers are ignored."""
         return list(values)
 
     def end_sending(self) -> None:
-        """Wait until the others have received what this worker has broadcast."""
+        """Wait until the others have received this worker's broadcasts."""
 
     def gather_integers(self, value: int) -> list[int]:
         """Return every worker's `value`, by rank."""
@@ -83,25 +83,25 @@ class ProcessGroup:
         """Overwrite `tensors` with worker 0's."""
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Return torch's group of that one of `parts` (ranks) which has this worker; called by all alike.
+        """Return torch's group for the entry of `parts` (ranks) with this worker; all workers must call it.
 
         Raises:
-            ConfigError: there are no other workers.
+            ConfigError: the group has no other workers.
         """
         raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
 
     def leave(self) -> None:
-        """Leave the other workers; the group can't be used any more."""
+        """Leave the other workers; the group can no longer be used."""
 
 
 class TorchProcessGroup(ProcessGroup):
-    """Several processes, joined through torch.distributed.
+    """Several processes, joined with torch.distributed.
 
     Args:
-        rank: this worker's.
-        world_size: of the group.
-        timeout: of one collective, also in subgroups.
-        bound: environment variables that name the network interface to listen on.
+        rank: rank of this worker.
+        world_size: number of workers.
+        timeout: time limit of one collective, also in subgroups.
+        bound: environment variables with the network interface to listen on.
     """
 
     def __init__(
@@ -115,11 +115,12 @@ class TorchProcessGroup(ProcessGroup):
         self._sending: list[dist.Work | None] = []
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        # Each message is a meeting of all workers: the number of values goes with them, if these are few.
+        # Each message synchronizes all workers, so one message holds the count and, if they are few, the
+        # values.
         first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
         data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
         first[: len(data)] = data[: len(first)]
-        # Worker 0 goes on meanwhile: if the others are lost, or never ask for it, `end_sending` tells.
+        # Worker 0 continues meanwhile. If the others are lost or never receive, `end_sending` raises.
         self._sending = [dist.broadcast(first, src=0, async_op=sends)]
         if (more := int(first[0]) - _FEW) > 0:
             rest = data[len(first) :].clone() if sends else torch.empty(more, dtype=torch.int64)
@@ -152,14 +153,14 @@ class TorchProcessGroup(ProcessGroup):
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         with _defaults(self._bound):
-            # Without a timeout torch gives half an hour, whatever the whole group's is.
+            # Without this argument the timeout is torch's half hour, not the whole group's.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
             )
         return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
-        # Once: by the second time, this process may be in the group of another trainer.
+        # Only once, because by a second call this process may be in the group of another trainer.
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
         self._joined = False
@@ -173,18 +174,18 @@ def join_process_group(
     address: str | None = None,
     listener: RendezvousStore | None = None,
 ) -> ProcessGroup:
-    """Meet the other workers; returns once all are there.
+    """Join the other workers; return after all have joined.
 
     Args:
-        rendezvous: where.
-        rank: this worker's number.
-        world_size: how many there are.
-        address: of this machine among those of the workers'; None if they are all on this one.
+        rendezvous: meeting place of the workers.
+        rank: this worker's rank.
+        world_size: number of workers.
+        address: address of this machine among the workers' machines; None if all workers are on this machine.
         listener: the store, if it is in this process.
 
     Raises:
-        torch.distributed.DistError: they did not all come within `rendezvous.timeout_s`.
-        ConfigError: this process is in a group already.
+        torch.distributed.DistError: not all workers joined within `rendezvous.timeout_s`.
+        ConfigError: this process is already in a group.
     """
     if dist.is_initialized():
         raise ConfigError(
@@ -204,7 +205,7 @@ def join_process_group(
                 _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
             )
         except BaseException:
-            # The group is known by its number, and the next one has the same number in new processes.
+            # torch names a group by a counter, which must be equal in new processes at the next attempt.
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
@@ -218,13 +219,13 @@ def meet(
     devices: Sequence[torch.device],
     listener: RendezvousStore | None,
 ) -> ProcessGroup:
-    """Meet the other workers of a worker group; make the first device the current one.
+    """Join the other workers of a worker group; make the first device the current one.
 
     Args:
-        rendezvous: where; None: this worker has no others.
-        rank: this worker's number.
-        world_size: how many there are.
-        devices: of this worker.
+        rendezvous: meeting place; None if this worker has no others.
+        rank: this worker's rank.
+        world_size: number of workers.
+        devices: devices of this worker.
         listener: the store, if it is in this process.
     """
     if devices[0].type == "cuda":
@@ -238,14 +239,14 @@ def meet(
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the network interface of `address`; None if torch must find one by the machine's name."""
+    """Return the network interface of `address`; None if torch must find it by the machine's name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # This one has no address of IPv4.
+                continue  # This interface has no IPv4 address.
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
@@ -253,7 +254,7 @@ def _interface_of(address: str) -> str | None:
 
 @contextmanager
 def _defaults(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables that are not set, for the length of the block."""
+    """Set environment variables that are not set yet, for the duration of the block."""
     absent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(absent)
     try:
@@ -264,15 +265,15 @@ def _defaults(variables: dict[str, str]) -> Iterator[None]:
 
 
 Complaint = Callable[[str], str]
-"""A function from the reason of a failure to the message."""
+"""Function from the reason of a failure to the message."""
 
 
 @contextmanager
 def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
-    """Let all workers of `group` go on after the block, or raise on all of them.
+    """Wait for all workers of `group` at the end of the block; if the block failed on one, raise on all.
 
     Raises:
-        CheckpointError: the block failed, here or on another worker; the message says where and why.
+        CheckpointError: the block failed on this or another worker; the message has the place and the reason.
     """
     error: BaseException | None = None
     try:
@@ -294,7 +295,7 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error in one line; of several workers' errors that torch collects, the first."""
+    """Return the error as one line; if torch collected several workers' errors, the first one."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))

@@ -1,4 +1,4 @@
-"""The place where workers meet: a file of their machine, or a store in worker 0's process."""
+"""Meeting place of workers: a file of their machine, or a store in worker 0's process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainkit.runtime import api as runtime
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Address and rank with which a worker joins the others.
+    """Place and settings with which a worker joins the others.
 
     Attributes:
-        place: "file://" and a path that all workers can open, in a folder that only the user can; or
-            "tcp://", worker 0's address and port.
+        place: "file://" and a path that all workers can open, in a folder of this user only; or "tcp://" and
+            worker 0's address and port.
         backend: "gloo" or "nccl".
-        timeout_s: how long one collective may take.
+        timeout_s: time limit of one collective, in seconds.
     """
 
     place: str
@@ -34,11 +34,11 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker is.
+    """Machine and meeting place of a worker.
 
     Attributes:
-        node: the id of its machine.
-        place: where the workers meet in its process; None if it doesn't listen.
+        node: id of its machine.
+        place: meeting place in its process; None if it does not listen.
     """
 
     node: str
@@ -47,11 +47,11 @@ class WorkerAddress:
 
 @dataclass(frozen=True)
 class LocalRank:
-    """A worker among those of its machine.
+    """Position of a worker among the workers of its machine.
 
     Attributes:
-        rank: its number.
-        size: how many there are.
+        rank: its rank.
+        size: number of workers on the machine.
         node_rank: number of the machine, in the order of the ranks.
     """
 
@@ -68,12 +68,12 @@ def on_one_machine() -> bool:
 def make_rendezvous(
     world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[WorkerAddress]]
 ) -> tuple[str, list[str]]:
-    """Return the place where the workers meet, in the first one's process if need be, and their machines.
+    """Return the workers' meeting place, in the first worker's process if necessary, and their machines.
 
     Args:
-        world_size: how many workers there are.
-        held: does away with the place as it closes.
-        ask: calls `Worker.home` of the workers with these arguments, by their number.
+        world_size: number of workers.
+        held: stack that removes the place when it closes.
+        ask: function that calls `Worker.home` of the workers with these arguments, by worker number.
 
     Raises:
         ConfigError: the engine runs several workers in one process.
@@ -103,21 +103,21 @@ def own_address() -> str:
 
 
 def by_machine(nodes: Sequence[str]) -> list[int]:
-    """Return the numbers of workers in the order of their ranks: those of one machine follow each other.
+    """Return the workers' numbers in the order of their new ranks; workers of a machine are adjacent.
 
-    The first worker stays the first, and so does its machine.
+    The first worker and its machine stay first.
 
     Args:
-        nodes: each worker's machine.
+        nodes: machine of each worker.
     """
     return sorted(range(len(nodes)), key=lambda worker: nodes.index(nodes[worker]))
 
 
 def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
-    """Return each worker's number among those of its machine.
+    """Return each worker's position among the workers of its machine.
 
     Args:
-        nodes: each worker's machine, by rank.
+        nodes: machine of each worker, by rank.
     """
     sizes = Counter(nodes)
     numbers = list(sizes)
@@ -128,13 +128,13 @@ def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
 
 
 class RendezvousStore:
-    """The store that workers of several machines meet at, in the process of worker 0.
+    """Store in worker 0's process where workers of several machines meet.
 
     Args:
-        address: of this machine, among those of the workers'.
+        address: address of this machine, among those of the workers' machines.
 
     Raises:
-        ConfigError: this machine has no such address.
+        ConfigError: this machine does not have the address.
     """
 
     def __init__(self, address: str) -> None:
@@ -146,18 +146,18 @@ class RendezvousStore:
                 f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
                 f"join the machine to the cluster by an address that is its own"
             ) from error
-        import torch.distributed as dist  # which a launcher does without
+        import torch.distributed as dist  # A launcher does not need it.
 
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"
-        # Bound here, as the store by itself would listen at all addresses. The socket is the store's now.
+        # Bound here, because the store itself would listen at all addresses. The store now owns the socket.
         self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
 
 
 def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
-    """Return torch's store at the place where the workers meet."""
+    """Return torch's store at the workers' meeting place."""
     import torch.distributed as dist
 
     scheme, _, rest = place.partition("://")
@@ -170,15 +170,15 @@ def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
 
 
 def set_torchrun_variables(place: str, rank: int, world_size: int, locality: LocalRank) -> None:
-    """Tell libraries that this process is one of several, by the variables that `torchrun` sets.
+    """Set the variables of `torchrun`, so that libraries know that this process is one of several.
 
-    An Accelerator takes itself for the only one without them, and loggers print on every rank.
+    Without them an Accelerator assumes a single process, and loggers print on every rank.
 
     Args:
-        place: where the workers meet; workers of one machine meet at no address, and name none.
-        rank: this worker's number.
-        world_size: how many there are.
-        locality: its number among those of its machine.
+        place: meeting place; a file, used on one machine, has no address to set.
+        rank: this worker's rank.
+        world_size: number of workers.
+        locality: its position among the workers of its machine.
     """
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(locality.rank), str(locality.size)

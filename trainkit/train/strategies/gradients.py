@@ -1,8 +1,8 @@
 """Gradients of plain tensors and DTensors in one model: averaged, clipped, scaled.
 
-Optimizers, clipping and the scaler for fp16 work on lists of tensors at once, and refuse lists of several
-kinds. DistributedDataParallel refuses DTensors; here, too, any backward pass averages the gradients, so a
-step of the user's own may call `loss.backward()`.
+Optimizers, clipping and the fp16 scaler work on lists of tensors and refuse lists that mix both kinds.
+DistributedDataParallel refuses DTensors. Here gradients are averaged in any backward pass, so a user's own
+step may call `loss.backward()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainkit.train.distributed.tensors import local
 
 
 def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Give each gradient the layout of its parameter; a sum that is still outstanding is taken.
+    """Give each gradient the layout of its parameter; pending sums are carried out.
 
     Returns:
         The parameters that have a gradient.
@@ -40,21 +40,21 @@ def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Make `optimizer.step()` see one kind of parameters in each group, so that it may update many at once.
+    """Make `optimizer.step()` see one kind of parameters per group, so that it can update many at once.
 
-    The groups that the user and schedulers hold are there again after it.
+    After the step the optimizer has its original groups again, which the user and schedulers hold.
     """
     whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
     def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if whole:  # the step before ended with an error
+        if whole:  # The previous step ended with an error.
             rejoin(optimizer)
         whole[:] = [(group, _by_kind(group)) for group in optimizer.param_groups]
         optimizer.param_groups = [part for _, parts in whole for part in parts]
 
     def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, parts in whole:
-            # What an optimizer keeps in its groups, such as a count of steps, is kept.
+            # Keeps values that an optimizer stores in its groups, such as a count of steps.
             group.update({key: value for part in parts for key, value in part.items() if key != "params"})
         optimizer.param_groups = [group for group, _ in whole]
         whole.clear()
@@ -82,19 +82,19 @@ def clip(
 ) -> torch.Tensor:
     """Clip like `torch.nn.utils.clip_grad_norm_` over the whole model; each value counts once.
 
-    All workers that hold a part of the model call it; those of one stage with the same parameters.
+    All workers that hold a part of the model call it. Workers of one stage must pass the same parameters.
 
     Args:
-        parameters: that are here, with or without gradients.
-        max_norm: of the model's whole gradient.
-        device: of the norm.
-        stages: workers that hold the other layers of the model; None if all layers are here.
+        parameters: parameters on this worker, with or without gradients.
+        max_norm: largest norm of the whole model's gradient.
+        device: device for the norm.
+        stages: group of workers with the other layers of the model; None if this worker has all layers.
 
     Returns:
-        The 2-norm before clipping, the same on all workers.
+        The 2-norm before clipping, equal on all workers.
     """
     held = settle_gradients(parameters)
-    # Squares are summed by the dimensions of the mesh over which their tensors are spread.
+    # Squares are summed over the mesh dimensions that shard the tensors, so tensors are grouped by these.
     spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
@@ -113,7 +113,7 @@ def clip(
 
 
 def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the sum of all squares, in float64 on `device`: large gradients must not overflow it."""
+    """Return the sum of all squares, in float64 on `device`, which large gradients can't overflow."""
     norms = [
         torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
         for gradient in gradients
@@ -122,14 +122,14 @@ def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> to
 
 
 def _shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Scale `gradients`, of which `norm` is the norm, as `torch.nn.utils.clip_grad_norm_` does."""
+    """Scale `gradients`, whose joint norm is `norm`, like `torch.nn.utils.clip_grad_norm_`."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for gradient in gradients:
         gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
 
 
 def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:
-    """Return the mesh dimensions over which `tensor` is in pieces; put their groups into `groups`."""
+    """Return the mesh dimensions over which `tensor` is split; add their groups to `groups`."""
     if not isinstance(tensor, DTensor):
         return ()
     mesh = tensor.device_mesh
@@ -153,7 +153,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class SharedScaler(torch.amp.GradScaler):
-    """A scaler for workers that hold different gradients: one's overflow makes all leave out the step."""
+    """Scaler for workers with different gradients: an overflow on one worker makes all skip the step."""
 
     def _unscale_grads_(
         self,
@@ -174,16 +174,17 @@ class SharedScaler(torch.amp.GradScaler):
 
 
 BUCKET_BYTES = 25 * 2**20
-"""DDP's size: large enough to use the network, small enough that the copies take little memory."""
+"""DDP's bucket size: large enough for a fast network, small enough that copies take little memory."""
 
 
 class GradientAverage:
-    """At the end of each backward pass, averages the gradients of `parameters` over `group`.
+    """Hook that averages the gradients of `parameters` over `group` at the end of each backward pass.
 
-    Gradients that were averaged before and added to stay right: the mean of a mean is the same mean.
+    Gradients that were averaged before stay correct when new ones are added: the mean of equal values is that
+    value.
 
     Args:
-        parameters: of a whole model, the same on all workers of the group; those frozen are left out.
+        parameters: parameters of a whole model, equal on all workers of the group; frozen ones are ignored.
         group: workers that hold the same parts of copies of the model.
     """
 
@@ -198,7 +199,7 @@ class GradientAverage:
         ]
 
     def leave(self) -> None:
-        """Average no more."""
+        """Stop averaging."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -216,16 +217,16 @@ class GradientAverage:
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Replace gradients by their mean over `group`; one that no worker has stays None.
+    """Replace gradients by their mean over `group`; a gradient that no worker has stays None.
 
     Args:
-        parameters: that are trained; the same ones on all workers of the group, in the same order.
+        parameters: trained parameters, in the same order on all workers of the group.
         group: workers that hold the same parts of copies of a model.
     """
     settle_gradients(parameters)
     works = []
     for bucket in _buckets(parameters):
-        # With a flag for each: a parameter may be used on some workers only.
+        # A flag for each parameter says if it has a gradient, because only some workers may use it.
         flat = torch.cat([*map(_values, bucket), _flags(bucket)])
         works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in works:
@@ -234,7 +235,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
 
 
 def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the parameters in the order in which backward passes reach them, of one data type at a time."""
+    """Yield buckets of one data type, with parameters in the order in which backward reaches them."""
     bucket: list[torch.Tensor] = []
     filled = 0
     for parameter in reversed(parameters):
@@ -262,7 +263,7 @@ def _write_back(bucket: list[torch.Tensor], flat: torch.Tensor, ways: int) -> No
     *values, flags = torch.split(flat, [*(local(parameter).numel() for parameter in bucket), len(bucket)])
     for index, (parameter, value) in enumerate(zip(bucket, values, strict=True)):
         if parameter.grad is None:
-            # Looked at only where need be, as a GPU would be waited for.
+            # Reading a flag waits for the GPU, so it is only read if this worker has no gradient.
             if not bool(flags[index]):
                 continue
             parameter.grad = torch.zeros_like(parameter)

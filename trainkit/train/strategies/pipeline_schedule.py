@@ -1,11 +1,11 @@
-"""Microbatches through the stages of a pipeline, by torch's schedules, send and receive.
+"""Schedule of a pipeline: microbatches through the stages, by torch's schedules, send and receive.
 
     stage 0                     stage 1                     last stage
     features ──▶ run ──values──▶ run ──values──▶ ... ──▶ run, criterion ◀── target, from stage 0
              ◀── gradients ──    ◀── gradients ──
 
-The values between two stages have one shape for each shape of batch. The first batch of a shape shows it:
-one of its microbatches is sent through beforehand, with a description of the values that follow.
+The values between two stages have one shape for each shape of batch. The first batch of a shape determines
+it: one of its microbatches is sent through in advance, with a description of the values that follow.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
@@ -33,7 +33,7 @@ from trainkit.train.strategies.base import StepSettings
 from trainkit.train.strategies.pipeline_stages import StageModel
 
 Sent = tuple[Any, torch.Tensor]
-"""A transfer to wait for, and the tensor that must stay until then."""
+"""A pending transfer, and the tensor that must stay alive until it is complete."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Leaf:
         return Leaf(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """Return a tensor to receive it in."""
+        """Return an uninitialized tensor to receive the value in."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def meta(self) -> torch.Tensor:
-        """Return a tensor without memory, from which torch's stages learn shape and type."""
+        """Return a tensor without memory, from which torch's stages read shape and type."""
         return self.empty("meta").requires_grad_(self.requires_grad)
 
 
@@ -78,11 +78,11 @@ NOTHING = Passed((), False)
 
 @dataclass(frozen=True)
 class Link:
-    """The stages of one pipeline, as one of them sees it.
+    """Connection of one stage to the other stages of its pipeline.
 
     Attributes:
-        group: of the pipeline's workers, stage by stage.
-        device: where the values are.
+        group: workers of the pipeline, in the order of stages.
+        device: device of the values.
     """
 
     group: dist.ProcessGroup | None
@@ -103,19 +103,19 @@ class Link:
         return self.index == self.stages - 1
 
     def send(self, tensors: Sequence[torch.Tensor], stage: int) -> list[Sent]:
-        """Start to send to `stage`; the tensors must not change until `wait`."""
+        """Start sending to `stage`; the tensors must not change until `wait` returns."""
         return [(dist.isend(tensor, self._rank(stage), group=self.group), tensor) for tensor in tensors]
 
     def receive(self, tensors: Sequence[torch.Tensor], stage: int) -> list[torch.Tensor]:
-        """Fill `tensors` with what `stage` sends."""
+        """Fill `tensors` with values from `stage`."""
         works = [dist.irecv(tensor, self._rank(stage), group=self.group) for tensor in tensors]
         for work in works:
-            if work is not None:  # As it would be if this worker were not of the group.
+            if work is not None:  # None if this worker is not in the group.
                 work.wait()
         return list(tensors)
 
     def check_same(self, shapes: str) -> list[Sent]:
-        """Raise ConfigError unless stage 0 calls it with the same: stages would wait for what never comes."""
+        """Raise ConfigError unless stage 0 has equal `shapes`; otherwise stages would wait forever."""
         own = torch.tensor([zlib.crc32(shapes.encode())])
         if self.first:
             return [sent for stage in range(1, self.stages) for sent in self.send([own], stage)]
@@ -128,7 +128,7 @@ class Link:
         return []
 
     def send_description(self, passed: Passed, stage: int) -> None:
-        # Between the workers of one trainer, which run one program: what is unpickled is its own.
+        # Unpickling is safe here: both workers run the same program.
         dist.send_object_list([passed], self._rank(stage), group=self.group, device=torch.device("cpu"))
 
     def receive_description(self, stage: int) -> Passed:
@@ -142,7 +142,7 @@ class Link:
 
 
 def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed]:
-    """Return a stage's output as tensors that can be sent, and their description."""
+    """Return a stage's output as tensors to send, and their description."""
     several = isinstance(output, (tuple, list))
     tensors = tuple(output) if several else (output,)
     if not tensors or not all(
@@ -159,7 +159,7 @@ def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed
 
 
 def wait(sent: Sequence[Sent]) -> None:
-    """Return once all of it is on its way, so that the tensors may change."""
+    """Wait until all transfers are complete, so that the tensors may change."""
     for work, _ in sent:
         work.wait()
 
@@ -167,21 +167,22 @@ def wait(sent: Sequence[Sent]) -> None:
 Criterion = Callable[..., torch.Tensor]
 
 _WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE)
-"""How torch's schedules say that a stage's own code raised."""
+"""Pattern of the message with which torch's schedules report an error in a stage's own code."""
 
-# Divided by microbatches after each batch, what is accumulated would be divided again; torch 2.6 never does.
+# The loss is already divided by the number of microbatches. If torch also divided gradients after each batch,
+# accumulated gradients would be divided again. torch 2.6 never divides.
 _UNSCALED: dict[str, Any] = (
     {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
 )
 
 _SHAPES_KEPT = 4
-"""Shapes of batches for which buffers are kept: full and last ones, of training and of validation."""
+"""Number of batch shapes with kept buffers: full and last batches, in training and validation."""
 
 
 class _Runner(nn.Module):
-    """A stage for torch's schedule: tensors in, tensors out; the last stage gives the loss.
+    """Stage in the form for torch's schedule: tensors in, tensors out; the last stage returns the loss.
 
-    With the loss inside, a model's output can be anything that the criterion takes, and none is kept.
+    Because it computes the loss itself, a model's output may have any type, and no output is kept.
     """
 
     def __init__(self, model: StageModel, link: Link, step: StepSettings) -> None:
@@ -190,11 +191,11 @@ class _Runner(nn.Module):
         self._link = link
         self._step = step
         self.incoming = self.outgoing = NOTHING
-        # From the last stage's output to what backward starts from, for each microbatch of a batch in turn.
+        # Output of the last stage -> start value of backward, called for the microbatches in order.
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Run one microbatch of training; return the values for the next stage, or the loss for backward."""
+        """Run one microbatch of training; return the next stage's input, or the start value of backward."""
         output = self.compute(tensors)
         if not self._link.last:
             tensors, passed = described(output, self._link.index)
@@ -208,7 +209,7 @@ class _Runner(nn.Module):
         return self.finish(output)
 
     def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the stage's output."""
+        """Return the stage's output for one microbatch."""
         if self._link.first:
             value: Any = tuple(tensors)
         else:
@@ -224,14 +225,14 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class MicrobatchSchedule:
-    """Runs batches through a pipeline; all its workers call the same methods with batches of the same shape.
+    """Runner of batches through a pipeline. All workers call the same methods with batches of equal shape.
 
     Args:
         model: this worker's stage.
-        link: to the other stages.
+        link: connection to the other stages.
         step: precision and compilation.
         schedule: "1f1b" or "gpipe".
-        microbatches: at most so many are made of a batch.
+        microbatches: largest number of microbatches in a batch.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class MicrobatchSchedule:
         self._step = step
         self._one_f_one_b = schedule == "1f1b"
         self._most = microbatches
-        # By shape of batch; the one unused for longest goes first, on all stages the same.
+        # By shape of batch. The least recently used shape is removed first; all stages remove the same one.
         self._known: OrderedDict[str, Any] = OrderedDict()
 
     def forward_backward(
@@ -252,7 +253,7 @@ class MicrobatchSchedule:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Add the gradients of the mean loss; returns it on the last stage."""
+        """Add the gradients of the mean loss; return this loss on the last stage, else None."""
         link, runner = self._link, self._runner
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         sent = link.check_same(shapes)
@@ -267,14 +268,15 @@ class MicrobatchSchedule:
             return (scaled(loss) / count).reshape(1)
 
         if not link.last:
-            # A GradScaler unscales only what it has scaled; and this tells that the batch's gradients begin.
+            # A GradScaler must scale a loss before it unscales. The call also marks the start of the batch's
+            # gradients.
             scaled(torch.zeros((), device=link.device))
         runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(
             f"training {shapes}", lambda: self._schedule(count, features)
         )
         with _errors_of_the_user():
-            # The runner has the targets; torch only counts these.
+            # The runner has the targets; torch only uses these to count microbatches.
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
@@ -283,7 +285,7 @@ class MicrobatchSchedule:
     def forward(
         self, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[Any, torch.Tensor] | None:
-        """Return (output, loss) of a batch on the last stage; without gradients, as none could come back."""
+        """Return (output, loss) of a batch without gradients on the last stage, None on the others."""
         link, runner = self._link, self._runner
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         with torch.no_grad():
@@ -309,7 +311,7 @@ class MicrobatchSchedule:
     # -- inside --------------------------------------------------------------------------------
 
     def _microbatches(self, features: Sequence[Any], target: Any) -> int:
-        """Return the number of microbatches: that asked for, or the next below that divides the batch."""
+        """Return the largest number of microbatches that divides the batch, at most the requested one."""
         if not features or not all(isinstance(item, torch.Tensor) and item.dim() for item in features):
             raise ConfigError(
                 "a pipeline cuts batches along their first dimension, so a model's features must be tensors "
@@ -328,7 +330,7 @@ class MicrobatchSchedule:
         return count
 
     def _pass_target(self, target: Any, sent: list[Sent]) -> Any:
-        """Return the target of stage 0's batch: random transforms may have made another of it here."""
+        """Return stage 0's target on the last stage, because random transforms may differ between workers."""
         link = self._link
         if link.first and not link.last:
             sent += link.send([leaf.contiguous() for leaf in tensors_in(target)], link.stages - 1)
@@ -338,7 +340,7 @@ class MicrobatchSchedule:
         return target
 
     def _receive(self) -> list[torch.Tensor]:
-        """Receive one microbatch's values from the stage before."""
+        """Receive the values of one microbatch from the previous stage."""
         link = self._link
         buffers = [leaf.empty(link.device) for leaf in self._runner.incoming.leaves]
         return link.receive(buffers, link.index - 1)
@@ -352,7 +354,7 @@ class MicrobatchSchedule:
         return self._known[key]
 
     def _schedule(self, count: int, features: Sequence[torch.Tensor]) -> tuple[Any, Passed, Passed]:
-        """Return torch's schedule for batches of one shape, and descriptions of inputs and outputs."""
+        """Return torch's schedule for one batch shape, with descriptions of the stage's input and output."""
         link = self._link
         incoming, outgoing = self._described(count, features, training=True)
         stage = PipelineStage(
@@ -360,19 +362,19 @@ class MicrobatchSchedule:
             link.index,
             link.stages,
             link.device,
-            # Given, as torch would find them out by running the stage on memory that holds anything.
+            # Given explicitly, because torch would infer them by running the stage on uninitialized memory.
             input_args=tuple(leaf.meta() for leaf in incoming.leaves),
             output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
             group=link.group,
         )
-        # With fewer microbatches than stages, both orders are the same, and torch's 1F1B refuses.
+        # With fewer microbatches than stages both orders are equal, and torch's 1F1B refuses them.
         kind = Schedule1F1B if self._one_f_one_b and count >= link.stages else ScheduleGPipe
         return kind(stage, count, loss_fn=_first_of_both, **_UNSCALED), incoming, outgoing
 
     def _described(
         self, count: int, features: Sequence[torch.Tensor], *, training: bool
     ) -> tuple[Passed, Passed]:
-        """Return input and output of the stage for one microbatch, from a trial run without traces."""
+        """Return input and output of the stage for one microbatch, from a trial run without side effects."""
         link, runner = self._link, self._runner
         if link.first:
             part = next(_parts(features, count))
@@ -385,7 +387,7 @@ class MicrobatchSchedule:
         with _no_trace(runner, link.device), torch.set_grad_enabled(training):
             output = runner.compute(part)
             if link.last:
-                # Training ends in the scaled loss.
+                # In training the last stage returns the scaled loss.
                 dtype = torch.get_default_dtype()
                 return incoming, Passed((Leaf((1,), dtype, True),), several=False)
             tensors, outgoing = described(output, link.index)
@@ -395,7 +397,7 @@ class MicrobatchSchedule:
 
 
 def _like(leaf: torch.Tensor) -> torch.Tensor:
-    """Return an empty tensor for a contiguous one, such as a target that is channels_last here."""
+    """Return an empty contiguous tensor of the shape of `leaf`, which may be channels_last on this worker."""
     return torch.empty_like(leaf, memory_format=torch.contiguous_format)
 
 
@@ -431,7 +433,7 @@ def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _errors_of_the_user() -> Iterator[None]:
-    """Raise the error of the user's code, and not torch's schedule's error about it."""
+    """Raise the error of the user's code instead of the error in which torch's schedule wraps it."""
     try:
         yield
     except RuntimeError as error:

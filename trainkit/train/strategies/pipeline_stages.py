@@ -1,13 +1,13 @@
-"""Stages of a pipeline: a model cut into runs of its blocks, one run on each worker.
+"""Stages of a pipeline: a model is cut into runs of its blocks, one run for each worker.
 
-Blocks are modules that the model calls one after the other: the children of an `nn.Sequential`; or the list
-of a model's method `stages()`; or the list that the user's function makes of the model; or, of any other
-model, the parts between the modules at which it is to be cut:
+Blocks are modules that the model calls one after another: the children of an `nn.Sequential`, the list from a
+model's method `stages()`, or the list that the user's function returns for the model. For any other model,
+blocks are the parts between the modules where it is to be cut:
 
     value ──▶ conv ──▶ layer1 ──▶ layer2 ──│──▶ layer3 ──▶ flatten ──▶ fc        cut at ["layer3"]
 
-The user's module keeps its structure and names; the stages of other workers are on the "meta" device, where
-they take no memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
+The user's module keeps its structure and names. Other workers' stages are on the "meta" device, without
+memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
 Deep Learning in Python", arXiv:2112.08429.
 """
 
@@ -28,17 +28,17 @@ from trainkit.train.strategies.modules import even_starts
 
 
 def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Cut `model` into parts, each of which but the first begins with one of the modules called `names`.
+    """Cut `model` into parts; the second and each later part begins with a module from `names`.
 
     Args:
-        model: whole; its own forward calls the modules once each, in the order of `names`.
-        names: of modules in it.
+        model: the whole model; its forward calls each module in `names` once, in this order.
+        names: names of modules in the model.
 
     Returns:
-        One more module than there are names. A part takes what the one before returned, a tensor or a tuple.
+        One more module than names. Each takes the result of the previous one, a tensor or a tuple.
 
     Raises:
-        ConfigError: its forward can't be recorded, or doesn't call the modules so.
+        ConfigError: the model's forward can't be recorded, or calls the modules differently.
     """
     graph = _recorded(model, names, training=True)
     if str(graph) != str(_recorded(model, names, training=False)):
@@ -62,7 +62,7 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 class _Tracer(fx.Tracer):
-    """Records the calls of modules, looking into those in which the cut lies."""
+    """Tracer of module calls, which also looks into modules that contain a cut."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
             return _Tracer(names).trace(model)
         except (
             Exception
-        ) as error:  # The user's own forward, run on stand-ins for tensors: it may raise anything.
+        ) as error:  # It runs the user's forward on stand-ins for tensors, which may raise anything.
             raise ConfigError(
                 f"the forward of {type(model).__name__} can't be taken apart at {list(names)} ({error}): "
                 f"give Pipeline(split=function), where function(module) returns the modules it calls in turn"
@@ -100,7 +100,7 @@ def _start(nodes: Sequence[fx.Node], name: str, model: nn.Module) -> int:
 
 
 def _crossing(before: Sequence[fx.Node], after: Sequence[fx.Node], results: Argument) -> list[fx.Node]:
-    """Return the values of `before` that are used in `after` or returned; the model's own need no passing."""
+    """Return the values of `before` that `after` or `results` uses, except the model's own tensors."""
     used = {node for later in after for node in later.all_input_nodes}
     map_arg(results, used.add)
     return [node for node in before if node in used and node.op != "get_attr"]
@@ -113,13 +113,13 @@ def _part(
     outgoing: Sequence[fx.Node] | None,
     results: Argument,
 ) -> nn.Module:
-    """Return a module of `nodes` that takes `incoming` and returns `outgoing`, or the model's results."""
+    """Return a module that computes `nodes` from `incoming`; its result is `outgoing`, or `results`."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
-            # One of the model's own tensors is read where it is used, wherever forward first named it.
+            # A part reads the model's own tensors itself, even if forward named them in an earlier part.
             copies[node] = graph.node_copy(node, copied)
         return copies[node]
 
@@ -146,7 +146,7 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
-"""Names of the blocks at which a stage begins, but the first; or a function module -> blocks; or by size."""
+"""Names of the blocks where the second and later stages begin; a function module -> blocks; None: by size."""
 
 _ADVICE = (
     "give Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
@@ -157,11 +157,11 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Block:
-    """One of the modules that are called one after the other.
+    """One of the modules that are called one after another.
 
     Attributes:
-        name: in the model.
-        module: itself.
+        name: name in the model.
+        module: the module.
     """
 
     name: str
@@ -169,18 +169,18 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Of its parameters."""
+        """Bytes of its parameters."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A model in stages.
+    """A model cut into stages.
 
     Attributes:
-        stages: the blocks of each.
-        packed: several values between two blocks are one argument, a tuple, as in `nn.Sequential`; otherwise
-            they are an argument each.
+        stages: the blocks of each stage.
+        packed: True if several values between two blocks are passed as one tuple, as in `nn.Sequential`;
+            False if they are separate arguments.
     """
 
     stages: tuple[tuple[Block, ...], ...]
@@ -191,12 +191,12 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
     """Cut `model` into `degree` stages.
 
     Args:
-        model: whole.
-        split: where; None cuts into parts of about equal parameter bytes.
-        degree: stages.
+        model: the whole model.
+        split: where to cut; None: into parts of about equal parameter bytes.
+        degree: number of stages.
 
     Raises:
-        ConfigError: it can't be cut so, or what it holds is not of one stage alone.
+        ConfigError: the model can't be cut like this, or a tensor would belong to several stages or none.
     """
     if isinstance(split, Sequence) and not _is_chain(model):
         blocks, packed = [Block("", part) for part in cut_by_forward(model, split)], False
@@ -217,12 +217,12 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
 
 
 def _is_chain(model: nn.Module) -> bool:
-    """Return True if the model's class defines the order in which its parts are called."""
+    """Return True if the model itself defines the order of its parts."""
     return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
 
 
 def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
-    """Return the model's blocks in order, and True if tuples go between them as one argument."""
+    """Return the model's blocks in order, and True if tuples between them are one argument."""
     if callable(split):
         return _named(model, split(model), "the split function"), False
     own = getattr(model, "stages", None)
@@ -238,7 +238,7 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
 
 def _flat(model: nn.Sequential, prefix: str) -> Iterator[Block]:
     for name, child in model.named_children():
-        # A subclass may do more in its forward than to call its children.
+        # A subclass's forward may do more than call its children.
         if type(child) is nn.Sequential and len(child):
             yield from _flat(child, f"{prefix}{name}.")
         else:
@@ -251,7 +251,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
     names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
     blocks: list[Block] = []
     for number, item in enumerate(given):
-        # A list that is no module of the model is taken apart: its modules are what has names.
+        # A plain list has no name in the model, so its modules become the blocks.
         for module in item if isinstance(item, (list, tuple)) else [item]:
             if not isinstance(module, nn.Module):
                 raise ConfigError(f"{origin} gave a {type(module).__name__} among the modules: {_ADVICE}")
@@ -261,7 +261,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
 
 def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[tuple[Block, ...], ...]:
     known = [block.name for block in blocks]
-    # A name may be that of an nn.Sequential, which stands for the first block in it.
+    # The name of an nn.Sequential means its first block.
     starts = []
     for name in names:
         inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
@@ -286,7 +286,7 @@ def _cut_before(blocks: Sequence[Block], starts: Sequence[int]) -> tuple[tuple[B
 
 
 def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> None:
-    """Raise ConfigError unless each parameter and buffer belongs to one stage, and each parameter to some."""
+    """Raise ConfigError if a tensor belongs to several stages, or a parameter belongs to none."""
     stage_of: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(stages):
         for block in stage:
@@ -314,18 +314,18 @@ NOT_ALONE = (
 
 
 class StageModel(nn.Module):
-    """A placed model: its `stage` is here, the rest is on other workers.
+    """A placed model: its `stage` is on this worker, the rest on other workers.
 
     Args:
-        whole: the user's module; it is changed so that it holds the stage alone.
-        cut: how it is cut.
-        index: of the stage.
-        device: where the stage goes.
-        split: spreads the parameters of a module over the workers that hold one stage together; None if
-            each stage is one worker's.
+        whole: the user's module; it is changed so that only the stage has values.
+        cut: the stages.
+        index: index of this worker's stage.
+        device: device of the stage.
+        split: function that splits a module's parameters over the workers of one stage; None if each stage
+            has one worker.
 
     Raises:
-        ConfigError: `split` relies on calls of a module of which only parts are called.
+        ConfigError: `split` puts hooks on a module of which the pipeline only calls parts.
     """
 
     def __init__(
@@ -341,19 +341,20 @@ class StageModel(nn.Module):
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
         if split is not None:
-            # The stage alone has values now: of the others' nothing is sent, and no device holds them.
+            # Only this stage has values now, so splitting sends nothing of other stages and needs no memory
+            # for them.
             before = dict(whole.named_parameters(remove_duplicate=False))
             split(whole)
             after = dict(whole.named_parameters(remove_duplicate=False))
             _replace(self.stage, {id(before[name]): after[name] for name in before})
             _refuse_lost_hooks(whole, cut)
         _replace(whole, _moved(self.stage, device))
-        # In a tuple: as a child, its parameters would be this module's.
+        # A tuple hides the module from torch; as a child, it would add its parameters to this module.
         self._whole = (whole,)
 
     @property
     def whole(self) -> nn.Module:
-        """The user's module, other stages' parameters and buffers on the "meta" device."""
+        """The user's module, with other stages' parameters and buffers on the "meta" device."""
         return self._whole[0]
 
     def train(self, mode: bool = True) -> StageModel:
@@ -365,7 +366,7 @@ class StageModel(nn.Module):
 
 
 class _Chain(nn.Module):
-    """Blocks, each called with what the one before returned."""
+    """Sequence of blocks; each receives the result of the previous one."""
 
     def __init__(self, blocks: Sequence[nn.Module], *, packed: bool, first: bool) -> None:
         super().__init__()
@@ -374,7 +375,7 @@ class _Chain(nn.Module):
         self._first = first
 
     def forward(self, value: Any) -> Any:
-        """Return the output for `value`; several features of a model are a tuple."""
+        """Return the output for `value`; a model with several features receives them as a tuple."""
         for number, block in enumerate(self.blocks):
             apart = not self._packed or (self._first and number == 0)
             value = block(*value) if apart and isinstance(value, tuple) else block(value)
@@ -382,7 +383,7 @@ class _Chain(nn.Module):
 
 
 def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
-    """Return empty tensors for the parameters of `blocks` that `keep` lacks, by identity of the originals."""
+    """Return "meta" tensors for the tensors of `blocks` that `keep` lacks, by id of the original."""
     held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
     empty: dict[int, torch.Tensor] = {}
     for block in blocks:
@@ -405,7 +406,7 @@ def _refuse_lost_hooks(whole: nn.Module, cut: Cut) -> None:
 
 
 def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
-    """Move `stage`; returns the tensors that are other objects now, by identity of what they were."""
+    """Move `stage` to `device`; return the tensors that became new objects, by id of the old ones."""
     before = [*stage.parameters(), *stage.buffers()]
     stage.to(device)
     after = [*stage.parameters(), *stage.buffers()]
@@ -413,7 +414,7 @@ def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def _replace(whole: nn.Module, replaced: Mapping[int, torch.Tensor]) -> None:
-    """Let `whole` hold other tensors; those that it holds itself may be a stage's as well (tracing.py)."""
+    """Replace tensors of `whole` by id of the old ones, including those that the root module holds itself."""
     for module in whole.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
