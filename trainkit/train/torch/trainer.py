@@ -273,7 +273,6 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         backend: "gloo", "nccl", or "auto": NCCL for GPUs, else gloo.
         wrap_ddp: wrap models in `DistributedDataParallel`; False leaves this to the operator.
         timeout_s: time limit of one collective operation, in seconds.
-        timeout_s: seconds that one collective operation may take.
         use_fp16: True means `precision="fp16"`.
         use_tqdm: show a progress bar of worker 0.
         add_dist_sampler: share each loader's samples among workers; False leaves this to the operator.
