@@ -34,7 +34,7 @@ COMMANDS = Registry(
     },
     base="trainkit.cli:Command",
 )
-"""One row for each name of a command; other packages add commands by entry points."""
+"""Commands by name; other packages add commands by entry points."""
 
 HELP = {
     "add": "have a running experiment try a configuration next",
@@ -54,36 +54,36 @@ HELP = {
     "trace": "record the next steps of a trainer's rank, to look at in Perfetto",
     "why": "why a trial was stopped, or something waits, or how it ended",
 }
-"""Lines of our own commands in the list of all, for which none is loaded."""
+"""Help lines of trainkit's own commands. With them, the list of commands needs no imports."""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
-"""Further names of our own commands."""
+"""Further names of trainkit's own commands."""
 
 
 class Command:
-    """Base class of the commands of `trainkit`; a new object runs each time.
+    """Base class of the commands of `trainkit`; every run makes a new object.
 
     Attributes:
         help: line in the list of commands.
-        aliases: further names, which have rows of their own in COMMANDS.
+        aliases: further names, which also have rows in COMMANDS.
     """
 
     help: ClassVar[str] = ""
     aliases: ClassVar[Sequence[str]] = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments; by default there are none."""
+        """Declare the arguments; by default, a command has none."""
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the command; return its exit code, 0 or 1.
 
         Raises:
-            TrainkitError: printed as one line, with exit code 1.
+            TrainkitError: the error is printed as one line, and the exit code is 1.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run()")
 
 
 def confirmed(question: str) -> bool:
-    """Ask the user; any answer but yes means no."""
+    """Ask the user; return True only for the answer "y" or "yes"."""
     sys.stdout.write(question)
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,4 +1,4 @@
-"""`trainkit clean`: removal of the checkpoints of an experiment that has ended."""
+"""`trainkit clean`: remove the checkpoints of an experiment that has ended."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
 
     Args:
         word: path or name of the experiment.
-        keep_best: keep those of the best trial.
-        yes: don't ask.
+        keep_best: keep the checkpoints of the best trial.
+        yes: do not ask.
 
     Raises:
-        ConfigError: there is no such experiment, or no trial is known to be the best.
-        StoreError: a process runs the experiment.
+        ConfigError: the experiment does not exist, or its best trial is unknown.
+        StoreError: a process is running the experiment.
     """
     folder = experiment_folder(word)
-    store = ExperimentStore.open(folder)  # nobody else can run it meanwhile
+    store = ExperimentStore.open(folder)  # locks the experiment
     try:
         overview = Overview.of(folder, 0.0)
         kept = None
@@ -72,7 +72,8 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         if not yes and not confirmed(f"Remove {what}? [y/N] "):
             sys.stdout.write("nothing was removed\n")
             return 1
-        # Forgotten first: a kill in between leaves folders that nothing refers to, which a restore removes.
+        # The store forgets them first. If this process is then killed, a restore removes the unreferenced
+        # folders.
         store.commit(
             [ev.CheckpointDropped(trial, checkpoint) for trial in doomed for checkpoint in trial.checkpoints]
         )

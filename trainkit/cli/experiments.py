@@ -1,4 +1,4 @@
-"""Lookup of experiments and trials by what is typed for them."""
+"""Lookup of experiments and trials from the user's arguments."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def add_experiment(parser: argparse.ArgumentParser, *, nargs: str | None = None)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument `json` of a command that steers."""
+    """Declare the argument `json` of a steering command."""
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def whole_number(text: str) -> int:
-    """Return the number of an argument; argparse prints the error."""
+    """Return the whole number in `text`; argparse prints the error."""
     if not re.fullmatch("[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 or more")
     return int(text)
 
 
 def folder_of_experiments(word: str | None) -> Path:
-    """Return the folder that `word` names; None: the folder where experiments are written."""
+    """Return the folder that `word` names; for None, the default folder for experiments."""
     return Path(word).expanduser().absolute() if word else settings.results_dir().absolute()
 
 
 def is_experiment(word: str) -> bool:
-    """True if `word` names an experiment."""
+    """Return True if `word` names an experiment."""
     return _folder(word) is not None
 
 
 def experiment_folder(word: str) -> Path:
-    """Return the experiment of a path, or of the name of a folder where experiments are written.
+    """Return the folder of the experiment that `word` names, by path or by name in the default folder.
 
     Raises:
-        ConfigError: there is no experiment.
+        ConfigError: the experiment does not exist.
     """
     folder = _folder(word)
     if folder is None:
@@ -60,13 +60,13 @@ def experiment_folder(word: str) -> Path:
 
 
 def not_found(word: str) -> str:
-    """Return the message that there is no experiment `word`, with the places where it was looked for."""
+    """Return the message that the experiment `word` does not exist, with the folders that were searched."""
     here, there = _places(word)
     return f"{word!r} is no experiment: no {FILENAME} is in {here} or in {there}"
 
 
 def near_experiment(word: str) -> str:
-    """Return " Did you mean 'mnist'?" for an experiment whose name or path is most like `word`, or ''."""
+    """Return " Did you mean 'mnist'?" for the experiment with the most similar name or path, or ''."""
     path = Path(word).expanduser()
     beside = [str(path.parent / folder.name) for folder in experiments_in(path.parent)]
     return did_you_mean(word, [*beside, *(folder.name for folder in experiments_in(settings.results_dir()))])
@@ -81,10 +81,10 @@ def _places(word: str) -> tuple[Path, Path]:
 
 
 def chosen_trial(folder: Path, word: str | None) -> str | None:
-    """Return the id of the trial that `word` names; None for None.
+    """Return the id of the trial that `word` names; None if `word` is None.
 
     Raises:
-        ConfigError: no trial, or more than one.
+        ConfigError: no trial matches, or more than one.
     """
     if word is None:
         return None
@@ -93,10 +93,10 @@ def chosen_trial(folder: Path, word: str | None) -> str | None:
 
 
 def find_trial(trials: Sequence[Trial], word: str) -> Trial:
-    """Return the trial with this id, name, folder or number, or the only one with an id that begins so.
+    """Return the trial with this id, name, folder or number, or the only trial whose id or name begins so.
 
     Raises:
-        ConfigError: no trial, or more than one.
+        ConfigError: no trial matches, or more than one.
     """
     for names in (
         lambda trial: word in (trial.trial_id, trial.name, trial.dirname),

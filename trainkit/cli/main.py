@@ -12,13 +12,13 @@ from trainkit.errors import ConfigError, TrainkitError, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0, 1 if it could not do what it was asked, or 130 after Ctrl-C.
+    """Run a command; return 0, 1 if the command failed, or 130 after Ctrl-C.
 
     Args:
-        arguments: those behind the program's name; None for this process's.
+        arguments: words after the program's name; None means those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # letters that it can't hold are spelled out
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that it can't encode are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         named = COMMANDS.find(words[0]) if words and not words[0].startswith("-") else None
@@ -38,18 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a pipe has ended
+    except BrokenPipeError:  # the reader of the pipe has ended
         sys.stderr.close()
         return 1
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of `--help`, `--version` and wrong commands; it loads only what others have added."""
+    """Return the parser of `--help`, `--version` and unknown commands; it loads only commands of others."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    version = sys.modules["trainkit"].__version__  # of the package that this module is in
+    version = sys.modules["trainkit"].__version__  # version of the package with this module
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, words in HELP.items():
@@ -58,10 +58,11 @@ def _overview() -> argparse.ArgumentParser:
     for name in sorted({*COMMANDS.names()}.difference(COMMANDS.own_names())):
         try:
             found.setdefault(COMMANDS.get(name), []).append(name)
-        except ConfigError as error:  # which is no reason to hide the others
+        except ConfigError as error:  # one broken command must not hide the others
             commands.add_parser(name, help=str(error).replace("%", "%%"))
     for command, names in found.items():
-        # Of its aliases those that lead to it: "ls" is ours, and argparse takes no name twice.
+        # List only the aliases that lead to this command: "ls" is trainkit's, and argparse refuses
+        # duplicates.
         first, *further = sorted(names, key=command.aliases.__contains__)
         commands.add_parser(first, help=command.help.replace("%", "%%"), aliases=further)
     return parser

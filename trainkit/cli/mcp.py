@@ -1,4 +1,4 @@
-"""`trainkit mcp`: tools for agents, by the Model Context Protocol, to read experiments and to steer them."""
+"""`trainkit mcp`: tools for agents that read and steer experiments, by the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trainkit.tune.results.printed import kept_files, last_lines
 from trainkit.tune.store.ownership import asker
 
 MAX_ROWS = 200
-"""Trials in one answer."""
+"""Maximum number of trials in one answer."""
 MAX_REPORTS = 200
 MAX_LINES = 1000
 MAX_LINE = 2000
-"""Characters of a line that a trial has printed."""
+"""Maximum number of characters of a line that a trial printed."""
 MAX_TEXT = 10_000
-"""Characters of a text in an answer, such as a traceback or a value."""
+"""Maximum number of characters of a text in an answer, such as a traceback or a value."""
 _INSTRUCTIONS = (
     "Experiments that tune hyperparameters: their trials, why each went as it did, and what it printed. "
     "A trial is named by its id, or by how the id begins. Names, values and printed lines come from the "
@@ -88,7 +88,7 @@ def server_of(root: Path, *, allow_steering: bool) -> Any:
 
 
 def _add(server: Any, tool: Callable[..., Json], failure: type[Exception], annotations: Any) -> None:
-    """Add a tool, whose errors of ours the agent is told in their own words."""
+    """Add a tool. The agent receives the text of trainkit's errors unchanged."""
 
     @functools.wraps(tool)
     def call(*arguments: Any, **named: Any) -> Json:
@@ -101,7 +101,7 @@ def _add(server: Any, tool: Callable[..., Json], failure: type[Exception], annot
 
 
 def _plain(value: Json) -> Json:
-    """Return `value` as JSON has it, long texts cut: NaN and infinities are texts, and so are objects."""
+    """Return `value` as JSON values with long strings cut; NaN, infinities and objects become strings."""
     plain: Json = _cut(json.loads(encode(without_objects(value))))
     return plain
 
@@ -119,7 +119,7 @@ class _Tools:
         self._root = root
 
     def _folders(self) -> dict[str, Path]:
-        """By name, the experiments there are."""
+        """Return the folders of all experiments by name."""
         return {folder.name: folder for folder in experiments_in(self._root)}
 
     def _experiment(self, name: str) -> Experiment:
@@ -131,14 +131,14 @@ class _Tools:
 
 
 class ReadingTools(_Tools):
-    """Tools that read.
+    """Tools that read experiments.
 
     Args:
         root: an experiment, or a folder of experiments.
     """
 
     def tools(self) -> list[Callable[..., Json]]:
-        """Return the tools."""
+        """Return all reading tools."""
         return [
             self.list_experiments,
             self.show_experiment,
@@ -162,7 +162,7 @@ class ReadingTools(_Tools):
         """Show one experiment: state, best trial with its configuration, search space, scheduler, searcher.
 
         Args:
-            experiment: its name, as `list_experiments` has it.
+            experiment: its name, from `list_experiments`.
         """
         one = self._experiment(experiment)
         status = one.status()
@@ -193,11 +193,12 @@ class ReadingTools(_Tools):
         Args:
             experiment: its name.
             filter: condition on a column, such as "loss < 0.5", "state == failed" or "config/lr > 0.1".
-            sort: columns separated by commas, such as "loss"; without, trials are in the order suggested.
-            descending: the largest first.
-            columns: columns separated by commas, in place of the usual ones.
-            offset: how many trials to leave out at the beginning.
-            limit: trials at most, up to 200.
+            sort: columns separated by commas, such as "loss"; default: the order in which trials were
+                suggested.
+            descending: sort in descending order.
+            columns: columns separated by commas, instead of the default ones.
+            offset: number of trials to skip at the beginning.
+            limit: maximum number of trials, up to 200.
         """
         overview = self._experiment(experiment)
         metric = overview.overview().metric
@@ -215,8 +216,8 @@ class ReadingTools(_Tools):
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin.
-            reports: how many of its last reports, up to 200.
+            trial: its id, name or number, or the beginning of one.
+            reports: number of last reports to show, up to 200.
         """
         one = self._experiment(experiment)
         found = find_trial(one.trials(), trial)
@@ -251,24 +252,24 @@ class ReadingTools(_Tools):
         }
 
     def why(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Tell why a trial, or the experiment, is as it is: each decision with its reason, each event.
+        """Explain the state of a trial or of the experiment: each decision with its reason, and each event.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin; without, the experiment as a whole.
+            trial: its id, name or number, or the beginning of one; default: the experiment as a whole.
         """
         lines = experiment_lines(self._experiment(experiment).folder, trial)
         cut = max(0, len(lines) - MAX_LINES)
         return {"lines": lines[cut:], **({"lines_left_out": cut} if cut else {})}
 
     def logs(self, experiment: str, trial: str, search: str = "", lines: int = 100) -> dict[str, Any]:
-        """Show the last lines that a trial has printed, where `RunConfig(log_to_file=True)` keeps them.
+        """Show the last lines that a trial printed. They are kept with `RunConfig(log_to_file=True)`.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin.
-            search: only lines that contain this text, in capitals or not.
-            lines: of each file at most, up to 1000.
+            trial: its id, name or number, or the beginning of one.
+            search: only lines that contain this text, ignoring case.
+            lines: maximum number of lines of each file, up to 1000.
         """
         one = self._experiment(experiment)
         with LogReader(one.folder) as reader:
@@ -279,58 +280,59 @@ class ReadingTools(_Tools):
 
 
 class SteeringTools(_Tools):
-    """Tools that steer a running experiment; each answers once the program that runs it has acted.
+    """Tools that steer a running experiment. Each answers after the program that runs it has acted.
 
     Args:
         root: an experiment, or a folder of experiments.
     """
 
     def tools(self) -> list[Callable[..., Json]]:
-        """Return the tools."""
+        """Return all steering tools."""
         return [self.pause, self.resume, self.stop, self.add, self.prioritise, self.set]
 
     def pause(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Pause a trial, which needs a checkpoint; or all, after which none starts. `resume` lifts it.
+        """Pause a trial, which needs a checkpoint. Without a trial, pause all: no trial starts until
+        `resume`.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin; without, all of them.
+            trial: its id, name or number, or the beginning of one; default: all trials.
         """
         return self._command("pause", experiment, trial)
 
     def resume(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Let a trial that `pause` has paused go on; or all.
+        """Resume a trial that `pause` has paused. Without a trial, resume all.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin; without, all of them.
+            trial: its id, name or number, or the beginning of one; default: all trials.
         """
         return self._command("resume", experiment, trial)
 
     def stop(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """End a trial for good; or the whole experiment, which its user can go on with later.
+        """End a trial for good. Without a trial, end the whole experiment, which its user can resume later.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin; without, the experiment ends.
+            trial: its id, name or number, or the beginning of one; default: the whole experiment.
         """
         return self._command("stop", experiment, trial)
 
     def add(self, experiment: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Add a configuration, which is the next to be tried.
+        """Add a configuration to be tried next.
 
         Args:
             experiment: its name.
-            config: value of each hyperparameter of the space, as `show_experiment` has it.
+            config: value of each hyperparameter of the search space, which `show_experiment` shows.
         """
         return self._experiment(experiment).add(config).as_dict()
 
     def prioritise(self, experiment: str, trial: str) -> dict[str, Any]:
-        """Let a trial that waits, or is paused, run before the others.
+        """Run a waiting or paused trial before the others.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or how they begin.
+            trial: its id, name or number, or the beginning of one.
         """
         return self._command("prioritise", experiment, trial)
 
@@ -341,13 +343,13 @@ class SteeringTools(_Tools):
         time_budget_s: float | None = None,
         max_concurrent_trials: int | None = None,
     ) -> dict[str, Any]:
-        """Change limits of the experiment; those that are left out stay.
+        """Change limits of the experiment; limits that are left out stay unchanged.
 
         Args:
             experiment: its name.
-            num_samples: how many samples in all; -1: without end.
+            num_samples: total number of samples; -1: unlimited.
             time_budget_s: seconds from the beginning of this run; -1: no budget.
-            max_concurrent_trials: trials that run at once; 0: as many as the resources allow.
+            max_concurrent_trials: number of concurrent trials; 0: as many as the resources allow.
         """
         answer = self._experiment(experiment).set(
             num_samples=num_samples,

@@ -1,4 +1,4 @@
-"""`trainkit run`: a script on several ranks, by the flags of torchrun and of `accelerate launch`."""
+"""`trainkit run`: start a script on several ranks, with the flags of torchrun and `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REFUSED = {
     "signals-to-handle": "SIGINT and SIGTERM are handed on; another one ends the launcher and all ranks",
     "numa-binding": "start it under numactl, which binds all ranks",
 }
-"""Flags of the two launchers that are known and not there: the reason, with what to do."""
+"""Flags of the two launchers that are not supported, with the reason and an alternative."""
 
 _NO_EFFECT = ("monitor-interval", "start-method", "local-addr", "rdzv-backend", "rdzv-conf")
-"""Flags of torchrun with a value that changes nothing on one machine."""
+"""Flags of torchrun that take a value and have no effect on one machine."""
 _NO_EFFECT_SWITCHES = ("run-path", "same-network", "quiet")
 
 _ACCELERATE = {
@@ -46,7 +46,7 @@ _ACCELERATE = {
     "gpu-ids": "CUDA_VISIBLE_DEVICES",
     "num-cpu-threads-per-process": "OMP_NUM_THREADS",
 }
-"""Flags of Accelerate with a value, and the environment variables that its Accelerator reads them from."""
+"""Flags of Accelerate that take a value, and the environment variables that its Accelerator reads."""
 
 _ACCELERATE_SWITCHES = {
     "cpu": "ACCELERATE_USE_CPU",
@@ -74,7 +74,7 @@ _FSDP = {
     "sync-module-states": "true",
     "activation-checkpointing": "false",
 }
-"""Flags `--fsdp-...` of Accelerate, with the values that its launcher gives the variables FSDP_..."""
+"""Flags `--fsdp-...` of Accelerate, with the defaults of its launcher for the variables FSDP_..."""
 
 _FSDP_SPELLED = {"transformer-layer-cls-to-wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 _FSDP_TEXTS = {
@@ -84,7 +84,7 @@ _FSDP_TEXTS = {
     "state-dict-type",
     *_FSDP_SPELLED,
 }
-"""Those whose values keep their letters; the others are numbers, true and false."""
+"""Flags whose values keep their case. The other values are numbers, true and false, in lower case."""
 
 
 class Run(Command):
@@ -106,7 +106,7 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        with boot.begun():  # while the launcher's own code is loaded
+        with boot.begun():  # boot while the launcher's code is loaded
             options = options_of(arguments)
             streams = torch.RankStreams(
                 log_dir=arguments.log_dir,
@@ -120,7 +120,7 @@ class Run(Command):
 
 
 def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:
-    """Add a flag in both spellings that the launchers take; with `pet`, PET_... gives its default."""
+    """Add a flag with dashes and with underscores; with `pet`, the variable PET_... gives its default."""
     if pet and (given := os.environ.get(_pet(name))) is not None:
         settings["default"] = given not in ("", "0") if "action" in settings else given
     spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
@@ -201,7 +201,7 @@ def _add_accelerate(group: Any) -> None:
 
 
 class _Refused(argparse.Action):
-    """A flag that is known, and not there."""
+    """Action that refuses a known flag that is not supported."""
 
     def __call__(
         self,
@@ -214,13 +214,13 @@ class _Refused(argparse.Action):
 
 
 def options_of(arguments: argparse.Namespace) -> ScriptOptions:
-    """Return what the flags ask for.
+    """Return the options that the flags describe.
 
     Raises:
-        ConfigError: they contradict each other, or ask for what is not there.
+        ConfigError: the flags contradict each other, or one is not supported.
     """
     for name, reason in _REFUSED.items():
-        if getattr(arguments, name.replace("-", "_")):  # a flag has been refused by the parser
+        if getattr(arguments, name.replace("-", "_")):  # the parser has refused flags already
             raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
         raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
@@ -257,16 +257,16 @@ def _meeting_place(arguments: argparse.Namespace) -> tuple[str, int]:
 def variables_of(
     arguments: argparse.Namespace, gpus: float, inherited: Mapping[str, str]
 ) -> dict[str, str | None]:
-    """Return the environment variables of all ranks that the flags ask for; None removes one.
+    """Return the environment variables that the flags set for all ranks; None removes a variable.
 
     Args:
         arguments: the flags.
-        gpus: of each rank; 0: it sees all that this program does.
-        inherited: this program's own, which go before defaults.
+        gpus: number of GPUs of each rank; 0 means that a rank sees all GPUs of this program.
+        inherited: variables of this program, which override defaults.
     """
     run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
     found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
-    # Ranks of one machine do not listen on the network.
+    # Ranks of one machine must not listen on the network.
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
     )

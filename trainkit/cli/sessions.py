@@ -26,7 +26,7 @@ def find_session(found: Sequence[Session], prefix: str) -> Session:
     """Return the session with an id that starts with `prefix`.
 
     Raises:
-        ConfigError: no session, or more than one.
+        ConfigError: no session matches, or more than one.
     """
     matching = [session for session in found if session.id.startswith(prefix)]
     if len(matching) != 1:
@@ -61,7 +61,7 @@ NO_SESSION = "no session is running"
 
 
 def _tables(state: SessionState) -> Iterator[Table]:
-    """Return a session as tables below each other."""
+    """Yield tables that together describe a session."""
     driver = "gone" if state.driver is None else f"pid {state.driver}"
     head = (
         f"{state.session.program}, session {state.session.id}: driver {driver}, "
@@ -105,7 +105,7 @@ def _actor_cells(actor: dict[str, Any]) -> list[str]:
 
 
 def request_line(request: dict[str, Any]) -> str:
-    """Return a line on a request that waits."""
+    """Return a line that describes a waiting request."""
     return (
         f"{request['what']} ({request['id']}) has been waiting {duration(request['since_s'])} for "
         f"{describe(request['asked'])}"

@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 _FIRST = ("trial_id", "state", "iteration")
 MAX_WIDTH = 200
-"""Characters of one value."""
+"""Maximum number of characters of one value."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -116,15 +116,15 @@ def list_experiments(root: Path) -> int:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Rows and columns of a table, and its form.
+    """Selection and format of a table.
 
     Attributes:
         sort: columns to sort by, separated by commas; rows without a value come last.
         condition: condition on a column, such as "loss < 0.5" or "state == failed".
-        columns: names, separated by commas; None for the metric and the configuration.
-        limit: rows at most.
-        descending: the largest first.
-        output: "csv" or "json", or a file whose name ends so; None for a table.
+        columns: names of columns, separated by commas; None means the metric and the configuration.
+        limit: maximum number of rows.
+        descending: sort in descending order.
+        output: "csv" or "json", or the name of a file with that extension; None prints a table.
     """
 
     sort: str | None = None
@@ -139,7 +139,7 @@ def show(word: str, options: TableOptions) -> int:
     """Print the trials of the experiment `word`.
 
     Raises:
-        ConfigError: there is no such experiment or column, or the condition can't be read.
+        ConfigError: the experiment or a column does not exist, or the condition is malformed.
     """
     overview = Overview.of(experiment_folder(word), SYSTEM.now())
     rows, columns = selected([row_of(trial) for trial in overview.trials], options, overview.metric)
@@ -161,7 +161,7 @@ def show(word: str, options: TableOptions) -> int:
 
 
 def row_of(trial: Trial) -> dict[str, Any]:
-    """Return all facts of a trial by column."""
+    """Return all data of a trial by column."""
     reported = {
         name: value
         for name, value in flatten({k: v for k, v in trial.last_result.items() if k != "config"}).items()
@@ -185,12 +185,12 @@ def row_of(trial: Trial) -> dict[str, Any]:
 def selected(
     rows: Sequence[Row], options: TableOptions, metric: str | None = None
 ) -> tuple[list[Row], list[str]]:
-    """Return the rows and columns that `options` selects."""
+    """Return the rows and column names that `options` select."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     if options.condition is not None:
         holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    for name in reversed(_names(options.sort, known)):  # stable: the first named decides last
+    for name in reversed(_names(options.sort, known)):  # stable sorts: the first column last
         rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
     columns = _names(options.columns, known) or _default_columns(known, metric)
@@ -237,17 +237,17 @@ def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Return a sort key: numbers before texts, NaN after all numbers."""
+    """Return a sort key: numbers come first, then NaN, then strings."""
     if is_number(value):
         return (0, float(value), "") if value == value else (1, 0.0, "")
     return (2, 0.0, str(value))
 
 
-# --- forms ----------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Return the names of the columns, and below them a line for each row."""
+    """Return CSV text with a header line and a line for each row."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -256,7 +256,7 @@ def as_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def as_json(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Return a list of objects; a value that JSON does not know becomes a text."""
+    """Return a JSON list of objects; values that JSON does not support become strings."""
     shown = [{name: without_objects(row[name]) for name in columns if name in row} for row in rows]
     return "[" + ",\n ".join(map(encode, shown)) + "]\n"
 

@@ -1,4 +1,4 @@
-"""`trainkit stop`: the end of a trial, an experiment or a session."""
+"""`trainkit stop`: stop a trial or an experiment, or end sessions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
-"""Seconds to wait for an end: a trial is killed after five to its next report and sixty for its clean-up."""
+"""Seconds to wait for an end. A trial has 5 s to its next report and 60 s for its clean-up."""
 _GRACE_S = 5.0
-"""Seconds that a node may take to end its session."""
+"""Seconds that a node has to end its session."""
 _NOTICE_S = 1.0
-"""Seconds that a program may take to see that its session was ended, and by whom."""
+"""Seconds that a program has to notice that its session was ended, and by which user."""
 
 
 class Stop(Command):
@@ -80,15 +80,15 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
     """Stop the experiment `word` as Ctrl-C does, or one of its trials, and wait for the end.
 
     Args:
-        word: names the experiment.
-        trial: names the trial; None: all of it.
-        as_json: print the answer to the command, and don't wait for the end.
-        clock: to read.
+        word: path or name of the experiment.
+        trial: id, name or number of the trial; None means the whole experiment.
+        as_json: print the answer to the command, and do not wait for the end.
+        clock: clock for the wait.
 
     Raises:
-        ConfigError: there is no such experiment or trial.
-        TuneError: nobody runs it, the trial has ended already, or the process that runs it has ended before
-            it was done, or not stopped it in time.
+        ConfigError: the experiment or trial does not exist.
+        TuneError: no process runs the experiment, the trial has already ended, or the process that runs it
+            ended too early or did not stop it in time.
     """
     folder = experiment_folder(word)
     chosen = chosen_trial(folder, trial)
@@ -110,7 +110,7 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
-    """Return how the trial has ended; '' if it hasn't."""
+    """Return how the trial ended; '' if it has not ended."""
     with LogReader(folder) as reader:
         trial = next(trial for trial in reader.trials() if trial.trial_id == trial_id)
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
@@ -126,7 +126,7 @@ def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> b
 
 
 def end_of(folder: Path) -> str:
-    """Return how the experiment has ended; '' if it hasn't, or is not kept."""
+    """Return how the experiment ended; '' if it has not ended or is not stored."""
     if not (folder / FILENAME).exists():
         return ""
     with LogReader(folder) as reader:
@@ -140,14 +140,14 @@ def end_of(folder: Path) -> str:
 
 
 def stop_all(*, force: bool, yes: bool) -> int:
-    """End all of the user's sessions, and what is left of those whose nodes were killed.
+    """End all of the user's sessions, and the remains of sessions whose nodes were killed.
 
     Args:
-        force: kill at once, without asking experiments and nodes first.
-        yes: don't ask.
+        force: kill at once, without first asking experiments and nodes.
+        yes: do not ask the user.
 
     Raises:
-        ConfigError: standard input is no terminal, so the user can't be asked.
+        ConfigError: standard input is not a terminal, so the user can't be asked.
     """
     found, abandoned = sessions(), _abandoned()
     if not found and not abandoned:
@@ -174,7 +174,7 @@ def stop_all(*, force: bool, yes: bool) -> int:
 
 
 def _words(session: Session) -> str:
-    """Return a line that describes a session to the user who decides about its end."""
+    """Return a line that describes a session to the user."""
     if not session.alive:
         return f"session {session.id}: its node is gone, and processes of it are left"
     program = process.command_line(session.driver).replace(b"\0", b" ").decode(errors="replace").strip()
@@ -202,7 +202,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     for folder in folders:
         try:
             asked.append((folder, leave_command(folder, "stop", {}, by)))
-        except StoreError as error:  # its session ends nevertheless, and then it ends too
+        except StoreError as error:  # the end of its session ends the experiment too
             sys.stderr.write(f"trainkit: {error}\n")
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:
@@ -214,7 +214,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
 
 
 def _end(session: Session, by: str, *, force: bool) -> str:
-    # Also those that have dropped the mark from their environment: without the node, they would get away.
+    # Includes processes without the mark in their environment, which are found only while the node lives.
     below = process.descendants(session.node)
     count = len({session.node, *below, *process.marked(str(session.folder))})
     local_sessions.note_end(session.folder, by)
@@ -241,7 +241,7 @@ def _ask(session: Session) -> bool:
 
 
 def _let_program_see(session: Session) -> None:
-    """Wait until the session's program has read who ended it; it removes the folder then."""
+    """Wait until the session's program has read who ended it and has removed the folder."""
     deadline = SYSTEM.monotonic() + _NOTICE_S
     while session.folder.exists() and process.exists(session.driver) and SYSTEM.monotonic() < deadline:
         SYSTEM.sleep(0.01)

@@ -1,4 +1,4 @@
-"""`trainkit tail`: reports of an experiment, or output of a trial, as they come."""
+"""`trainkit tail`: new reports of an experiment, or new output of a trial."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Tail(Command):
 def tail(
     word: str, trial: str | None, *, lines: int, follow: bool, printed: bool, clock: Clock = SYSTEM
 ) -> int:
-    """Print the last reports of an experiment or of one trial, and new ones until it ends.
+    """Print the last reports of an experiment or trial, and new reports until it ends.
 
     Args:
         word: path or name of the experiment.
-        trial: id, name or number of a trial; None for all.
-        lines: reports to print of those that are there already.
-        follow: wait for new ones.
+        trial: id, name or number of a trial; None means all trials.
+        lines: number of existing reports to print.
+        follow: wait for new reports.
         printed: print the output of the trial instead of its reports.
-        clock: for the waits.
+        clock: clock for the waits.
 
     Raises:
-        ConfigError: there is no such experiment or trial, or its output is not kept.
+        ConfigError: the experiment or trial does not exist, or the trial's output is not kept.
     """
     folder = experiment_folder(word)
     if printed and trial is None:
@@ -74,13 +74,13 @@ def tail(
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
             while True:
-                running = owner_of(folder) is not None  # first: what came before its end is shown
+                running = owner_of(folder) is not None  # read afterwards, to show the last output
                 sys.stdout.write("".join(f"{line}\n" for line in next(new)))
                 sys.stdout.flush()
                 if not (running and follow):
                     return 0
                 clock.sleep(_EVERY_S)
-        except KeyboardInterrupt:  # the way to end it
+        except KeyboardInterrupt:  # Ctrl-C is the normal way to end it
             return 0
 
 
@@ -106,7 +106,7 @@ def _line(report: Report) -> str:
 
 
 def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]:
-    """Yield the lines that were added to the trial's files since the last time."""
+    """Yield the lines that were added to the trial's files since the last step."""
     files = kept_files(reader, dirname)
     seen = dict.fromkeys(files, 0)
     limit: int | None = lines
@@ -116,7 +116,7 @@ def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]
             with open(path, "rb") as file:
                 file.seek(seen[path])
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]  # a line is shown once it has ended
+            whole = data[: data.rfind(b"\n") + 1]  # a line is shown when it is complete
             seen[path] += len(whole)
             news += whole.decode(errors="replace").splitlines()
         yield news if limit is None else news[max(0, len(news) - limit) :]

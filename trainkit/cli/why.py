@@ -42,7 +42,7 @@ _ID_OF = {
     "placement_groups": ("placement_group_id", "name"),
     "tasks": ("name",),
 }
-"""Entries that name something in each list: the first by its beginning, the others as a whole."""
+"""Fields that name an item of each list. The first may be given by its beginning, the others in full."""
 
 
 class Why(Command):
@@ -65,10 +65,10 @@ class Why(Command):
 
 
 def why(wanted: str) -> int:
-    """Print why things with the name or id `wanted` wait, or how they ended.
+    """Print why the items with the name or id `wanted` wait, or how they ended.
 
     Raises:
-        ConfigError: nothing has that name or id.
+        ConfigError: no item has that name or id.
     """
     lines: list[str] = []
     states = [state_of(session) for session in sessions()]
@@ -129,18 +129,22 @@ def why_experiment(word: str, trial: str | None) -> int:
     """Print the decisions and events that led to the state of a trial, or of the experiment.
 
     Raises:
-        ConfigError: there is no such experiment or trial.
+        ConfigError: the experiment or trial does not exist.
     """
     sys.stdout.write("\n".join(experiment_lines(experiment_folder(word), trial)) + "\n")
     return 0
 
 
 def experiment_lines(folder: Path, trial: str | None) -> list[str]:
-    """Return what led to the state of a trial, or of the experiment, a line each.
+    """Return lines on the decisions and events behind the state of a trial, or of the experiment.
+
+    Args:
+        folder: folder of the experiment.
+        trial: id, name or number of the trial; None means the experiment.
 
     Raises:
-        ConfigError: there is no such trial.
-        StoreError: there is no experiment in `folder`.
+        ConfigError: the trial does not exist.
+        StoreError: `folder` has no experiment.
     """
     overview = Overview.of(folder, SYSTEM.now())
     with LogReader(folder) as reader:
@@ -148,7 +152,7 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
         if trial is None:
             names = {trial.trial_id: trial.name for trial in overview.trials}
             of_all, commands = reader.events(), reader.commands()
-            events_of = {event.seq: event for event in [*of_all, *commands]}  # commands are of trials too
+            events_of = {event.seq: event for event in [*of_all, *commands]}  # some are about trials
             return [
                 f"{folder}: {overview.state}",
                 *(_event_line(events_of[seq], names) for seq in sorted(events_of)),
@@ -183,7 +187,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # Such as 'paused by PBT', and what its decision has said.
+        # An event such as 'paused by PBT: ...' may repeat the words of a decision. Then only its first part
+        # is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:
@@ -191,10 +196,10 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
 
 
 def _rearranged(detail: str) -> str:
-    """Return in words what has changed for a trial: its state, its configuration, its resources."""
+    """Return text on a trial's changes: its state, its configuration, its resources."""
     change = decode_config(detail)
     words = []
-    if change.get("donor") is not None:  # what changes with it is told by the decision
+    if change.get("donor") is not None:  # the decision's line shows the changes
         words.append(
             f"goes on from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
         )
@@ -211,7 +216,7 @@ def _rearranged(detail: str) -> str:
 
 
 def _event_line(event: LogEvent, names: Mapping[str, str] | None = None) -> str:
-    """Return a line on an entry of the log; `names` of trials where it is none of one trial's."""
+    """Return a line on a log entry; `names` are trial names, for an entry about the experiment."""
     detail = _detail(event, names or {})
     return f"{_when(event.time)} {event.kind}" + (f": {detail}" if detail else "")
 
