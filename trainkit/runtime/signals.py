@@ -212,7 +212,7 @@ os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches parent
 
 
 class InterruptGuard:
-    """Context manager that defers SIGINT to its end, and then acts on it even after an Exception in the block.
+    """Context manager that defers SIGINT to its end, and then acts on it even after an Exception.
 
     It has no effect outside the main thread.
 

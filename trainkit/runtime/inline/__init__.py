@@ -1,1 +1,1 @@
-"""Inline engine: every call runs at once in the calling process."""
+"""Inline engine: every call runs immediately in the calling process."""

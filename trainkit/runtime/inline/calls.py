@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine: both run and live in the calling process."""
+"""Calls and actors of the inline engine. Both are in the calling process."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from trainkit.runtime.session import inside
 T = TypeVar("T")
 
 _DEAD_KEPT = 1000
-"""How many ended actors are still listed."""
+"""Maximum number of ended actors in the listing."""
 
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """One call, or the place that the steps of one run in.
+    """Frame of one call, or of the steps of a stream.
 
     Attributes:
-        name: what runs, for errors.
-        loop: for what is `async`.
-        number: of the call; None where none is running.
-        life: the instance whose method it is; None for a task.
-        actor: whose instance that is, or was.
-        given: the name to show, where it is not the call's own: a constructor's, or one that was given.
+        name: name of the code, for errors.
+        loop: event loop for async code.
+        number: number of the call; None if no call is running.
+        life: actor instance of the method; None for a task.
+        actor: actor of that instance.
+        given: name to show instead of the call's own, for constructors and calls with a given name.
     """
 
     name: str
@@ -61,7 +61,7 @@ class CallFrame:
 
     @property
     def shown(self) -> str:
-        """The name of the call, "Class.method" in an actor."""
+        """Name of the call, "Class.method" in an actor."""
         if self.given is not None:
             return self.given
         if self.life is None:
@@ -69,32 +69,32 @@ class CallFrame:
         return f"{type(self.life.instance).__name__}.{self.name.rpartition('.')[2]}"
 
     def leave(self) -> None:
-        """Free what a task holds; an actor keeps it. To be called once."""
+        """Free what a task holds; an actor keeps its resources. Call this only once."""
         if self.life is None:
             self.place.give_back()
             self.loop.close()
 
 
 def current_frame() -> CallFrame | None:
-    """Return the call that this code runs in; None outside of any."""
+    """Return the call that runs this code; None outside a call."""
     stack = running_frames()
     return stack[-1] if stack else None
 
 
 def current_actor() -> InlineActor | None:
-    """Return the actor whose method this code runs in; None outside of any."""
+    """Return the actor whose method runs this code; None outside an actor."""
     frame = current_frame()
     return None if frame is None else frame.actor
 
 
 class ActorInstance:
-    """One instance of an actor's class: what a process would be.
+    """One instance of an actor's class. It corresponds to a process of other engines.
 
     Attributes:
-        name: of the actor, for errors.
-        over: why it ended; None while it lives.
-        calls: how many run in it now.
-        made: set once the constructor has ended, or will not begin.
+        name: name of the actor, for errors.
+        over: reason for its end; None while it is alive.
+        calls: number of its running calls.
+        made: event that is set once the constructor has ended, or will never begin.
     """
 
     def __init__(self, name: str) -> None:
@@ -108,7 +108,7 @@ class ActorInstance:
 
 
 class InlineActorExit(BaseException):
-    """Unwinds a method whose actor has ended; no `except Exception` of the user's stops it."""
+    """Signal that ends a method of an ended actor. The user's `except Exception` does not catch it."""
 
     def __init__(self, life: ActorInstance) -> None:
         super().__init__("the actor that this runs in has ended")
@@ -120,10 +120,10 @@ class Outcome:
     """Outcome of a call.
 
     Attributes:
-        value: what was returned.
-        failure: packed, in place of a value.
-        error: what was raised.
-        exited: by SystemExit, as if to end a process of its own.
+        value: the returned value.
+        failure: the packed failure, instead of a value.
+        error: the raised exception.
+        exited: True if the code raised SystemExit, as if to end its own process.
     """
 
     value: Any = None
@@ -133,11 +133,11 @@ class Outcome:
 
 
 class InlineCallRunner:
-    """Runs user code in its frames.
+    """Runner of user code in its frames.
 
     Args:
-        spec: of the session, for what every call sees.
-        recorder: of calls for the timeline; None: they are not recorded.
+        spec: settings of the session, whose environment every call sees.
+        recorder: recorder of calls for the timeline; None turns recording off.
     """
 
     def __init__(self, spec: specs.SessionSpec, recorder: CallRecorder | None) -> None:
@@ -147,9 +147,9 @@ class InlineCallRunner:
 
     @contextlib.contextmanager
     def entered(self, frame: CallFrame) -> Iterator[None]:
-        """Let what runs here be `frame`'s, and see its environment and folder."""
+        """Run the code in this context in `frame`, with the frame's environment and folder."""
         outer: tuple[CallFrame, ...] = running_frames()
-        # What an outer call sees, its inner ones see too, as a worker's own workers do.
+        # Inner calls inherit the environment of outer calls, as a worker's own workers do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
         changed = _changed(variables, folder) if variables or folder else contextlib.nullcontext()
@@ -167,9 +167,9 @@ class InlineCallRunner:
             self.running.remove(frame)
 
     def outcome(self, frame: CallFrame, work: Callable[[], Any]) -> Outcome:
-        """Do `work` in `frame`.
+        """Run `work` in `frame`.
 
-        KeyboardInterrupt is the caller's own Ctrl-C, as this is the caller's process, and passes through.
+        A KeyboardInterrupt passes through, because Ctrl-C is meant for the caller in the same process.
         """
         try:
             with self.entered(frame):
@@ -200,12 +200,12 @@ class InlineCallRunner:
 
 
 def failed(error: Exception, name: str) -> Outcome:
-    """The outcome of a call that `error` stands for."""
+    """Return the outcome of a call that failed with `error`."""
     return Outcome(failure=pack_failure(error, name), error=error)
 
 
 def died(frame: CallFrame, code: int | None = None) -> Outcome:
-    """The outcome of a call whose actor has ended."""
+    """Return the outcome of a call whose actor has ended."""
     name, reason = (frame.life.name, frame.life.over) if frame.life is not None else (frame.name, None)
     error = ActorDiedError(f"{name} was ended: {reason}")
     error.exit_code = code
@@ -213,33 +213,33 @@ def died(frame: CallFrame, code: int | None = None) -> Outcome:
 
 
 def is_retried(outcome: Outcome, spec: specs.TaskSpec | specs.MethodSpec) -> bool:
-    """Return whether a call that came to `outcome` is to run again, if that is left."""
+    """Return whether a call with this outcome is retried if retries are left."""
     return outcome.exited or retries_on(outcome.error, spec.retry_exceptions)
 
 
 def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
-    """A copy of the arguments as they are now."""
+    """Return a packed copy of the arguments in their current state."""
     return pack((args, dict(kwargs)), f"the arguments of {name}").owned()
 
 
 def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments, each reference among them replaced by its value."""
+    """Return positional and keyword arguments, with each reference replaced by its value."""
     args, kwargs = unpack(packed)
     return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
 
 
 class InlineActor(specs.Uncopied):
-    """Actor of the inline engine, held by its handles; it ends with the last of them.
+    """Actor of the inline engine. Its handles keep it alive; it ends with the last of them.
 
     Args:
-        number: its id.
-        spec: as it was asked for, without the arguments.
-        packed: its constructor's arguments.
-        namespace: that its name is in.
-        place: what it holds as long as it lives.
-        caller: runs its code.
-        resolve: gives the value of an argument that is a reference.
-        ended: called once, when it has.
+        number: id of the actor.
+        spec: requested settings, without the arguments.
+        packed: packed arguments of the constructor.
+        namespace: namespace of its name.
+        place: resources that it holds during its life.
+        caller: runner of its code.
+        resolve: function that returns the value of an argument that is a reference.
+        ended: function that is called once, when the actor has ended.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class InlineActor(specs.Uncopied):
         self._caller = caller
         self._resolve = resolve
         self._ended = ended
-        # Several threads of this process may call. An event loop, though, has room for one call.
+        # Several threads of this process may call the actor. Its event loop can run only one call at a time.
         most: dict[str | None, int] = {None: spec.concurrency.max_concurrency or 1}
         most.update(spec.concurrency.groups)
         self._room = {
@@ -281,11 +281,11 @@ class InlineActor(specs.Uncopied):
 
     @property
     def actor_id(self) -> str:
-        """The actor's id, in hexadecimal."""
+        """Id of the actor in hexadecimal digits."""
         return f"{self.number:016x}"
 
     def make(self) -> None:
-        """Make the instance, or note why that failed."""
+        """Make the instance, or record the failure of its constructor."""
         life = self.life
         frame = self.frame(self.name, None, life, f"{self._spec.cls.__name__}.__init__")
 
@@ -317,17 +317,17 @@ class InlineActor(specs.Uncopied):
 
     @contextlib.contextmanager
     def busy(self, group: str | None, life: ActorInstance | None = None) -> Iterator[ActorInstance]:
-        """A call of that group runs in `life`, or the present one, which is let go of only behind it.
+        """Run a call of that group in `life`, or in the current instance, which is kept until the call ends.
 
         Raises:
-            ConfigError: there is no such group.
+            ConfigError: the group does not exist.
         """
         if group not in self._room:
             declared = sorted(self._spec.concurrency.groups)
             raise ConfigError(f"concurrency_group={group!r}: {self.name} declares the groups {declared}")
-        # A call of its own further up would never end.
+        # A call further up the same stack can't end first, so waiting for it would never end.
         within = any(frame.actor is self for frame in running_frames())
-        if life is None and not within:  # another thread may have found it while it is being made
+        if life is None and not within:  # the actor may be under construction in another thread
             present = self.life
             present.made.wait()
         room = None if within else self._room[group]
@@ -345,7 +345,7 @@ class InlineActor(specs.Uncopied):
                 self._let_go(life)
 
     def restart(self) -> bool:
-        """End its instance and make it anew, if it may be; False if not."""
+        """End the instance and make a new one; return False if no restart is allowed."""
         if self.life.over is not None or self._spec.max_restarts in (0, self.restarts):
             return False
         before, self.life = self.life, ActorInstance(self.name)
@@ -356,7 +356,7 @@ class InlineActor(specs.Uncopied):
         return True
 
     def end(self, reason: str, life: ActorInstance | None = None) -> None:
-        """End it; without effect if it has, or if `life` is not its present one."""
+        """End the actor; do nothing if it has ended, or if `life` is not its current instance."""
         present = self.life
         if present.over is not None or life not in (None, present):
             return
@@ -370,14 +370,14 @@ class InlineActor(specs.Uncopied):
         self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
-        if life.calls == 0:  # else the last of them does it
-            # For what the user's code does at its end.
+        if life.calls == 0:  # else, the last call does it
+            # The frame is for the user's cleanup code.
             with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()
                 life.instance = None
 
     def row(self) -> dict[str, Any]:
-        """It as plain data."""
+        """Return the listing row of the actor."""
         over = self.life.over
         return {
             "actor_id": f"{self.number:016x}",
@@ -400,10 +400,10 @@ class InlineActor(specs.Uncopied):
 
 
 class Actors:
-    """Which actors there are, and by what names.
+    """Actors of the session, by id and by name.
 
     Args:
-        namespace: the session's own.
+        namespace: default namespace of the session.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -413,11 +413,11 @@ class Actors:
         self._dead: deque[dict[str, Any]] = deque(maxlen=_DEAD_KEPT)
 
     def namespace_of(self, registration: specs.Registration | None) -> str:
-        """The namespace that a registration means."""
+        """Return the namespace of a registration."""
         return (registration.namespace if registration is not None else None) or self._namespace
 
     def named(self, name: str, namespace: str | None) -> InlineActor | None:
-        """The living actor of that name."""
+        """Return the living actor with that name, or None."""
         where = namespace or self._namespace
         for actor in self:
             if (actor.registered, actor.namespace) == (name, where):
@@ -425,7 +425,7 @@ class Actors:
         return None
 
     def existing(self, registration: specs.Registration | None) -> InlineActor | None:
-        """The one to use instead of a new one, if that is asked for.
+        """Return the existing actor of a registration if that is requested, or None.
 
         Raises:
             ConfigError: the name is taken.
@@ -441,7 +441,7 @@ class Actors:
         return found
 
     def find(self, name: str, namespace: str | None) -> InlineActor:
-        """The living actor of that name; raises ConfigError if there is none."""
+        """Return the living actor with that name; raise ConfigError if it does not exist."""
         found = self.named(name, namespace)
         if found is None:
             where = namespace or self._namespace
@@ -452,7 +452,7 @@ class Actors:
         return found
 
     def add(self, actor: InlineActor) -> None:
-        """List a new one, as owned by the actor that this runs in."""
+        """Add a new actor, owned by the actor that runs this code."""
         self._alive[actor.number] = actor
         if actor.detached:
             self._detached.add(actor)
@@ -461,7 +461,7 @@ class Actors:
             owner.owned.add(actor)
 
     def ended(self, actor: InlineActor) -> None:
-        """Note the end of one."""
+        """Record the end of an actor."""
         self._alive.pop(actor.number, None)
         self._detached.discard(actor)
         self._dead.append(actor.row())
@@ -470,7 +470,7 @@ class Actors:
         return iter(list(self._alive.values()))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Living and ended ones as plain data."""
+        """Return the rows of living and ended actors."""
         return [*(actor.row() for actor in self), *self._dead]
 
 
@@ -490,9 +490,9 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
 
 
 def leave_if_over() -> None:
-    """Unwind the method that calls this, if its actor has ended."""
+    """End the calling method if its actor has ended."""
     frame = current_frame()
-    # Not without a call: what runs then is the instance's `__del__`.
+    # Only during a call: otherwise, the running code is the instance's `__del__`.
     if frame is not None and frame.life is not None and frame.life.over is not None and frame.life.calls:
         raise InlineActorExit(frame.life)
 

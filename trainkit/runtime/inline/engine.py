@@ -1,4 +1,4 @@
-"""The inline engine, for debuggers and fast tests, and its state listing."""
+"""Inline engine, for debuggers and fast tests, with its state listing."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _object(ref: InlineRef) -> Row:
 
 
 _LISTED_BYTES = 256 * 1024
-"""Values of this size and more are listed: elsewhere they lie in shared memory."""
+"""Minimum size of listed values. Other engines keep values of this size in shared memory."""
 
 
 class InlineEngine:
-    """Engine in the calling process; implements `trainkit.runtime.engine.Engine`."""
+    """Engine that runs in the calling process; implements `trainkit.runtime.engine.Engine`."""
 
     name = "inline"
     promises = PROMISES["inline"]
@@ -87,24 +87,24 @@ class InlineEngine:
         self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        self._naming = threading.RLock()  # so that of two threads one makes an actor, and the other finds it
+        self._naming = threading.RLock()  # of two threads, one makes the actor and the other finds it
         self._owned_groups: dict[int, int] = {}
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
             "tasks": lambda: [_task(frame) for frame in self._caller.running if frame.life is None],
             "workers": self._workers,
-            "logs": list,  # what is printed goes where the program prints
+            "logs": list,  # output goes where the program prints
             "objects": lambda: [_object(ref) for ref in list(self._large)],
             "placement_groups": self._places.rows,
             "requests": list,  # nothing waits
         }
 
     def require_usable(self) -> None:
-        return  # all it has is in this process, and a forked one has a copy
+        return  # everything is in this process, and a fork has a copy
 
     def require_node(self) -> None:
-        return  # there is none
+        return  # this engine has no node
 
     # calls
 
@@ -131,11 +131,11 @@ class InlineEngine:
             except BaseException:  # Ctrl-C
                 frame.leave()
                 raise
-            # A stream that fails later is not begun again: who reads it has its first values already.
+            # A stream that fails later is not retried, because its reader already has the first values.
             if retries == 0 or not calls.is_retried(outcome, spec):
                 break
             frame.leave()
-            retries -= 1  # a negative number never gets to 0
+            retries -= 1  # a negative number never reaches 0
         calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns)
 
@@ -160,7 +160,7 @@ class InlineEngine:
         return actor
 
     def _placed(self, placement: specs.Placement, name: str) -> specs.Placement:
-        """`placement`, in the group of the code that asks if that captures what is started there."""
+        """Return the final placement, in the caller's group if that group captures its children."""
         require_feasible([placement.resources], self._places.totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
@@ -213,14 +213,14 @@ class InlineEngine:
                     outcome = self._outcome(frame, function, packed, spec.num_returns)
                     if retries == 0 or not calls.is_retried(outcome, spec):
                         break
-                    retries -= 1  # a negative number never gets to 0
+                    retries -= 1  # a negative number never reaches 0
         calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 
     def _outcome(
         self, frame: calls.CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
     ) -> calls.Outcome:
-        """Run `function`; the value is a list of packed results, or a generator for a stream."""
+        """Run `function`; the outcome's value is a list of packed results, or a generator for a stream."""
 
         def work() -> Any:
             args, kwargs = calls.arguments(packed, self._resolve)
@@ -254,7 +254,7 @@ class InlineEngine:
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
     ) -> list[specs.ObjectRef[Any]]:
-        """The references of a call, whose frame ends here, or with its stream."""
+        """Return the references of a call. Its frame ends here, or with its stream."""
         of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
@@ -263,7 +263,7 @@ class InlineEngine:
         if num_returns == specs.STREAMING:
             stream = InlineStream(self._caller, frame, outcome, new_ref, group)
             self._streams.add(stream)
-            # What the verbs hand on as one reference may be a generator of them: see the protocol.
+            # The protocol allows a generator of references in the place of a single reference.
             return [cast("specs.ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:
@@ -281,7 +281,7 @@ class InlineEngine:
     def _resolve(self, value: Any) -> Any:
         return _own(value).value() if isinstance(value, specs.ObjectRef) else value
 
-    # the end of actors and calls
+    # ends of actors and calls
 
     def _actor_ended(self, actor: calls.InlineActor) -> None:
         self._actors.ended(actor)
@@ -294,7 +294,7 @@ class InlineEngine:
         calls.leave_if_over()
 
     def end_processes(self, placement: specs.Placement) -> None:
-        """There are none."""
+        """Do nothing, because this engine has no worker processes."""
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref if isinstance(ref, InlineStream) else _own(ref)
@@ -370,7 +370,7 @@ class InlineEngine:
             return None
         return placement.group, self._places.bundles(placement.group.group)
 
-    # what there is
+    # facts
 
     def where_am_i(self) -> specs.WhereAmI:
         frame, actor = calls.current_frame(), current_actor()
@@ -388,7 +388,7 @@ class InlineEngine:
         )
 
     def is_cancelled(self) -> bool:
-        return False  # a call has ended before anyone has its reference
+        return False  # a call has ended before its reference exists
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = current_actor()

@@ -1,4 +1,4 @@
-"""Event loop of one actor or task, driven only while one of its calls runs; and the stack of those calls."""
+"""Event loop of one actor or task, which runs only during a call, and the stack of running calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # Not a context variable: what runs in a greenlet of its own is part of the call that switches to it.
+    # This is not a context variable, because a greenlet's code belongs to the call that switches to it.
     frames: tuple[Any, ...] = ()
 
 
@@ -27,13 +27,13 @@ _stack = _Stack()
 
 
 def running_frames() -> tuple[Any, ...]:
-    """Return the calls that this code runs in, the innermost last."""
+    """Return the calls that run this code, the innermost last."""
     return _stack.frames
 
 
 @contextlib.contextmanager
 def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
-    """Let what runs here, in this thread, be part of those calls."""
+    """Make the code in this context, on this thread, part of the calls `inside`."""
     outer = _stack.frames
     _stack.frames = inside
     try:
@@ -43,21 +43,21 @@ def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
 
 
 _open: set[asyncio.Runner] = set()
-"""Held from here, so that the collector of cycles can't end a loop before the actor that is to close it."""
+"""Open runners. The references keep the garbage collector from ending a loop before its actor closes it."""
 
 
 class _Stuck(Exception):
-    """Nothing that the loop could wait for will ever come."""
+    """Error that nothing can ever wake the loop."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Tells an endless wait from one that ends.
+    """Selector that detects an endless wait.
 
-    With no timer, no open file but the loop's own, and no other thread that could wake it, a loop would
-    stand still for ever.
+    A loop would wait for ever if it has no timer, no open file except its own, and no other thread that could
+    wake it.
 
     Attributes:
-        threads: those that are known not to wake it: the one that it runs in, and one that waits for it.
+        threads: number of threads that can't wake the loop: its own, and one that waits for it.
     """
 
     threads = 1
@@ -69,10 +69,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 class PrivateLoop:
-    """The event loop of one actor or task; made when first needed, and driven only while a call runs.
+    """Event loop of one actor or task, made on first use, which runs only during a call.
 
-    A caller may itself stand in a running event loop, such as a notebook's. A thread can run only one, so
-    this one then runs in another thread, for which the caller waits.
+    The caller may be in a running event loop itself, such as a notebook's. A thread can run only one loop, so
+    this loop then runs in another thread, and the caller waits.
     """
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class PrivateLoop:
         """Run `awaitable` to its end and return its result.
 
         Raises:
-            ConfigError: it waits for what only a further call could do.
+            ConfigError: it waits for something that only another call could do.
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
-                awaitable.close()  # or it would be told that it was never awaited
+                awaitable.close()  # avoids the warning that it was never awaited
             raise ConfigError(
                 f"{where} was called while another async call of the same actor runs, and the inline engine "
                 "runs one at a time; engine='local' runs them side by side"
@@ -98,7 +98,7 @@ class PrivateLoop:
         return _beside(lambda: self._run(awaitable, where), self._interrupt)
 
     def close(self) -> None:
-        """Cancel what still runs on the loop, let it clean up, and close it."""
+        """Cancel all tasks of the loop, let them clean up, and close the loop."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -111,7 +111,7 @@ class PrivateLoop:
             _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
-        import asyncio  # an import of a tenth of a second, for those who have async methods
+        import asyncio  # takes a tenth of a second, so only for async calls
 
         if self._runner is None or self._selector is None:
             self._selector = _Selector()
@@ -137,7 +137,7 @@ class PrivateLoop:
                 self._abandon(task)
 
     def _abandon(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task that the loop stopped under, so that its `finally` blocks run now."""
+        """Cancel a task whose loop has stopped, so that its `finally` blocks run now."""
         import asyncio
 
         task.cancel()
@@ -169,7 +169,7 @@ def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         try:
             with standing_in(inside):
                 done.set_result(work())
-        except BaseException as error:  # handed to the waiting thread, whatever it is
+        except BaseException as error:  # passed to the waiting thread, whatever its type
             done.set_exception(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")

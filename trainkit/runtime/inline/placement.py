@@ -1,4 +1,4 @@
-"""Resources of the inline engine: counted against the declared machine, never waited for."""
+"""Resources of the inline engine: they are counted against the declared machine, but never waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.runtime.scheduling import require_one_node
 from trainkit.runtime.specs import Placement
 
 _counting = threading.RLock()
-"""Several threads of this process may call."""
+"""Lock for the ledgers, since several threads of this process may make calls."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class ResourceShare:
     """Resources given to one holder.
 
     Attributes:
-        allocation: its share.
-        ledger: to give it back to; None if nothing was free, and the share is one that others hold too.
+        allocation: the resources.
+        ledger: ledger that they return to; None if nothing was free, and the holder shares with others.
     """
 
     allocation: Allocation = field(default_factory=Allocation)
@@ -31,11 +31,11 @@ class ResourceShare:
 
     @property
     def gpus(self) -> list[int]:
-        """Indices of the GPUs in it."""
+        """Indices of the GPUs in the share."""
         return sorted(self.allocation.gpus)
 
     def give_back(self) -> None:
-        """Free it; to be called once."""
+        """Free the share; call this only once."""
         if self.ledger is not None:
             with _counting:
                 self.ledger.give_back(self.allocation)
@@ -43,7 +43,7 @@ class ResourceShare:
 
 @dataclass(frozen=True)
 class InlinePlacementGroup:
-    """A reserved list of bundles, each a ledger of its own."""
+    """Reserved list of bundles, each with its own ledger."""
 
     bundles: Sequence[Bundle]
     strategy: str
@@ -53,13 +53,13 @@ class InlinePlacementGroup:
 
 
 class Places:
-    """The declared machine, and the groups reserved of it.
+    """Resources of the declared machine, and its reserved placement groups.
 
-    Nothing waits in one process: whoever could be waited for stands further up in the same stack. So a
-    request that fits the machine, but not what is free of it, shares with those who hold it.
+    In one process, a request can't wait: the holder may be a caller further up the same stack. A request that
+    fits the machine, but not its free part, therefore shares the resources of their holders.
 
     Args:
-        totals: what there is.
+        totals: all declared resources.
     """
 
     def __init__(self, totals: Bundle) -> None:
@@ -72,7 +72,7 @@ class Places:
         return placement.group is None or placement.group.group in self._groups
 
     def take(self, placement: Placement) -> ResourceShare:
-        """A share for a holder of `placement`, whose group is there."""
+        """Return the share of a holder of `placement`, whose group must exist."""
         request = placement.resources
         if placement.group is None:
             ledgers, untouched = [self._ledger], [Ledger.of_machine(self.totals)]
@@ -99,10 +99,10 @@ class Places:
     # groups
 
     def reserve(self, number: int, bundles: Sequence[Bundle], strategy: str, name: str) -> None:
-        """Keep `bundles` as the group `number`.
+        """Reserve `bundles` as the group `number`.
 
         Raises:
-            InfeasibleError: the strategy wants more than one node.
+            InfeasibleError: the strategy needs more than one node.
             ConfigError: the name is taken.
         """
         require_one_node(bundles, strategy)
@@ -122,27 +122,27 @@ class Places:
         self._groups[number] = InlinePlacementGroup(list(bundles), strategy, name, places, ledgers)
 
     def find(self, name: str) -> tuple[int, list[Bundle]]:
-        """The group of that name; raises ConfigError if there is none."""
+        """Return the group with that name; raise ConfigError if it does not exist."""
         for number, group in self._groups.items():
             if group.name == name and name:
                 return number, list(group.bundles)
         raise ConfigError(f"there is no placement group of the name {name!r}")
 
     def bundles(self, number: int) -> list[Bundle]:
-        """Those of a group; raises ConfigError if it was removed."""
+        """Return the bundles of a group; raise ConfigError if the group was removed."""
         group = self._groups.get(number)
         if group is None:
             raise ConfigError("this placement group was removed")
         return list(group.bundles)
 
     def release(self, number: int) -> None:
-        """Give a group back; without effect if that was done."""
+        """Free a group; do nothing if that was done before."""
         group = self._groups.pop(number, None)
         for place in group.places if group is not None else ():
             place.give_back()
 
     def rows(self) -> list[Row]:
-        """The groups as plain data."""
+        """Return the groups as plain data."""
         return [
             group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
             for number, group in self._groups.items()

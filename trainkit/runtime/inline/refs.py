@@ -20,12 +20,12 @@ _NONE = pack(None)
 
 
 class InlineRef(ObjectRef[Any]):
-    """A value that is there already, or the failure in its place.
+    """Reference to an existing value or failure.
 
     Attributes:
-        packed: the one or the other.
-        failed: it is a failure.
-        of_actor: a method of an actor returned it.
+        packed: the packed value or failure.
+        failed: True for a failure.
+        of_actor: True for the result of an actor's method.
     """
 
     __slots__ = ("failed", "of_actor", "packed")
@@ -37,7 +37,7 @@ class InlineRef(ObjectRef[Any]):
         self.of_actor = of_actor
 
     def value(self) -> Any:
-        """A fresh copy of the value; raises the failure."""
+        """Return a new copy of the value, or raise the failure."""
         if self.failed:
             raise raisable(unpack_failure(self.packed))
         return unpack(self.packed)
@@ -46,19 +46,19 @@ class InlineRef(ObjectRef[Any]):
         future: Future[Any] = into or Future()
         try:
             future.set_result(self.value())
-        except Exception as error:  # what `get` raises is the future's exception
+        except Exception as error:  # the error of `get` becomes the future's exception
             future.set_exception(error)
         return future
 
     def cancel(self) -> None:
-        """Stop what owes the value: nothing does any more."""
+        """Do nothing, because the call has already ended."""
 
     def __reduce__(self) -> Any:
-        return session.put_again, (self.value(),)  # by hand, so with its value
+        return session.put_again, (self.value(),)  # pickled by hand, so the value is included
 
 
 class _Completion(InlineRef):
-    """The end of a stream: whoever asks for its value runs the stream to its end."""
+    """Reference to the end of a stream. Reading its value runs the stream to its end."""
 
     __slots__ = ("_stream",)
 
@@ -77,17 +77,17 @@ class _Completion(InlineRef):
 
 
 class InlineStream(ObjectRefGenerator[Any]):
-    """Runs a generator of the user's one step for each reference that it is asked for.
+    """Stream that runs a user's generator one step for each requested reference.
 
     Args:
-        caller: runs the steps.
-        frame: what they run in.
-        started: the generator, or why there is none.
-        new_ref: makes a reference of a packed value or failure.
-        group: of the actor's methods that this is one of.
+        caller: runner of the steps.
+        frame: frame of the steps.
+        started: outcome with the generator, or with the failure to make it.
+        new_ref: function that makes a reference to a packed value or failure.
+        group: concurrency group of the method.
 
     Attributes:
-        failure: what the generator ended with; None as long as it has not failed.
+        failure: final failure of the generator; None if it has not failed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class InlineStream(ObjectRefGenerator[Any]):
 
     @property
     def of_actor(self) -> bool:
-        """Return True if a method of an actor yields the values."""
+        """True if a method of an actor yields the values."""
         return self._frame.life is not None
 
     def __next__(self) -> InlineRef:
@@ -131,7 +131,7 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        return self._new_ref(_NONE, False)  # a step is taken when its value is asked for
+        return self._new_ref(_NONE, False)  # reading its value takes a step
 
     def completed(self) -> ObjectRef[None]:
         return _Completion(self._id, self)
@@ -140,14 +140,14 @@ class InlineStream(ObjectRefGenerator[Any]):
         return f"{self._id:016x}"
 
     def run_to_end(self) -> None:
-        """Take all steps that are left; what they yield is kept."""
+        """Run all remaining steps, and keep the values."""
         while not self._over:
             self._step()
 
     def cancel(self, error: Exception | None = None) -> None:
-        """End the generator where it stands; `error`, or TaskCancelledError, is its last reference."""
+        """End the generator where it stands; its last reference is `error`, or TaskCancelledError."""
         self._cancelled = True
-        if self._over or self._stepping:  # in a step of its own: it ends behind that
+        if self._over or self._stepping:  # a running step ends the generator afterwards
             return
         outcome = self._run(self._close)
         if outcome.failure is None:
@@ -164,7 +164,7 @@ class InlineStream(ObjectRefGenerator[Any]):
                 outcome = died(self._frame)
             else:
                 outcome = self._run(self._advance)
-        except BaseException:  # Ctrl-C: it has ended the generator
+        except BaseException:  # Ctrl-C has ended the generator
             self._end(Outcome())
             raise
         finally:
@@ -195,7 +195,7 @@ class InlineStream(ObjectRefGenerator[Any]):
         generator = self._generator
         if hasattr(generator, "aclose"):
             self._frame.run(generator.aclose())
-        elif hasattr(generator, "close"):  # a plain iterator has nothing to clean up
+        elif hasattr(generator, "close"):  # a plain iterator needs no cleanup
             generator.close()
 
     def _end(self, outcome: Outcome) -> None:
@@ -218,7 +218,7 @@ class InlineStream(ObjectRefGenerator[Any]):
 
 
 def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
-    """Yield what an asynchronous generator yields, each step run on the loop of `frame`."""
+    """Yield the items of an asynchronous generator, with each step run on the loop of `frame`."""
     try:
         while (item := frame.next_of(generator, _END)) is not _END:
             yield item
@@ -226,6 +226,6 @@ def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
         frame.run(generator.aclose())
 
 
-# The very same reference arrives: its value is unpacked anew for each who asks.
+# References are passed as the same object; each reader unpacks its own copy of the value.
 serialize.register(InlineRef, serialize.attached)
 serialize.register(_Completion, serialize.attached)

@@ -1,4 +1,4 @@
-"""Actors on Ray, and the wrappers of functions and classes that Ray has been given."""
+"""Actors on Ray, and a cache of the wrappers for functions and classes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, Met
 
 
 class Definitions:
-    """Remote functions and classes of Ray's, by what they were made from.
+    """Cache of Ray's remote functions and classes, by the user's functions and classes.
 
     Args:
-        join: gives a worker's process the verbs.
+        join: function that makes trainkit's functions available in a worker's process.
     """
 
     def __init__(self, join: Join) -> None:
         self._join = join
-        self._lock = threading.RLock()  # a weak reference may end while it is held
+        self._lock = threading.RLock()  # reentrant, because a weak reference may end while it is held
         self._known: dict[Any, tuple[Any, Any]] = {}
 
     def task(self, spec: TaskSpec) -> Any:
-        """Ray's remote function for the function of `spec`; raises SerializationError."""
+        """Return Ray's remote function for the function of `spec`; raise SerializationError if that fails."""
         streaming = spec.num_returns in (STREAMING, DYNAMIC)
         key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
 
@@ -47,7 +47,7 @@ class Definitions:
         return self._once(key, spec.function, make)
 
     def host(self, spec: ActorSpec) -> Any:
-        """Ray's actor class around the class of `spec`."""
+        """Return Ray's actor class that hosts the class of `spec`."""
         groups = dict(spec.concurrency.groups)
         key = ("actor", id(spec.cls), spec.interface.is_async, *sorted(groups.items()))
 
@@ -58,19 +58,19 @@ class Definitions:
         return self._once(key, spec.cls, make)
 
     def clear(self) -> None:
-        """Forget all: another session knows none of it."""
+        """Empty the cache, because another session of Ray does not know its entries."""
         with self._lock:
             self._known.clear()
 
     def _once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
             found = self._known.get(key)
-        if found is not None and found[0]() is source:  # an id may be used again
+        if found is not None and found[0]() is source:  # ids can be reused
             return found[1]
         made = make()
         try:
             known = weakref.ref(source, lambda _: self._known.pop(key, None))
-        except TypeError:  # some callables can't be referred to weakly: those are sent each time
+        except TypeError:  # some callables allow no weak references, and are sent each time
             return made
         with self._lock:
             self._known[key] = (known, made)
@@ -105,9 +105,10 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
 
 
 def _to_wait_for(refs: list[Any]) -> list[Any]:
-    """Return what Ray is to wait for until it starts an actor with these arguments.
+    """Return what Ray must wait for before it starts an actor with these arguments.
 
-    Not for those themselves: if one failed, Ray would tell callers only the text of its error.
+    The arguments themselves are not returned: if one failed, Ray would give callers only the text of its
+    error.
     """
     awaited = list(dict.fromkeys(refs))
     late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]
@@ -130,11 +131,11 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
         raise missing from error
-    # Ray remembers names, and may go on finding an actor that ended itself.
+    # Ray remembers names, and may still find an actor that ended itself.
     if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
         raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S
-    while True:  # who made it just now is about to write this
+    while True:  # its creator may be about to write this
         interface = internal_kv._internal_kv_get(_key(handle))
         if interface is not None:
             known: Interface = pickle.loads(interface)
@@ -184,5 +185,5 @@ def leave() -> NoReturn:
 
 
 def _key(handle: Any) -> bytes:
-    """Where in Ray's key-value store the interface of an actor is kept."""
+    """Return the key of an actor's interface in Ray's key-value store."""
     return b"trainkit:interface:" + bytes(handle._actor_id.binary())

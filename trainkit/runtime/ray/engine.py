@@ -1,15 +1,18 @@
-"""The Ray engine, a thin layer: Ray places, runs, restarts and stores.
+"""Ray engine: a thin layer over Ray, which places, runs, restarts and stores.
 
-A thin pass-through: Ray places, runs, restarts and stores; nothing here decides any of it. What differs
-from plain Ray is what the other engines promise too: errors, names of what can't be pickled, requests
-that can never be met refused at once, and a running actor that takes no CPU unless it asks for one.
+The engine itself decides none of these. It adds the promises of the other engines to plain Ray: their errors,
+the names of parts that can't be pickled, immediate refusal of requests that can never be met, and actors that
+take no CPU unless they request one.
 
-Where Ray does otherwise than the local engine, so does this one: an interrupt by `cancel` waits for a call
-into C to return; a running method of an actor goes on when it is cancelled, but its result is lost, and
-after one that was cancelled before it began, the actor's next call may fail after half a minute;
-a cancel in the same microseconds as the end of its task may abort the driver, by a fault of Ray's;
-`ObjectRefGenerator.completed` tells that a stream has ended and not how; `list_tasks` and `list_objects`
-need Ray's dashboard; a scratch folder stays behind when the driver is killed.
+Like Ray, it differs from the local engine in some points:
+
+- An interrupt by `cancel` waits until a call into C returns.
+- A running method of an actor continues after `cancel`, but its result is lost. If a method is cancelled
+  before it begins, the actor's next call may fail after half a minute.
+- A cancel within microseconds of the end of its task may abort the driver, because of a bug in Ray.
+- `ObjectRefGenerator.completed` reports the end of a stream, but not its error.
+- `list_tasks` and `list_objects` need Ray's dashboard.
+- A scratch folder stays behind when the driver is killed.
 """
 
 from __future__ import annotations
@@ -54,12 +57,12 @@ from trainkit.settings import runtime_dir
 
 
 def join(scratch: Path) -> None:
-    """Give the verbs of a session to this process, a worker of Ray's, if it has not got them yet.
+    """Make this process, a worker of Ray, a worker of a session, unless it already is.
 
-    Ray keeps a worker for all sessions of a program that called `ray.init` itself.
+    Ray keeps its workers for all sessions of a program that called `ray.init` itself.
 
     Args:
-        scratch: the session's scratch folder, by which it is known.
+        scratch: scratch folder of the session, which identifies the session.
     """
     found = session.running()
     if found is None or (isinstance(found, RayEngine) and found.is_worker and found.scratch != scratch):
@@ -70,14 +73,15 @@ class RayEngine:
     """Engine on a Ray cluster; implements `trainkit.runtime.engine.Engine`.
 
     Args:
-        is_worker: this process was started by Ray.
-        owned: Ray was started or joined by this engine, which leaves it at the end.
-        scratch: the session's scratch folder, made when first asked for; None in the process that begins it.
+        is_worker: True if Ray started this process.
+        owned: True if this engine started or joined Ray, and must leave it at the end.
+        scratch: scratch folder of the session, made on first use; None in the process that begins the
+            session.
     """
 
     name = "ray"
     promises = PROMISES["ray"]
-    # What the protocol asks for and a function of Ray's rooms does is that function, with no step in between.
+    # Methods that need no state of the engine are functions of Ray's modules, without a step in between.
     call, kill, exit_actor = staticmethod(actors.call), staticmethod(actors.kill), staticmethod(actors.leave)
     reserve, release = staticmethod(ray_placement.reserve), staticmethod(ray_placement.release)
     find_group, current_group = staticmethod(ray_placement.find), staticmethod(ray_placement.current)
@@ -96,10 +100,10 @@ class RayEngine:
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
-        """Join the cluster at `spec.address`, or start Ray on this machine; a Ray that runs is used as it is.
+        """Join the cluster at `spec.address`, or start Ray on this machine; use a running Ray as it is.
 
         Raises:
-            ConfigError: there is no such cluster, or Ray refuses an argument.
+            ConfigError: the cluster does not exist, or Ray rejects an argument.
         """
         if ray.is_initialized():
             return cls(is_worker=False, owned=False)
@@ -118,7 +122,7 @@ class RayEngine:
             arguments["_system_config"] = {**config, "automatic_object_spilling_enabled": False}
         elif spec.object_spilling_directory is not None:
             arguments["object_spilling_directory"] = spec.object_spilling_directory
-        # Without "local" Ray would look for a cluster on this machine first, and join it.
+        # Without "local", Ray would first look for a cluster on this machine and join it.
         address = spec.address or "local"
         try:
             ray.init(
@@ -146,7 +150,7 @@ class RayEngine:
             )
 
     def require_node(self) -> None:
-        return  # a cluster outlives each of its machines but that of this program, and tells of no loss
+        return  # a cluster survives its other machines, and Ray reports no loss
 
     def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
@@ -166,7 +170,7 @@ class RayEngine:
     def _placed(
         self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
     ) -> specs.Placement:
-        """Where it goes; refuses what could never fit, and looks no further at a request that once could."""
+        """Return the final placement, or raise if it is infeasible; feasible amounts are checked only once."""
         if placement.group is not None and ray_placement.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
@@ -180,8 +184,8 @@ class RayEngine:
             wanted, result = ref.generator, ref.generator.completed()
         else:
             wanted = result = self._own([ref])[0]
-        # A result is seen some microseconds before Ray's bookkeeping of its task is over; a cancel in between
-        # makes Ray abort this process ("Tried to complete task that was not pending").
+        # A result is visible some microseconds before Ray's bookkeeping of its task is done. A cancel in
+        # between makes Ray abort this process ("Tried to complete task that was not pending").
         if ray.wait([result], timeout=0, fetch_local=False)[0]:
             return
         try:
@@ -190,7 +194,7 @@ class RayEngine:
             raise errors.refusal(error, "cancel()") from error
 
     def end_processes(self, placement: specs.Placement) -> None:
-        """Ray ends those that idle."""
+        """Do nothing, because Ray ends idle processes itself."""
 
     def where_am_i(self) -> specs.WhereAmI:
         context = ray.get_runtime_context()
@@ -221,7 +225,7 @@ class RayEngine:
     def address_info(self) -> dict[str, Any]:
         facts = address_info(ray.get_runtime_context().get_node_id(), None)
         node = ray._private.worker._global_node
-        if node is not None:  # else a client of a cluster elsewhere
+        if node is not None:  # None in a client of a remote cluster
             facts.update(node.address_info)
         return {**facts, "ray_version": ray.__version__}
 
@@ -250,7 +254,7 @@ class RayEngine:
     ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
-        if left and len(done) >= num_returns:  # more may be done, and the first of them come first
+        if left and len(done) >= num_returns:  # more references may be done, and earlier ones come first
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
         ready: list[specs.ObjectRef[Any]] = []
@@ -303,7 +307,7 @@ class RayEngine:
 
     def close(self) -> None:
         if self.is_worker or self.pid != os.getpid():
-            return  # a worker's engine ends with its process
+            return  # the engine of a worker ends with its process
         self._definitions.clear()
         process.remove_folder(self.scratch)
         if self._owned and ray.is_initialized():

@@ -23,7 +23,7 @@ from trainkit.errors import (
 from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
 from trainkit.runtime.serialize import Packed
 
-# The first that fits counts, so a class stands before those it inherits from.
+# The first match counts, so a class comes before its base classes.
 _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
     (exceptions.GetTimeoutError, GetTimeoutError),
     (exceptions.TaskCancelledError, TaskCancelledError),
@@ -46,7 +46,7 @@ _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
 
 
 class UserFailure(Exception):
-    """Exception of user code in a worker, packed by `pack_failure` for its way through Ray.
+    """Exception of user code in a worker, packed by `pack_failure` to be sent through Ray.
 
     Args:
         parcel: see `trainkit.runtime.ray.values.Parcel`.
@@ -62,11 +62,11 @@ class UserFailure(Exception):
 
 
 class RetriedFailure(UserFailure):
-    """Exception of a kind for which the task is run again."""
+    """Failure for which Ray retries the task."""
 
 
 def translate(error: BaseException) -> BaseException:
-    """Return trainkit's exception for `error`; `error` itself if it is not Ray's."""
+    """Return trainkit's equivalent of Ray's exception `error`; return other exceptions unchanged."""
     if isinstance(error, exceptions.RayTaskError):
         return _of_task(error)
     if isinstance(error, exceptions.RayActorError) and "INTENDED_USER_EXIT" in str(error):
@@ -80,20 +80,20 @@ def translate(error: BaseException) -> BaseException:
 
 
 def refusal(error: Exception, what: str) -> ConfigError:
-    """For what Ray says of a wrong argument."""
+    """Return the error for an argument that Ray rejects."""
     return ConfigError(f"Ray refuses {what}: {error}")
 
 
 def _of_task(error: Any) -> BaseException:
     cause = error
-    while isinstance(cause, exceptions.RayTaskError):  # a task that took its value from a failed one
+    while isinstance(cause, exceptions.RayTaskError):  # the task received its argument from a failed task
         cause = cause.cause
     if isinstance(cause, UserFailure):
         parcel = cause.parcel
         return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
-    if isinstance(cause, exceptions.RayError):  # such as an argument's owner that died
+    if isinstance(cause, exceptions.RayError):  # for example, the owner of an argument died
         return translate(cause)
-    failure = unpack_failure(pack_failure(cause, "Ray"))  # what Ray's own code raised in the worker
+    failure = unpack_failure(pack_failure(cause, "Ray"))  # Ray's own code raised in the worker
     failure.remote_traceback = str(error)
     return raisable(failure)
 

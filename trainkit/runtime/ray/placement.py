@@ -65,12 +65,12 @@ def _label_strategy(placement: Placement) -> NodeLabelSchedulingStrategy:
 
 
 def totals() -> dict[str, float]:
-    """All resources of the cluster that a user can ask for."""
+    """Return all resources of the cluster that a user can request."""
     return plain(ray.cluster_resources())
 
 
 def plain(amounts: Mapping[str, float]) -> dict[str, float]:
-    """`amounts` without what Ray counts for itself: node names, its store, shares of placement groups."""
+    """Return `amounts` without Ray's internal resources: node names, its store, shares of groups."""
     return {
         name: amount
         for name, amount in amounts.items()
@@ -84,7 +84,7 @@ def node_totals() -> list[dict[str, float]]:
 
 
 def require_placeable(bundles: Sequence[Bundle], strategy: str, what: str) -> None:
-    """Raise InfeasibleError if the nodes there are could never hold `bundles` as `strategy` says."""
+    """Raise InfeasibleError if the existing nodes could never hold `bundles` with `strategy`."""
     existing, nodes = totals(), node_totals()
     require_feasible(bundles, existing, what=what)
     wholes = [total(bundles)] if strategy == "STRICT_PACK" else list(bundles)
@@ -107,7 +107,7 @@ def _holds(node: Bundle, bundle: Bundle) -> bool:
 
 
 def _each_on_its_own(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool:
-    """Return True if each bundle can have a node for itself, by a matching with augmenting paths."""
+    """Return True if each bundle can have its own node, by a matching with augmenting paths."""
     holder: dict[int, int] = {}
 
     def place(bundle: int, tried: set[int]) -> bool:
@@ -124,12 +124,12 @@ def _each_on_its_own(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool
 
 
 def group_of(number: int) -> PlacementGroup:
-    """Ray's group behind our number for it."""
+    """Return Ray's placement group for an id of trainkit."""
     return PlacementGroup(PlacementGroupID(number.to_bytes(_ID_BYTES, "big")))
 
 
 def number_of(group: PlacementGroup) -> int:
-    """Our number for a group of Ray's."""
+    """Return trainkit's id for a placement group of Ray."""
     return int.from_bytes(group.id.binary(), "big")
 
 
@@ -163,17 +163,17 @@ def find(name: str) -> tuple[int, list[Bundle]]:
 def _named(name: str) -> PlacementGroup | None:
     try:
         return get_placement_group(name)
-    except ValueError:  # what Ray raises for a name that it doesn't know
+    except ValueError:  # Ray raises this for unknown names
         return None
 
 
 def bundles_of(group: PlacementGroup) -> list[Bundle]:
-    """Its bundles, in order."""
+    """Return the group's bundles, in order."""
     return [dict(bundle) for bundle in group.bundle_specs]
 
 
 def is_removed(number: int) -> bool:
-    """Return True if the group was removed; on Ray, a request for it would wait for ever."""
+    """Return True if the group was removed. On Ray, a request for it would wait for ever."""
     return bool(placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED")
 
 
@@ -192,6 +192,6 @@ def current() -> tuple[PlacementGroupId, list[Bundle]] | None:
 
 
 def placed(placement: Placement) -> Placement:
-    """`placement`, in this process's own group if that captures what is started here."""
+    """Return `placement`, moved into this process's own group if that group captures its children."""
     captures = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
     return captured(placement, current()) if captures else placement

@@ -1,4 +1,4 @@
-"""State listing of a Ray cluster, in the form of the local engine's."""
+"""State listing of a Ray cluster, with the rows of the local engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def state(kind: str) -> list[Row]:
     """Implement `Engine.state`.
 
     Raises:
-        ConfigError: there is no such kind; or Ray tells this only through its dashboard, and there is none.
+        ConfigError: the kind does not exist, or it needs Ray's dashboard, which is not running.
     """
     return listing(_KINDS, kind)
 
@@ -37,7 +37,7 @@ def _nodes() -> list[Row]:
             "alive": node["Alive"],
             "hostname": node["NodeManagerHostname"],
             "address": node["NodeManagerAddress"],
-            "pid": None,  # Ray doesn't tell
+            "pid": None,  # not available from Ray
             "labels": dict(node.get("Labels") or {}),
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
@@ -97,7 +97,7 @@ def _tasks() -> list[Row]:
             is_running=task.state == "RUNNING",
             worker_id=task.worker_id,
             pid=task.worker_pid,
-            owner_pid=None,  # Ray doesn't tell
+            owner_pid=None,  # not available from Ray
             task_id=task.task_id,
         )
         for task in _from_dashboard("list_tasks")
@@ -134,7 +134,7 @@ def _workers() -> list[Row]:
 
 def _logs() -> list[Row]:
     node = ray._private.worker._global_node
-    if node is None:  # a client of a cluster elsewhere
+    if node is None:  # a client of a remote cluster
         return []
     folder = Path(node.get_logs_dir_path())
     return [{"path": str(path)} for path in sorted(folder.glob("worker-*-*.*")) if path.suffix in _OUTPUT]
@@ -145,7 +145,7 @@ def _from_dashboard(verb: str) -> Any:
         from ray.util import state as listings
 
         return getattr(listings, verb)(limit=_MOST_ROWS, detail=True)
-    except Exception as error:  # what it raises depends on which part of the dashboard is missing
+    except Exception as error:  # the exception depends on which part of the dashboard is missing
         raise ConfigError(
             f"Ray's {verb} is answered by its dashboard: start Ray with it (pip install 'ray[default]', and "
             f"trainkit.init(include_dashboard=True) or ray start), or ask where it runs. It said: {error}"
@@ -160,5 +160,5 @@ _KINDS: dict[str, Callable[[], list[Row]]] = {
     "logs": _logs,
     "objects": _objects,
     "placement_groups": _groups,
-    "requests": list,  # Ray does not tell what waits
+    "requests": list,  # Ray does not list waiting requests
 }

@@ -1,4 +1,4 @@
-"""Values, references and streams on their way through Ray."""
+"""Values, references and streams in the form that Ray transfers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trainkit.runtime.streams import Callbacks, DynamicObjectRefGenerator, Objec
 
 
 class Parcel:
-    """A packed value in the form that Ray carries.
+    """Packed value that Ray can transfer.
 
     Args:
         payload: the pickle.
-        buffers: what it refers to out of band.
+        buffers: out-of-band buffers of the pickle.
         handles: Ray's references and actor handles in the value.
     """
 
@@ -39,33 +39,33 @@ class Parcel:
 
 
 def wrap(packed: Packed) -> Parcel:
-    """`packed` for Ray."""
+    """Return `packed` as a parcel for Ray."""
     return Parcel(bytes(packed.payload), list(packed.buffers), list(packed.handles))
 
 
 def unwrap(parcel: Parcel) -> Packed:
-    """The opposite of `wrap`."""
+    """Return the packed value of a parcel."""
     return Packed(parcel.payload, parcel.buffers, parcel.handles)
 
 
 def seal(value: Any, what: str = "value") -> Parcel:
-    """Pack `value` for Ray; raises SerializationError, naming the part that can't be pickled."""
+    """Pack `value` for Ray; raise SerializationError that names the part that can't be pickled."""
     return wrap(pack(value, what))
 
 
 def unseal(value: Any) -> Any:
-    """The value in a parcel; what is no parcel was put there by other programs, and is itself."""
+    """Return the value in a parcel; other values come from other programs and are returned unchanged."""
     if isinstance(value, ray.DynamicObjectRefGenerator):
         return DynamicObjectRefGenerator(map(RayRef, value))
     return unpack(unwrap(value)) if isinstance(value, Parcel) else value
 
 
 class RayRef(ObjectRef[Any]):
-    """A reference of Ray's.
+    """Reference of Ray.
 
     Attributes:
-        ref: Ray's own.
-        session: which of this process's sessions it was made or unpacked in.
+        ref: Ray's own reference.
+        session: number of the session of this process in which it was made or unpacked.
     """
 
     __slots__ = ("ref", "session")
@@ -79,7 +79,7 @@ class RayRef(ObjectRef[Any]):
         return f"{self.id:0{2 * ray.ObjectRef.size()}x}"
 
     def __reduce__(self) -> Any:
-        return put_again, (engine().get([self], None)[0],)  # by hand, so with its value
+        return put_again, (engine().get([self], None)[0],)  # pickled by hand, so the value is included
 
     def future(self, into: Future[Any] | None = None) -> Future[Any]:
         ours: Future[Any] = into or Future()
@@ -92,7 +92,7 @@ class RayRef(ObjectRef[Any]):
             except BaseException as error:
                 ours.set_exception(errors.translate(error))
 
-        # Callbacks of ours may wait for other references, whose answers Ray's thread has to read meanwhile.
+        # The callbacks may wait for other references, and Ray's thread must be free to read those answers.
         _callbacks.expect()
         self.ref.future().add_done_callback(lambda theirs: _callbacks.put(lambda: settle(theirs)))
         return ours
@@ -102,11 +102,11 @@ _callbacks = Callbacks()
 
 
 class RayActor:
-    """An actor of Ray's behind a handle; it ends when Ray sees its last handle gone.
+    """Actor of Ray behind a handle. It ends when Ray sees that its last handle is gone.
 
     Attributes:
-        handle: Ray's own.
-        name: what stands for the actor in errors and logs.
+        handle: Ray's own handle.
+        name: name of the actor in errors and logs.
     """
 
     __slots__ = ("handle", "name")
@@ -117,7 +117,7 @@ class RayActor:
 
     @property
     def actor_id(self) -> str:
-        """The actor's id, in hexadecimal."""
+        """Id of the actor in hexadecimal digits."""
         return str(self.handle._actor_id.hex())
 
     def __eq__(self, other: object) -> bool:
@@ -131,11 +131,11 @@ class RayActor:
 
 
 session = 0
-"""Counts the sessions of this process: a reference of an ended one must not be looked for in the next."""
+"""Number of the current session of this process. References of earlier sessions must not be looked up."""
 
 
 def next_session() -> int:
-    """Begin another session in this process."""
+    """Begin a new session in this process, and return its number."""
     global session
     session += 1
     return session
@@ -150,10 +150,11 @@ def _claim_actor(index: int, name: str) -> RayActor:
 
 
 def attach_rays_own(kept: bool = True) -> None:
-    """Have Ray learn who else refers to what a user's value holds of Ray itself, such as a Ray Dataset.
+    """Register reducers, so that Ray tracks its own references inside user values, such as a Ray Dataset's.
 
     Args:
-        kept: False once the session is over: another engine's values are pickled as Ray does it.
+        kept: False removes the reducers after the session; values of other engines are then pickled Ray's
+            way.
     """
     for kind in (ray.ObjectRef, ray.actor.ActorHandle):
         if kept:
@@ -171,22 +172,22 @@ register(
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Stands in a call's arguments for the value of its reference number `index`."""
+    """Placeholder in a call's arguments for the value of reference number `index`."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """Call for a worker, without the values of the references among its arguments.
+    """Call for a worker, with the values of argument references left out.
 
     Attributes:
-        where: what runs, for errors.
-        arguments: positional and keyword arguments, references among them replaced by slots.
-        num_returns: of the call, or STREAMING.
-        method: of the actor; "" for a task.
-        folder: to run in; None stays where the process is.
-        retries: of a method: the exceptions that the call is made again for; None for none.
+        where: name of the called code, for errors.
+        arguments: positional and keyword arguments, with slots for references.
+        num_returns: number of results, or STREAMING.
+        method: method of the actor; "" for a task.
+        folder: folder to run in; None keeps the current folder of the process.
+        retries: for a method, the exceptions after which the call is retried; None for none.
     """
 
     where: str
@@ -197,7 +198,7 @@ class Call:
     retries: Parcel | None = None
 
     def resolved(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with the values of their references in their places."""
+        """Return the arguments with `values` in the places of their references."""
         args, kwargs = unseal(self.arguments)
 
         def fill(item: Any) -> Any:
@@ -207,7 +208,7 @@ class Call:
 
 
 def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> tuple[Parcel, list[Any]]:
-    """The arguments with slots for the references among them, and those references, for Ray to resolve."""
+    """Return the arguments with slots for references, and these references, which Ray resolves."""
     refs: list[Any] = []
 
     def cut(item: Any) -> Any:
@@ -222,7 +223,7 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
 
 
 class _Upcoming(RayRef):
-    """Ray's generator in the place of a reference: to `ray.wait` it is done while its next value is there."""
+    """Generator of Ray in place of a reference: `ray.wait` reports it done while its next value exists."""
 
     __slots__ = ()
 
@@ -232,10 +233,10 @@ class _Upcoming(RayRef):
 
 
 class RayStream(ObjectRefGenerator[Any]):
-    """Ray's generator of references, handing out ours.
+    """Generator of Ray that yields trainkit's references.
 
     Attributes:
-        generator: Ray's own.
+        generator: Ray's own generator.
     """
 
     def __init__(self, generator: Any) -> None:
@@ -258,17 +259,17 @@ class RayStream(ObjectRefGenerator[Any]):
 
 
 def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
-    """Return Ray's function or method with `num_returns` in Ray's words, and other options of Ray's."""
+    """Return Ray's function or method with `num_returns`, as Ray spells it, and other options of Ray."""
     if num_returns != DYNAMIC:
         return body.options(num_returns="streaming" if num_returns == STREAMING else num_returns, **options)
     with warnings.catch_warnings():
-        # Ray calls it deprecated; here it goes on working, so there is nothing to tell the user.
+        # Ray deprecates "dynamic", but it keeps working here, so the user needs no warning.
         warnings.filterwarnings("ignore", "num_returns='dynamic'")
         return body.options(num_returns="dynamic", **options)
 
 
 def handed_out(started: Any) -> list[ObjectRef[Any]]:
-    """Return Ray's references of a call in the form of `Engine.submit` and `Engine.call`."""
+    """Return the result of Ray's `remote` as `Engine.submit` and `Engine.call` return references."""
     if isinstance(started, ray.ObjectRefGenerator):
         return [RayStream(started)]  # type: ignore[list-item]
     if started is None:

@@ -1,8 +1,8 @@
 """Code that runs in Ray's workers: wrappers around the user's functions and classes.
 
-Ray is given these wrappers instead of the user's code. They unpack the arguments, give the process
-trainkit's verbs, and pack results and failures as every engine does. Their names are the user's, so Ray's
-dashboard and logs show those.
+Ray receives these wrappers instead of the user's code. They unpack the arguments, make trainkit's functions
+available in the process, and pack results and failures like every engine. They have the names of the user's
+functions and classes, so that Ray's dashboard and logs show these names.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
-    """A process that asked for no GPU sees none; Ray leaves it those of the node."""
+    """Hide all GPUs from a process that requested none; Ray would show it those of the node."""
     if not ray.get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it anew for a task that asks for some
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it again for a task that requests GPUs
 
 
 @contextlib.contextmanager
 def _told_as(
     failure: Callable[[Exception], UserFailure], leaves: tuple[type[BaseException], ...] = ()
 ) -> Iterator[None]:
-    """Run user code, and raise what Ray is to be told in place of what it raises.
+    """Run user code, and replace its exceptions by exceptions for Ray.
 
     Args:
-        failure: makes the exception to raise for another one.
+        failure: function that makes the replacement.
         leaves: exceptions that end the actor.
     """
     try:
@@ -56,7 +56,7 @@ def _told_as(
 
 
 class _Task:
-    """A user's function in a worker, unpacked when first called."""
+    """User's function in a worker, unpacked at its first call."""
 
     def __init__(self, function: Parcel, retries: Parcel, join: Join) -> None:
         self.function = function
@@ -73,28 +73,28 @@ class _Task:
 
     @contextlib.contextmanager
     def running(self, call: Call) -> Iterator[None]:
-        """Run code of the function in its folder; the process has the verbs."""
+        """Run code of the function in its folder, with trainkit's functions available."""
         self.join()
         _hide_gpus()
         with _told_as(functools.partial(self._failure, call)), inside(call.folder):
             yield
 
     def _failure(self, call: Call, error: Exception) -> UserFailure:
-        """Return the exception to raise for `error`; for one kind of it, Ray runs the task again."""
+        """Return the replacement for `error`; its class tells Ray whether to retry the task."""
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
 def task_body(
     function: Parcel, retries: Parcel, name: str, streaming: bool, join: Join
 ) -> Callable[..., Any]:
-    """Run a task in Ray's worker.
+    """Return the function that runs a task in Ray's worker.
 
     Args:
-        function: the user's.
+        function: the user's function.
         retries: `TaskSpec.retry_exceptions`.
-        name: for Ray's listings.
-        streaming: its results come one by one; Ray wants a generator function for this.
-        join: gives the process the verbs.
+        name: name for Ray's listings.
+        streaming: the results come one by one, for which Ray requires a generator function.
+        join: function that makes trainkit's functions available in the process.
     """
     task = _Task(function, retries, join)
 
@@ -142,15 +142,15 @@ def _failure(
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:
-    """Return the exception to raise for that of a method; Ray makes the call again for one kind of it."""
+    """Return the replacement for an error of a method; its class tells Ray whether to retry the call."""
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 
 class ActorHost:
-    """The process around an actor whose methods are plain functions.
+    """Host of an actor whose methods are plain functions. It is the only actor of its process.
 
     Attributes:
-        made_of: the user's class, and the actor's name in errors; of the one actor of this process.
+        made_of: the user's class, and the actor's name in errors.
     """
 
     join: Join
@@ -165,7 +165,8 @@ class ActorHost:
             if call.folder is not None:
                 os.chdir(call.folder)
                 sys.path.insert(0, call.folder)
-            # Read here: if Ray did, it would tell later callers only the text of a failed one.
+            # Arguments are read here. If Ray read them, callers would see only the text of a failed
+            # argument's error.
             args, kwargs = call.resolved(ray.get(refs))
             made_of = unseal(cls)
             ActorHost.made_of = made_of, call.where
@@ -198,9 +199,9 @@ class ActorHost:
 
 
 class AsyncActorHost(ActorHost):
-    """The process around an actor with `async def` methods: all of them run on one event loop.
+    """Host of an actor with `async def` methods, which all run on one event loop.
 
-    A SystemExit would end that loop and leave the callers waiting, so it is made to end the actor.
+    SystemExit would end that loop and leave the callers waiting, so here it ends the actor.
     """
 
     _leaves = (ActorExit, SystemExit)
@@ -228,5 +229,5 @@ class AsyncActorHost(ActorHost):
 
 
 def host_class(name: str, is_async: bool, join: Join) -> type[ActorHost]:
-    """The class that Ray is given for a user's class of that name."""
+    """Return the class for Ray that wraps a user's class of that name."""
     return type(name, (AsyncActorHost if is_async else ActorHost,), {"join": staticmethod(join)})
