@@ -291,8 +291,7 @@ class SteeringTools(_Tools):
         return [self.pause, self.resume, self.stop, self.add, self.prioritise, self.set]
 
     def pause(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Pause a trial, which needs a checkpoint. Without a trial, pause all: no trial starts until
-        `resume`.
+        """Pause a trial, which needs a checkpoint. Without a trial, pause all: none starts until `resume`.
 
         Args:
             experiment: its name.

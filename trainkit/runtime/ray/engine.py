@@ -170,7 +170,7 @@ class RayEngine:
     def _placed(
         self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
     ) -> specs.Placement:
-        """Return the final placement, or raise if it is infeasible; feasible amounts are checked only once."""
+        """Return the final placement, or raise if it is infeasible; feasible amounts are checked once."""
         if placement.group is not None and ray_placement.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
