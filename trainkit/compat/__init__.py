@@ -1,6 +1,6 @@
-"""Names that exist because Ray, Ray Tune, RaySGD or tune-sklearn has them, and former paths of ours.
+"""Names for compatibility with Ray, Ray Tune, RaySGD and tune-sklearn, and trainkit's own former paths.
 
-Nothing in trainkit imports this package. `ray.txt` and `moved.txt` say what each old name stands for, and
-`finder.py` serves it when it is asked for. The other modules have behaviour of their own. Type checkers read
-the stubs at the old paths, such as `trainkit/util/queue.pyi`.
+Nothing in trainkit imports this package. `ray.txt` and `moved.txt` map each old name to its current name, and
+`finder.py` serves old names on demand. The other modules have their own behaviour. Type checkers read the
+stubs at the old paths, such as `trainkit/util/queue.pyi`.
 """

@@ -1,4 +1,4 @@
-"""Pool of actors, each of which is given the next value once it is free."""
+"""Pool of actors, each of which receives the next value once it is free."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _Result: TypeAlias = "ObjectRef[Any] | list[ObjectRef[Any]]"
 
 
 class ActorPool(Generic[A]):
-    """Pool of actors: gives each value to an actor that is free, and collects the results.
+    """Pool of actors that gives each value to a free actor and collects the results.
 
-    An actor is free again as soon as its call has ended, also when that raised; calls for which there was
-    no free actor are sent whenever the pool is asked for something. For the use of one thread.
+    An actor is free again when its call has ended, even by an error. Waiting calls are sent whenever the pool
+    is used. A pool must be used by one thread only.
 
     Args:
-        actors: their handles.
+        actors: handles of the actors.
     """
 
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
         self._waiting: deque[tuple[int, Callable[[A, Any], _Result], Any]] = deque()
-        # By the last reference of each call, which is done last.
+        # The key is the last reference of each call, which is done last.
         self._running: dict[ObjectRef[Any], tuple[int, A, _Result]] = {}
-        # What is owed, by the number of its submission, and, once it is there, in the order of arrival.
+        # Expected results by number of submission, and arrived results in the order of arrival.
         self._owed: dict[int, None] = {}
         self._arrived: dict[int, _Result | Exception] = {}
         self._submitted = 0
@@ -43,10 +43,10 @@ class ActorPool(Generic[A]):
     @overload
     def map(self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]) -> Iterator[Any]: ...
     def map(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Submit all `values` and return an iterator over their results in order, as by `submit`.
+        """Submit all `values`; return an iterator over their results, in order.
 
-        Results that nobody has asked for before are forgotten. An error of one call is raised at its place,
-        and the iterator goes on behind it.
+        Earlier results that were not read are dropped. An error of a call is raised at its place, and the
+        iterator can continue after it.
         """
         self._submit_all(fn, values)
         return _Results(self, self.get_next)
@@ -63,12 +63,13 @@ class ActorPool(Generic[A]):
         return _Results(self, self.get_next_unordered)
 
     def submit(self, fn: Callable[[A, V], _Result], value: V) -> None:
-        """Start `fn(actor, value)` on a free actor, or once there is one.
+        """Start `fn(actor, value)` on a free actor, or wait for one.
 
         Args:
-            fn: calls a method of the actor and returns the reference, as `lambda a, v: a.double.remote(v)`;
-                for a method with several returns their list, and the result is then a list too.
-            value: its second argument.
+            fn: function that calls a method of the actor and returns its reference, such as `lambda a, v:
+                a.double.remote(v)`. For a method with several returns, it returns their list, and the result
+                is a list too.
+            value: second argument of `fn`.
         """
         self._collect(0)
         if self._idle and not self._waiting:
@@ -79,15 +80,15 @@ class ActorPool(Generic[A]):
         self._submitted += 1
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Return the result of the earliest submission that was not returned yet.
+        """Return the result of the earliest submission whose result was not returned yet.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
-            ignore_if_timedout: when the time is up, forget this result; its actor is free when it is done.
+            timeout: seconds; None means no limit.
+            ignore_if_timedout: drop this result after the timeout; its actor is free when the call is done.
 
         Raises:
-            StopIteration: none is owed.
-            GetTimeoutError: the time is up.
+            StopIteration: no result is expected.
+            GetTimeoutError: the timeout passed.
         """
         first = next(iter(self._owed), None)
         if first is not None:
@@ -102,23 +103,23 @@ class ActorPool(Generic[A]):
         return self._hand_out(next(iter(self._arrived), None))
 
     def has_next(self) -> bool:
-        """Return True if a result is owed."""
+        """Return True if a result is expected."""
         return bool(self._owed)
 
     def has_free(self) -> bool:
-        """Return True if a submission would start at once."""
+        """Return True if a submission would start immediately."""
         self._collect(0)
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> A | None:
-        """Take a free actor out of the pool; None if there is none."""
+        """Remove a free actor from the pool and return it; None if no actor is free."""
         return self._idle.popleft() if self.has_free() else None
 
     def push(self, actor: A) -> None:
         """Add an actor.
 
         Raises:
-            ConfigError: the pool has it already.
+            ConfigError: the actor is already in the pool.
         """
         if any(actor is own for own in (*self._idle, *(busy for _, busy, _ in self._running.values()))):
             raise ConfigError(f"push({actor!r}): the pool has this actor already")
@@ -132,7 +133,7 @@ class ActorPool(Generic[A]):
             self.submit(fn, value)
 
     def _send(self, index: int, fn: Callable[[A, Any], _Result], value: Any) -> None:
-        """Call `fn` with a free actor, which stays free if that raises."""
+        """Call `fn` with a free actor, which stays free if `fn` raises."""
         actor = self._idle[0]
         result = fn(actor, value)
         refs = result if isinstance(result, list) else [result]
@@ -146,14 +147,14 @@ class ActorPool(Generic[A]):
             index, fn, value = self._waiting.popleft()
             try:
                 self._send(index, fn, value)
-            except Exception as error:  # of this call: it is raised where its result would be handed out
+            except Exception as error:  # raised in place of this call's result
                 self._arrived[index] = error
 
     def _collect(self, timeout: float | None) -> None:
         """Free the actors whose calls have ended, after waiting up to `timeout` seconds for one."""
         if self._running:
             done = wait(list(self._running), timeout=timeout)[0]
-            if done:  # and whatever else is done by now
+            if done:  # find all other done calls too
                 done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
             for ref in done:
                 index, actor, result = self._running.pop(ref)
@@ -192,7 +193,7 @@ class ActorPool(Generic[A]):
 
 
 class _Results(Iterator[R]):
-    """Iterator over results that continues after an error, as a generator could not."""
+    """Iterator over results that can continue after an error, unlike a generator."""
 
     def __init__(self, pool: ActorPool[Any], take: Callable[[], Any]) -> None:
         self._pool = pool

@@ -1,8 +1,8 @@
-"""Errors of the runtime by the names of `ray.exceptions`.
+"""Errors of the runtime under the names of `ray.exceptions`.
 
-An error that can happen here is a class of `trainkit.errors`; where Ray tells apart what is one thing here,
-two names are one class. An error of a part of Ray that is not here has a class of its own, which nothing
-raises. One class catches another's errors where it does in Ray.
+An error that can occur here is a class of `trainkit.errors`. Two names are the same class if trainkit does
+not distinguish Ray's two errors. An error of a missing part of Ray has its own class, which is never raised.
+Base classes match those of Ray, so that `except` catches the same errors.
 """
 
 from trainkit import errors as _errors
@@ -23,7 +23,7 @@ OwnerDiedError = _errors.OwnerDiedError
 TaskCancelledError = _errors.TaskCancelledError
 WorkerCrashedError = _errors.WorkerDiedError
 OutOfMemoryError = _errors.WorkerDiedError
-"""A worker that exceeds its memory is ended, and its callers are told so."""
+"""A worker that exceeds its memory is ended, and its callers receive this error."""
 OufOfBandObjectRefSerializationException = _errors.SerializationError
 RuntimeEnvSetupError = _errors.ConfigError
 ActorAlreadyExistsError = _errors.ConfigError
@@ -33,80 +33,80 @@ TaskUnschedulableError = _errors.InfeasibleError
 
 
 class ActorPlacementGroupRemoved(ActorDiedError):
-    """Not raised: an actor whose group was removed has died, and the message says of what."""
+    """Never raised: an actor whose group was removed raises ActorDiedError, which names this reason."""
 
 
 class TaskPlacementGroupRemoved(WorkerCrashedError):
-    """Not raised: a task whose group was removed has died, and the message says of what."""
+    """Never raised: a task whose group was removed raises WorkerDiedError, which names this reason."""
 
 
 class AsyncioActorExit(RayError):
-    """Not raised: `exit_actor` ends an actor whose methods are `async` as it ends any other."""
+    """Never raised: `exit_actor` ends actors with `async` methods like all others."""
 
 
 class AuthenticationError(RayError):
-    """Not raised: a session of one machine has no token."""
+    """Never raised: a session of one machine has no token."""
 
 
 class CrossLanguageError(RayError):
-    """Not raised: there is Python alone."""
+    """Never raised: only Python is supported."""
 
 
 class ObjectFetchTimedOutError(ObjectLostError):
-    """Not raised: no object is fetched from another machine."""
+    """Never raised: no object is fetched from another machine."""
 
 
 class ObjectReconstructionFailedError(ObjectLostError):
-    """Not raised: a lost object is not computed anew."""
+    """Never raised: a lost object is not recomputed."""
 
 
 class ObjectRefStreamEndOfStreamError(RayError):
-    """Not raised: a generator of references ends with StopIteration."""
+    """Never raised: a generator of references ends with StopIteration."""
 
 
 class PendingCallsLimitExceeded(RayError):
-    """Not raised: as many calls may wait for an actor as there is memory for."""
+    """Never raised: only memory limits the number of calls that wait for an actor."""
 
 
 class PlasmaObjectNotAvailable(RayError):
-    """Not raised: there is no store apart from the processes."""
+    """Never raised: no object store runs apart from the processes."""
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
-    """Not raised: an object lives as long as a reference to it."""
+    """Never raised: an object lives as long as a reference to it."""
 
 
 class RpcError(RayError):
-    """Not raised: no process is asked over a network."""
+    """Never raised: processes do not communicate over a network."""
 
 
 class RaySystemError(RayError):
-    """Base of errors of Ray's own parts; nothing here raises it."""
+    """Base of errors of Ray's own parts; never raised here."""
 
 
 class RayCgraphCapacityExceeded(RaySystemError):
-    """Not raised: a compiled graph has no channels whose room could end."""
+    """Never raised: a compiled graph has no channels with limited capacity."""
 
 
 class RayChannelError(RaySystemError):
-    """Not raised: a compiled graph has no channels whose room could end."""
+    """Never raised: a compiled graph has no channels with limited capacity."""
 
 
 class RayChannelTimeoutError(RayChannelError, TimeoutError):
-    """Not raised: a compiled graph has no channels whose room could end."""
+    """Never raised: a compiled graph has no channels with limited capacity."""
 
 
 class RayDirectTransportError(RaySystemError):
-    """Not raised: tensors travel as every other value."""
+    """Never raised: tensors are sent like all other values."""
 
 
 class StreamingGeneratorReplayInconsistentError(RaySystemError):
-    """Not raised: a generator that has given results is not run again."""
+    """Never raised: a generator that has yielded results is not run again."""
 
 
 class UnserializableException(RayError):
-    """Not raised: an exception that can't be pickled arrives as a TaskError with its traceback."""
+    """Never raised: an exception that can't be pickled arrives as a TaskError with its traceback."""
 
 
 class UserCodeException(RayError):
-    """Not raised: what a user's code raises is a TaskError."""
+    """Never raised: exceptions of user code are raised as TaskError."""

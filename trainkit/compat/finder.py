@@ -1,4 +1,4 @@
-"""Import of old paths, by a table of the module or the name that stands for each today.
+"""Import of old paths, by a table of the current module or name for each.
 
 Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
 
@@ -38,10 +38,10 @@ class Row:
 
     Attributes:
         homes: modules that have its names, searched in this order.
-        names: by old name, the module and the name there; "" is the module itself.
-        gone: by old name, the reason why it is no more.
-        children: names of the modules in it.
-        refused: the error's text, if the module can't be imported.
+        names: by old name, the current module and name; "" means the module itself.
+        gone: by old name, the reason for its removal.
+        children: names of its submodules.
+        refused: text of the error, if the module can't be imported.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def table() -> dict[str, Row]:
 
 
 def parsed(lines: Iterable[str]) -> dict[str, Row]:
-    """Return the rows that `lines` describe; a package that has none of its own gets an empty one."""
+    """Return the rows that `lines` describe; a package without its own row gets an empty one."""
     rows: dict[str, Row] = {}
     for line in lines:
         words = line.partition("#")[0].split()
@@ -98,15 +98,15 @@ def _full(path: str) -> str:
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    Loader = object  # what it does is Python's default; importing it takes as long as all else here
+    Loader = object  # its methods are Python's defaults, and importing it takes as long as all the rest
 
 
 def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> ModuleSpec | None:
-    """Return how to import a module that the table has a row for; None leaves it to the other finders.
+    """Return the import spec of a module with a row in the table; None leaves it to the other finders.
 
     Args:
-        path: of the module.
-        others: the other finders of `sys.meta_path`.
+        path: path of the module.
+        others: other finders in `sys.meta_path`.
         search: folders of its package.
     """
     row = table().get(path)
@@ -121,19 +121,19 @@ def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> Modu
 
 
 class ServedModule(ModuleType):
-    """Module without a file. An import of a module in it leaves the object that has that module's name."""
+    """Module without a file. Importing a submodule does not replace an object of the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
         _, object_there = table()[self.__name__].names.get(name, ("", ""))
         if not (isinstance(value, ModuleType) and object_there):
             super().__setattr__(name, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a function that is sent to a worker may use it
+    def __reduce__(self) -> tuple[Any, ...]:  # functions that are sent to a worker may refer to the module
         return importlib.import_module, (self.__name__,)
 
 
 class Served(Loader):
-    """Loader of a module without a file: the table names the modules that have its names."""
+    """Loader of a module without a file; its names come from the modules in the table."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -143,10 +143,10 @@ class Served(Loader):
         return ServedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module.
+        """Add the names to the module.
 
         Raises:
-            ImportError: there is nothing that stands for it.
+            ImportError: the module has no replacement.
         """
         row = self._row
         if row.refused is not None:
@@ -156,7 +156,7 @@ class Served(Loader):
         add_names(module, row)
 
     def get_code(self, path: str) -> CodeType | None:
-        """Return the code that `python -m path` runs: that of the one module that it stands for."""
+        """Return the code for `python -m path`, which is that of the first current module."""
         for home in self._row.homes[:1]:
             loader: Any = getattr(find_spec(home), "loader", None)
             code: CodeType | None = loader.get_code(home)
@@ -165,14 +165,14 @@ class Served(Loader):
 
 
 class Extended(Loader):
-    """Loader of a module with a file, which adds old names to its own."""
+    """Loader of a module with a file, which adds old names to the module's own."""
 
     def __init__(self, loader: Any, row: Row) -> None:
         self._loader = loader
         self._row = row
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Make the module as its own loader does."""
+        """Make the module with its original loader."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
@@ -180,7 +180,7 @@ class Extended(Loader):
         """Run the module's code, then add the names."""
         self._loader.exec_module(module)
         if self._row.children and not hasattr(module, "__path__"):
-            module.__path__ = []  # it was a package; Python looks for a module in packages only
+            module.__path__ = []  # it was a package; Python looks for submodules only in packages
         add_names(module, self._row)
 
     def __getattr__(self, name: str) -> Any:
@@ -188,7 +188,7 @@ class Extended(Loader):
 
 
 def add_names(module: ModuleType, row: Row) -> None:
-    """Let `module` have the old names of `row`, besides its own."""
+    """Add the old names of `row` to `module`."""
     path = module.__name__
     own: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
     own_dir: Callable[[], list[str]] | None = module.__dict__.get("__dir__")
@@ -206,7 +206,7 @@ def add_names(module: ModuleType, row: Row) -> None:
                 raise AttributeError(f"{path}.{name} is not here: {row.gone[name]}")
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
-            # A real package's own modules come before its old names; Python imports them after this error.
+            # Submodules of a real package come before its old names; Python imports them after this error.
             if is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
                 raise AttributeError(f"module {path!r} has no attribute {name!r}: it is not imported yet")
             for home in row.homes:
@@ -226,14 +226,14 @@ def add_names(module: ModuleType, row: Row) -> None:
 
 
 def named(row: Row, name: str) -> Any:
-    """Return the object, or the module, that `name` stands for."""
+    """Return the current object or module for an old `name`."""
     home, new = row.names[name]
     module = importlib.import_module(home)
     return getattr(module, new) if new else module
 
 
 def public_names(row: Row) -> list[str]:
-    """Return the names that `from module import *` gives."""
+    """Return the names that `from module import *` imports."""
     found = set(row.names)
     for home in row.homes:
         there = importlib.import_module(home)

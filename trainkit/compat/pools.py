@@ -1,4 +1,4 @@
-"""Pools by the names and arguments of Ray: `ray.util.multiprocessing` and `ray.util.joblib`."""
+"""Pools with the names and arguments of Ray's `ray.util.multiprocessing` and `ray.util.joblib`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainkit.runtime.api import init
 
 
 class Pool(_Pool):
-    """Pool of workers with the arguments of Ray's.
+    """Pool of workers with the arguments of Ray's pool.
 
     Args:
         processes, initializer, initargs, maxtasksperchild, context: see `trainkit.pools.Pool`.
-        ray_address: for `trainkit.init(address=...)`, where no session runs yet.
+        ray_address: address for `trainkit.init(address=...)`, if no session is running.
         ray_remote_args: options of the calls, such as {"num_gpus": 1}.
     """
 
@@ -39,5 +39,5 @@ class Pool(_Pool):
 
 
 def register_ray() -> None:
-    """Register the backend of joblib by Ray's name: `with joblib.parallel_backend("ray"): ...`."""
+    """Register joblib's backend under Ray's name: `with joblib.parallel_backend("ray"): ...`."""
     pools.register_trainkit("ray")

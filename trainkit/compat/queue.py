@@ -1,4 +1,4 @@
-"""A first-in, first-out queue that any process of the session can use, by the names of `ray.util.queue`."""
+"""First-in, first-out queue for all processes of a session, under the names of `ray.util.queue`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Empty", "Full", "Queue"]
 
 
 class Empty(queue.Empty):
-    """The queue was empty, for as long as the caller waited."""
+    """Error that the queue was empty for the whole wait."""
 
 
 class Full(queue.Full):
-    """The queue was full, for as long as the caller waited."""
+    """Error that the queue was full for the whole wait."""
 
 
 class Queue:
-    """A queue that lives in an actor; give it to tasks and actors as an argument.
+    """Queue in an actor. It can be passed to tasks and actors as an argument.
 
-    Whoever waits is served in the order of coming. The actor ends with the last process that holds the
-    queue, or by `shutdown`.
+    Waiting callers are served in the order in which they came. The actor ends with the last process that
+    holds the queue, or by `shutdown`.
 
     Args:
-        maxsize: how many items it holds before `put` waits; 0 without end.
-        actor_options: of the actor, such as {"num_cpus": 1}; see `Options`.
+        maxsize: number of items at which `put` waits; 0 means no limit.
+        actor_options: options of the actor, such as {"num_cpus": 1}; see `Options`.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
@@ -45,16 +45,16 @@ class Queue:
         return self.qsize()
 
     def qsize(self) -> int:
-        """Return the number of items that it holds now."""
+        """Return the current number of items."""
         size: int = get(self._actor.qsize.remote())
         return size
 
     def size(self) -> int:
-        """Return the number of items."""
+        """Return the current number of items."""
         return self.qsize()
 
     def empty(self) -> bool:
-        """Return True if the queue holds nothing now."""
+        """Return True if the queue is empty now."""
         return self.qsize() == 0
 
     def full(self) -> bool:
@@ -65,25 +65,25 @@ class Queue:
         """Add `item` at the end.
 
         Args:
-            item: anything that can be sent; of a reference, its value.
-            block: wait for room.
-            timeout: seconds to wait; None waits as long as it takes.
+            item: any value that can be sent; a reference is replaced by its value.
+            block: wait for space.
+            timeout: seconds to wait; None means no limit.
 
         Raises:
-            Full: there is no room, or was none for `timeout` seconds.
+            Full: the queue is full, or stayed full for `timeout` seconds.
         """
         if not get(self._actor.put.remote(item, _patience(block, timeout))):
             raise Full(f"the queue holds {self.maxsize} items, as many as it may")
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the first item.
+        """Remove and return the first item.
 
         Args:
-            block: wait for one.
-            timeout: seconds to wait; None waits as long as it takes.
+            block: wait for an item.
+            timeout: seconds to wait; None means no limit.
 
         Raises:
-            Empty: there is no item, or came none for `timeout` seconds.
+            Empty: the queue is empty, or stayed empty for `timeout` seconds.
         """
         return _only(get(self._actor.get.remote(_patience(block, timeout))))
 
@@ -97,21 +97,21 @@ class Queue:
         return _only(await self._actor.get.remote(_patience(block, timeout)))
 
     def put_nowait(self, item: Any) -> None:
-        """Add `item`, or raise Full at once."""
+        """Add `item`, or raise Full immediately."""
         self.put(item, block=False)
 
     def get_nowait(self) -> Any:
-        """Take the first item, or raise Empty at once."""
+        """Remove and return the first item, or raise Empty immediately."""
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
-        """Add all `items` in one call, or raise Full and add none."""
+        """Add all `items` in one call, or raise Full and add none of them."""
         batch = list(items)
         if not get(self._actor.put_batch.remote(batch)):
             raise Full(f"{len(batch)} items don't fit into the queue, which may hold {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Take the first `num_items` in one call, or raise Empty and take none."""
+        """Remove and return the first `num_items` in one call, or raise Empty and remove none."""
         if isinstance(num_items, bool) or not isinstance(num_items, int) or num_items < 0:
             raise ConfigError(f"get_nowait_batch({num_items!r}): give a number of items")
         taken: list[Any] | None = get(self._actor.get_batch.remote(num_items))
@@ -120,21 +120,21 @@ class Queue:
         return taken
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """End the queue; what it holds is lost, and so is whoever waits on it: with ActorDiedError.
+        """End the queue. Its items are lost, and waiting calls fail with ActorDiedError.
 
         Args:
-            force: taken for Ray's sake: an actor that holds items only has nothing to finish.
-            grace_period_s: the same.
+            force: argument of Ray without effect, because the actor has no work to finish.
+            grace_period_s: argument of Ray without effect.
         """
         kill(self._actor)
         self.actor = None
 
 
 class QueueActor:
-    """Actor of a queue; its methods run on one event loop, so none sees another half done.
+    """Actor of a queue. Its methods run on one event loop, so no method sees another's partial changes.
 
-    Takers wait only while there is no item, and givers only while there is no room: what comes is handed to
-    the first who waits.
+    `get` calls wait only while no item exists, and `put` calls only while the queue is full. A new item goes
+    to the first waiting `get`.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -147,7 +147,7 @@ class QueueActor:
         return len(self._items)
 
     async def put(self, item: Any, timeout: float | None) -> bool:
-        """Put an item; return False if there is no room within `timeout` seconds; None waits without end."""
+        """Put an item; return False if the queue is full for `timeout` seconds; None means no limit."""
         if self._room() > 0:
             self._add([item])
             return True
@@ -163,7 +163,7 @@ class QueueActor:
                 self._givers.remove((turn, item))
 
     async def get(self, timeout: float | None) -> tuple[Any, ...]:
-        """Return a tuple of the first item, or an empty one if none came within `timeout` seconds."""
+        """Return a tuple of the first item, or an empty tuple if no item came within `timeout` seconds."""
         if self._items:
             return tuple(self._take(1))
         if timeout == 0:
@@ -174,7 +174,7 @@ class QueueActor:
             await asyncio.wait((turn,), timeout=timeout)
             return (turn.result(),) if turn.done() else ()
         except asyncio.CancelledError:
-            if turn.done():  # it had been handed the item, and goes without
+            if turn.done():  # the item arrived, but its caller is gone
                 self._give_back(turn.result())
             raise
         finally:

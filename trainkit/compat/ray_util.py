@@ -1,4 +1,4 @@
-"""Functions by the names of `ray.util`: results as they arrive, serializers, messages once."""
+"""Functions under the names of `ray.util`: results as they arrive, serializers, one-time messages."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def as_completed(
     yield_obj_refs: bool = False,
     **kwargs: Any,
 ) -> Iterator[Any]:
-    """Yield the results of `refs` as they arrive, `chunk_size` of them at a time.
+    """Yield the results of `refs` as they arrive, `chunk_size` at a time.
 
     Args:
-        refs: references, each once.
-        chunk_size: how many results to wait for before the first of them is yielded. Results that came
-            together are yielded in the order of `refs`.
-        yield_obj_refs: yield the references that are done, in place of their values.
+        refs: references without duplicates.
+        chunk_size: number of results to wait for before the first of them is yielded. Results of one chunk
+            are yielded in the order of `refs`.
+        yield_obj_refs: yield done references instead of their values.
         **kwargs: further arguments of `trainkit.wait`, such as `timeout`.
 
     Raises:
-        ConfigError: `chunk_size` is less than 1, or `num_returns` is among the arguments.
+        ConfigError: `chunk_size` is less than 1, or `num_returns` is given.
     """
     return _Arriving(list(refs), chunk_size, yield_obj_refs, kwargs).rest()
 
@@ -53,14 +53,14 @@ def map_unordered(
 
     Args:
         fn: a remote function.
-        items: its arguments; they are taken as calls are made.
-        backpressure_size: at most so many calls are on their way; None for no limit.
+        items: its arguments, which are read as calls are made.
+        backpressure_size: maximum number of unfinished calls; None means no limit.
         chunk_size: see `as_completed`.
         yield_obj_refs: see `as_completed`.
         **kwargs: see `as_completed`.
 
     Raises:
-        ConfigError: a size is less than 1, or `num_returns` is among the arguments.
+        ConfigError: a size is less than 1, or `num_returns` is given.
     """
     if backpressure_size is not None:
         _require_size("backpressure_size", backpressure_size)
@@ -70,8 +70,8 @@ def map_unordered(
 class _Arriving:
     """Set of references, some of which are known to be done.
 
-    All are looked at only when none is known to be done: a look at each chunk would take a time that
-    grows with the square of their number.
+    All references are checked only when no done reference is left. A check for each chunk would take time
+    quadratic in their number.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class _Arriving:
         self._kwargs = kwargs
 
     def of_calls(self, fn: Any, items: Iterable[Any], most: int | None) -> Iterator[Any]:
-        """Call `fn` with each item, at most so many at a time, and yield the results."""
+        """Call `fn` with each item, with at most `most` unfinished calls, and yield the results."""
         for item in items:
             self._pending.append(fn.remote(item))
             if most is not None and len(self._pending) + len(self._done) >= most:
@@ -95,12 +95,12 @@ class _Arriving:
         yield from self.rest()
 
     def rest(self) -> Iterator[Any]:
-        """Yield the results that are left."""
+        """Yield the remaining results."""
         while self._pending or self._done:
             yield from self._next_chunk()
 
     def _next_chunk(self) -> list[Any]:
-        """Return the next results, or their references; none if the timeout came first."""
+        """Return the next results or references; [] if the timeout came first."""
         if not self._done:
             self._look()
         refs = self._done[: self._chunk_size]
@@ -122,14 +122,14 @@ def _require_size(name: str, value: int) -> None:
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Return the facts of one placement group, or of all.
+    """Return the data of one placement group, or of all.
 
     Args:
-        group: None for all of the session's.
+        group: the group; None means all groups of the session.
 
     Returns:
-        For one group, its entry of `trainkit.list_placement_groups()`, empty if it was removed; for all,
-        such entries by id.
+        For one group, its entry in `trainkit.list_placement_groups()`, or {} if it was removed; for all
+        groups, their entries by id.
     """
     entries = {entry["placement_group_id"]: entry for entry in list_placement_groups()}
     return entries if group is None else entries.get(f"{group.id:016x}", {})
@@ -141,19 +141,19 @@ _serialized: set[type] = set()
 def register_serializer(
     cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]
 ) -> None:
-    """Send instances of exactly `cls` by functions of the user's; holds for this process.
+    """Use the user's functions to send instances of exactly `cls` from this process.
 
     Args:
         cls: the class.
-        serializer: makes a value that can be pickled of an instance.
-        deserializer: makes an instance of that value. It travels with each of them.
+        serializer: function that converts an instance to a value that can be pickled.
+        deserializer: function that converts this value to an instance. It is sent with each instance.
     """
     serialize.register(cls, lambda _, instance: (deserializer, (serializer(instance),)))
     _serialized.add(cls)
 
 
 def deregister_serializer(cls: type) -> None:
-    """Send instances of `cls` by pickle again; without effect if nothing was registered for it."""
+    """Pickle instances of `cls` in the default way again; do nothing if no serializer was registered."""
     if cls in _serialized:
         _serialized.discard(cls)
         serialize.deregister(cls)
@@ -165,7 +165,7 @@ class FailureTuple:
 
     Attributes:
         obj: the part.
-        path: where it is in the value.
+        path: path of the part in the value.
         parent: the value.
     """
 
@@ -177,13 +177,13 @@ class FailureTuple:
 def inspect_serializability(
     base_obj: Any, name: str | None = None, depth: int = 3, print_file: IO[str] | None = None
 ) -> tuple[bool, set[Any]]:
-    """Return whether a value can be sent to a worker, and the part that can't; prints what was found.
+    """Return whether a value can be sent to a worker, and the part that can't; print the findings.
 
     Args:
         base_obj: the value.
-        name: shown for it; default, its own.
-        depth: without effect: the search ends at the deepest part.
-        print_file: where to print; None is standard output.
+        name: name to show; default: its own name.
+        depth: no effect: the search ends at the deepest part.
+        print_file: file to print to; None means standard output.
 
     Returns:
         True and an empty set, or False and a set of one `FailureTuple`.
@@ -208,7 +208,7 @@ def log_once(key: str) -> bool:
     """Return True for the first call with this key in this process, else False.
 
     Args:
-        key: names the message, as in `if log_once("slow"): logger.warning(...)`.
+        key: name of the message, as in `if log_once("slow"): logger.warning(...)`.
     """
     with _lock:
         is_first = key not in _seen
@@ -217,11 +217,11 @@ def log_once(key: str) -> bool:
 
 
 class RayClient:
-    """Ray's connection to a cluster by `ray://`, which is the Ray engine's to use."""
+    """Information about Ray's connection to a `ray://` cluster, which the Ray engine uses."""
 
     @staticmethod
     def is_connected() -> bool:
-        """Return whether this process has one."""
+        """Return whether this process is connected to a cluster by `ray://`."""
         ray = sys.modules.get("ray")
         return ray is not None and bool(ray.util.client.ray.is_connected())
 

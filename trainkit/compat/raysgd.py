@@ -1,4 +1,4 @@
-"""Keys, timers and meters by the names of `ray.util.sgd.utils` and `ray.util.sgd.torch.constants`."""
+"""Keys, timers and meters under the names of `ray.util.sgd.utils` and `ray.util.sgd.torch.constants`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AverageMeter:
-    """Mean and last of the values of one metric.
+    """Mean and last value of one metric.
 
     Attributes:
-        val: the last value.
-        avg: the mean, weighted by `n`.
-        sum: the weighted sum.
-        count: the sum of the weights.
+        val: last value.
+        avg: mean, weighted by `n`.
+        sum: weighted sum.
+        count: sum of the weights.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class AverageMeter:
         self.count: float = 0
 
     def update(self, val: Any, n: float = 1) -> None:
-        """Take one more value, that of `n` samples."""
+        """Add the value of `n` samples."""
         self.val = val
         self.sum = self.sum + val * n
         self.count += n
@@ -67,7 +67,7 @@ class AverageMeter:
 class AverageMeterCollection:
     """Means and last values of a loop's metrics, in the form that `train_epoch` and `validate` return.
 
-    The default loops need it not; they also know which of an uneven last batch's samples count.
+    The default loops do not need it; they also know how many samples of an uneven last batch count.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class AverageMeterCollection:
         self._meters: dict[str, AverageMeter] = {}
 
     def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
-        """Take one batch's metrics, those of `n` samples."""
+        """Add the metrics of a batch with `n` samples."""
         self._batch_count += 1
         self.n += n
         for name, value in metrics.items():
@@ -92,7 +92,7 @@ class AverageMeterCollection:
 
 
 def override(interface_class: type[Any]) -> Callable[[F], F]:
-    """Mark a method as one that a base class has too; raises ConfigError if it hasn't."""
+    """Mark a method as an override; raise ConfigError if the base class has no such method."""
 
     def mark(method: F) -> F:
         if not hasattr(interface_class, method.__name__):

@@ -1,8 +1,8 @@
-"""Keys of reports, by the names of `ray.tune.result`."""
+"""Keys of reports, under the names of `ray.tune.result`."""
 
 from __future__ import annotations
 
-# Filled in, unless a trial reports them itself.
+# trainkit adds these keys, unless a trial reports them itself.
 TRAINING_ITERATION = "training_iteration"
 TIME_THIS_ITER_S = "time_this_iter_s"
 TIME_TOTAL_S = "time_total_s"
@@ -14,7 +14,7 @@ PID = "pid"
 HOSTNAME = "hostname"
 NODE_IP = "node_ip"
 
-# Reported by trials: a number alone is the first of these.
+# Trials report these keys. A report that is a plain number gets the first key.
 DEFAULT_METRIC = "_metric"
 SHOULD_CHECKPOINT = "should_checkpoint"
 TIMESTEPS_THIS_ITER = "timesteps_this_iter"

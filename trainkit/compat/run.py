@@ -1,4 +1,4 @@
-"""`tune.run`, `tune.run_experiments` and `tune.Experiment`: fronts of `Tuner` with the arguments of Ray."""
+"""`tune.run`, `tune.run_experiments` and `tune.Experiment`: interfaces of `Tuner` with Ray's arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class _RunTuner(Tuner):
-    """A Tuner that takes a metric without a mode, as Ray's `run` does; its best result needs both."""
+    """Tuner that accepts a metric without a mode, like Ray's `run`; its best result still needs both."""
 
     _needs_both = False
 
@@ -43,8 +43,8 @@ class Experiment:
     """Arguments of `tune.run` as one object: `tune.run(Experiment("name", trainable, config=...))`.
 
     Args:
-        name: of the experiment.
-        run: the trainable, or the name that it was registered under.
+        name: name of the experiment.
+        run: the trainable, or its registered name.
         spec: further arguments of `tune.run`.
     """
 
@@ -55,7 +55,7 @@ class Experiment:
 
     @classmethod
     def from_json(cls, name: str, spec: Mapping[str, Any]) -> Experiment:
-        """Return the experiment that `spec` describes: "run" is the trainable, the rest as for `tune.run`.
+        """Return the experiment that `spec` describes: "run" is the trainable, the rest is for `tune.run`.
 
         Raises:
             ConfigError: `spec` names no trainable.
@@ -63,13 +63,13 @@ class Experiment:
         arguments = dict(spec)
         if "run" not in arguments:
             raise ConfigError(f"the experiment {name!r} has no 'run': give the trainable, or its name")
-        if "env" in arguments:  # as RLlib's specifications have it
+        if "env" in arguments:  # RLlib's specifications have this entry
             arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
         return cls(name, arguments.pop("run"), **arguments)
 
 
 def _taking_experiments(function: Front) -> Front:
-    """Let `run` be given an Experiment, whose arguments then stand beside those of the call."""
+    """Let `run` accept an Experiment, and merge its arguments into those of the call."""
 
     @functools.wraps(function)
     def run(run_or_experiment: Any, **given: Any) -> Any:
@@ -96,8 +96,8 @@ def _run_each(
     raise_on_failed_trial: bool = True,
     **given: Any,
 ) -> ExperimentAnalysis:
-    """Run experiments one after another, and return the analysis of the trials of all."""
-    given.pop("name", None)  # each has its own
+    """Run experiments one after another, and return one analysis of all trials."""
+    given.pop("name", None)  # each experiment has its own name
     if not experiments:
         raise ConfigError("tune.run([]): give at least one experiment")
     analyses = [run(each, raise_on_failed_trial=False, **given) for each in experiments]
@@ -152,48 +152,49 @@ def run(
     """Run an experiment to its end, as `Tuner(...).fit()` does, with the arguments of `ray.tune.run`.
 
     Args:
-        run_or_experiment: the trainable, the name that it was registered under, or an `Experiment`; or a list
-            of these, which are run one after another, and have one analysis.
-        name: of the experiment's folder.
-        metric: reported value to optimise; or a list of several.
-        mode: "min" or "max"; for several a list, with one for each.
-        stop: as in `RunConfig`.
-        time_budget_s: as in `TuneConfig`, as are the next but one and all that are not explained here.
-        config: the search space, and constants.
-        resources_per_trial: as `with_resources` takes it.
-        num_samples: draws from the space; a grid is repeated this often.
-        storage_path: folder that holds experiments; `local_dir` is its older name.
-        storage_filesystem: as in `RunConfig`.
-        search_alg: what suggests configurations, or its name.
-        scheduler: what stops trials early, or its name.
-        checkpoint_config: which checkpoints are made and kept.
-        verbose: as in `RunConfig`; None: 1.
-        progress_reporter: as in `RunConfig`.
-        log_to_file: as in `RunConfig`.
-        trial_name_creator: as in `TuneConfig`.
-        trial_dirname_creator: as in `TuneConfig`.
-        sync_config: as in `RunConfig`.
-        max_failures: as in `FailureConfig`.
-        fail_fast: as in `FailureConfig`.
-        restore: folder of a checkpoint that every trial begins with.
-        resume: True goes on with the experiment `name`, "AUTO" where there is one; followed by "+ERRORED" or
-            "+RESTART_ERRORED", with trials that failed, too; "ERRORED_ONLY": with those alone.
-        resume_config: in more detail.
-        reuse_actors: as in `TuneConfig`.
-        raise_on_failed_trial: whether a trial in ERROR is an error of this call, once all have ended.
-        callbacks: told of every step.
-        max_concurrent_trials: trials at once.
+        run_or_experiment: the trainable, its registered name, or an `Experiment`. A list of these is run one
+            after another, with one analysis.
+        name: name of the experiment's folder.
+        metric: reported value to optimize, or a list of several.
+        mode: "min" or "max"; for several metrics, a list with one mode for each.
+        stop: see `RunConfig`.
+        time_budget_s: see `TuneConfig`.
+        config: search space and constants.
+        resources_per_trial: see `with_resources`.
+        num_samples: number of samples from the space; a grid is repeated this often.
+        storage_path: folder for experiments; `local_dir` is its older name.
+        storage_filesystem: see `RunConfig`.
+        search_alg: search algorithm that suggests configurations, or its name.
+        scheduler: scheduler that stops trials early, or its name.
+        checkpoint_config: rules for making and keeping checkpoints.
+        verbose: see `RunConfig`; None means 1.
+        progress_reporter: see `RunConfig`.
+        log_to_file: see `RunConfig`.
+        trial_name_creator: see `TuneConfig`.
+        trial_dirname_creator: see `TuneConfig`.
+        sync_config: see `RunConfig`.
+        max_failures: see `FailureConfig`.
+        fail_fast: see `FailureConfig`.
+        restore: folder of a checkpoint from which every trial starts.
+        resume: True resumes the experiment `name`; "AUTO" resumes it if it exists. A suffix "+ERRORED" or
+            "+RESTART_ERRORED" includes failed trials. "ERRORED_ONLY" resumes failed trials only.
+        resume_config: the same choice in more detail.
+        reuse_actors: see `TuneConfig`.
+        raise_on_failed_trial: raise an error after all trials have ended if one is in the state ERROR.
+        callbacks: callbacks for every step.
+        max_concurrent_trials: maximum number of concurrent trials.
         keep_checkpoints_num: `CheckpointConfig(num_to_keep=)`.
-        checkpoint_score_attr: `checkpoint_score_attribute`; "min-loss": the least is best.
+        checkpoint_score_attr: `checkpoint_score_attribute`; with the prefix in "min-loss", the smallest loss
+            is best.
         checkpoint_freq: `checkpoint_frequency`.
-        checkpoint_at_end: as in `CheckpointConfig`, where None means False here.
-        chdir_to_trial_dir: as in RunConfig.
+        checkpoint_at_end: see `CheckpointConfig`; None means False here.
+        chdir_to_trial_dir: see `RunConfig`.
         local_dir: see `storage_path`.
-        obsolete: what some Ray took; accepted with a warning.
+        obsolete: arguments of older versions of Ray, accepted with a warning.
 
     Raises:
-        TrialError: a trial failed, and `raise_on_failed_trial`; the results are on disk all the same.
-        ConfigError: an argument is wrong, or unknown; and what `Tuner` and `Tuner.fit` raise.
+        TrialError: a trial failed, and `raise_on_failed_trial` is set; the results are on disk anyway.
+        ConfigError: an argument is invalid or unknown; see also `Tuner` and `Tuner.fit`.
     """
     given = dict(locals())
     if words := obsolete_words(obsolete, inspect.signature(run).parameters):
@@ -222,12 +223,12 @@ def run(
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         policy = run_config.checkpoint_config
-        policy.checkpoint_at_end = bool(policy.checkpoint_at_end)  # as Ray's `run`, unlike its Tuner
+        policy.checkpoint_at_end = bool(policy.checkpoint_at_end)  # like Ray's `run`, unlike Ray's Tuner
         tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
-    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # which knows the metric, or several
+    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # `grid` knows the metric or metrics
 
 
 def run_experiments(
@@ -236,16 +237,17 @@ def run_experiments(
     concurrent: bool = True,
     **settings: Any,
 ) -> list[Any]:
-    """Run several experiments, one after another, and return the trials of all of them.
+    """Run several experiments, one after another, and return all their trials.
 
     Args:
         experiments: an `Experiment`, a list of them, or {"name": {"run": trainable, "config": ...}, ...}.
-        scheduler: of each of them.
-        concurrent: Ray's; each experiment has all resources to itself, so the whole takes no longer.
-        settings: further arguments of `tune.run`, for all of them.
+        scheduler: scheduler of each experiment.
+        concurrent: argument of Ray without effect. Each experiment has all resources to itself, so running
+            them in turn takes no longer.
+        settings: further arguments of `tune.run`, for all experiments.
 
     Raises:
-        ConfigError: an experiment is none of these forms; and what `tune.run` raises.
+        ConfigError: an experiment has another form; see also `tune.run`.
     """
     del concurrent
     trials: list[Any] = []
@@ -279,12 +281,12 @@ def _resumed(
     resume: bool | str | None,
     resume_config: Any,
 ) -> Tuner | None:
-    """Return the experiment to continue, or None where a new one begins."""
+    """Return the experiment to resume, or None to begin a new one."""
     wish = resuming(resume, resume_config)
     if not wish.wanted:
         return None
     if run_config.name is None:
-        if not wish.required:  # a new name each time: there can be nothing to go on with
+        if not wish.required:  # the name is new each time, so no experiment can be resumed
             return None
         raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
     root = settings.results_dir() if run_config.storage_path is None else run_config.storage_path
@@ -322,7 +324,7 @@ def _failed(trials: Sequence[Result], folders: str) -> TrialError:
     )
 
 
-# Arguments of Ray 1.x
+# arguments of Ray 1.x
 
 OBSOLETE = {
     "export_formats": "export_model() is not called: save a checkpoint, and export from that",
@@ -341,18 +343,18 @@ OBSOLETE = {
     "_remote": "it was Ray's own",
     "_remote_string_queue": "it was Ray's own",
 }
-"""Arguments that some Ray took, and why they do nothing here."""
+"""Arguments of older versions of Ray, and the reason why each has no effect here."""
 
 
 def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
-    """Say which arguments have no effect, and what has; '' if none was given.
+    """Return text on arguments without effect and their alternatives; '' if there are none.
 
     Args:
         given: names that `tune.run` does not take.
         known: names that it takes.
 
     Raises:
-        ConfigError: no Ray took one of them; the nearest name is told.
+        ConfigError: an argument is unknown in all versions of Ray; the message suggests a similar name.
     """
     names = sorted(given)
     for name in names:
@@ -371,10 +373,10 @@ def checkpoint_settings(
     checkpoint_freq: int,
     checkpoint_at_end: bool,
 ) -> CheckpointConfig:
-    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means the least loss.
+    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means the smallest loss is best.
 
     Raises:
-        ConfigError: both ways were used.
+        ConfigError: both forms were used.
     """
     old = {
         "keep_checkpoints_num": keep_checkpoints_num,
@@ -401,12 +403,12 @@ def checkpoint_settings(
 
 @dataclass(frozen=True)
 class Resuming:
-    """Choice of `tune.run` to continue an experiment or to begin one.
+    """Choice of `tune.run` between resuming an experiment and beginning a new one.
 
     Attributes:
-        wanted: it does, where there is one.
-        required: there must be one.
-        how: for `Tuner.restore`.
+        wanted: resume the experiment if it exists.
+        required: the experiment must exist.
+        how: arguments for `Tuner.restore`.
     """
 
     wanted: bool = False
@@ -423,10 +425,10 @@ _ERRORED = {
 
 
 def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
-    """Return what `resume` asks for: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED", ...
+    """Return the choice for `resume`: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED", ...
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: `resume` has another value.
     """
     if resume is None or resume is False:
         return Resuming()

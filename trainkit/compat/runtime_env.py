@@ -1,4 +1,4 @@
-"""Environment of workers besides the program's own, by the name of `ray.runtime_env`."""
+"""Additions to the environment of workers, under the name of `ray.runtime_env`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["RuntimeEnv"]
 class RuntimeEnv(dict[str, Any]):
     """Dictionary for `runtime_env=`, made from keyword arguments.
 
-    It is checked where it is used: `init` and `.options()` take `env_vars` and `working_dir`, and refuse
-    what would install something, as workers run with the program's own packages.
+    The function that uses it checks it: `init` and `.options()` accept `env_vars` and `working_dir`. They
+    refuse entries that install packages, because workers run with the program's own packages.
 
     Args:
         env_vars: environment variables of the workers.
-        working_dir: the folder that they run in.
-        **kwargs: further entries; those that are None are left out.
+        working_dir: folder in which they run.
+        **kwargs: further entries; entries that are None are left out.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RuntimeEnv(dict[str, Any]):
         return dict(self.get("env_vars") or {})
 
     def working_dir(self) -> str | None:
-        """Return the folder that workers run in; None is the program's."""
+        """Return the folder in which workers run; None means the program's folder."""
         folder: str | None = self.get("working_dir")
         return folder
 

@@ -1,4 +1,4 @@
-"""Functions for code in a trial, by the names of `ray.air.session`."""
+"""Functions for code in a trial, under the names of `ray.air.session`."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def get_experiment_name() -> str:
 
 
 def get_world_size() -> int:
-    """Return the number of processes that report in this trial: 1."""
+    """Return the number of processes that report in this trial, which is 1."""
     return get_context().get_world_size()
 
 
 def get_world_rank() -> int:
-    """Return the rank of this process among them: 0."""
+    """Return the rank of this process in the trial, which is 0."""
     return get_context().get_world_rank()
 
 
 def get_local_rank() -> int:
-    """Return the rank of this process among those of its machine: 0."""
+    """Return the rank of this process among the trial's processes on its machine, which is 0."""
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
-    """Return the number of processes of this trial that report on this machine: 1."""
+    """Return the number of processes of this trial that report on this machine, which is 1."""
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
-    """Return the rank of this machine among those of the trial: 0."""
+    """Return the rank of this machine among the trial's machines, which is 0."""
     return get_context().get_node_rank()

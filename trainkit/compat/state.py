@@ -1,8 +1,8 @@
-"""Listings of a session, by the names of `ray.util.state`.
+"""Listings of a session, under the names of `ray.util.state`.
 
-Each listing gives rows that are dictionaries; `row.state` reads the same as `row["state"]`. A row has the
-columns of Ray's that there is something to say for, besides those of the verbs of `trainkit`. Finished tasks
-and freed objects are not listed: nobody keeps them.
+The rows of a listing are dictionaries; `row.state` equals `row["state"]`. A row has trainkit's columns, and
+those of Ray's columns that apply here. Finished tasks and freed objects are not recorded, so they are not
+listed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FOLLOW_S = 0.5
 
 
 class State(dict[str, Any]):
-    """Row of a listing; its columns are attributes too."""
+    """Row of a listing. Its columns are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -76,18 +76,18 @@ def list_actors(
     """List the session's actors, living and dead.
 
     Args:
-        address: without effect: the session is that of this program.
-        filters: conditions that all hold, such as [("state", "=", "ALIVE"), ("name", "!=", "a")]. Texts are
-            compared without regard to capitals.
-        limit: at most so many rows, up to 10,000.
-        timeout: without effect: the answer comes at once.
-        detail: without effect: every row has all its columns.
-        raise_on_missing_output: without effect: nothing is missing but what `limit` cuts off.
-        _explain: without effect.
+        address: no effect: the session is that of this program.
+        filters: conditions that must all hold, such as [("state", "=", "ALIVE"), ("name", "!=", "a")].
+            Strings are compared without regard to case.
+        limit: maximum number of rows, up to 10,000.
+        timeout: no effect: the answer is immediate.
+        detail: no effect: every row has all its columns.
+        raise_on_missing_output: no effect: only `limit` leaves rows out.
+        _explain: no effect.
 
     Raises:
-        ConfigError: a filter names a column that there isn't, or has another predicate than "=" and "!=",
-            or `limit` is out of range.
+        ConfigError: a filter names an unknown column or has a predicate other than "=" and "!=", or `limit`
+            is out of range.
     """
     return _selected("actors", filters, limit)
 
@@ -115,51 +115,50 @@ list_workers = _listing(list_actors, "workers", "List the living processes of th
 def get_actor(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of one actor, None if there is none of that id."""
+    """Return the row of the actor with that id; None if it does not exist."""
     return _only(_rows("actors"), "actor_id", id)
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of one machine, None if there is none of that id."""
+    """Return the row of the machine with that id; None if it does not exist."""
     return _only(_rows("nodes"), "node_id", id)
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of one process, None if there is none of that id."""
+    """Return the row of the process with that id; None if it does not exist."""
     return _only(_rows("workers"), "worker_id", id)
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of one placement group, None if there is none of that id."""
+    """Return the row of the placement group with that id; None if it does not exist."""
     return _only(_rows("placement_groups"), "placement_group_id", id)
 
 
 def get_objects(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> list[State]:
-    """Return the rows of one object, none if it is not in shared memory."""
+    """Return the rows of one object; [] if it is not in shared memory."""
     return [row for row in _rows("objects") if row["object_id"] == id]
 
 
 def get_task(
     id: str | ObjectRef[Any], address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of a task that this process has started, None if it has ended or is not known here.
+    """Return the row of a task that this process started; None if it has ended or is unknown here.
 
     Args:
-        id: of the task, as `get_runtime_context().get_task_id()` gives it, or the reference to its result,
-            the first one of several.
+        id: id of the task from `get_runtime_context().get_task_id()`, or the reference to its first result.
         address: see `list_actors`.
         timeout: see `list_actors`.
         _explain: see `list_actors`.
     """
-    # On Ray a reference's id begins with that of the task; elsewhere the two are equal.
+    # On Ray, a reference's id begins with the id of its task; on other engines, the two are equal.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
     return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
 
@@ -170,7 +169,7 @@ def summarize_actors(
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> dict[str, Any]:
-    """Count the actors of each class by their states, in the dictionary that Ray gives."""
+    """Count the actors of each class by state, in a dictionary of Ray's form."""
     rows = _rows("actors")
     summary = {
         name: {"class_name": name, "state_counts": counts} for name, counts in _counted(rows, "class_name")
@@ -184,7 +183,7 @@ def summarize_tasks(
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> dict[str, Any]:
-    """Count the tasks of each name by their states, in the dictionary that Ray gives."""
+    """Count the tasks of each name by state, in a dictionary of Ray's form."""
     rows = _rows("tasks")
     summary = {
         name: {"func_or_class_name": name, "type": "NORMAL_TASK", "state_counts": counts}
@@ -207,7 +206,7 @@ def summarize_objects(
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> dict[str, Any]:
-    """Add up the objects in shared memory, in the dictionary that Ray gives where call sites are not kept."""
+    """Sum up the objects in shared memory, in a dictionary of Ray's form without call sites."""
     rows = _rows("objects")
     size_mb = sum(row["object_size"] for row in rows) / 2**20
     whole = {
@@ -236,13 +235,13 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = 30,
 ) -> dict[str, list[str]]:
-    """List the files that keep what workers printed, by "worker_out" and "worker_err".
+    """List the files with the output of workers, by "worker_out" and "worker_err".
 
     Args:
         address: see `list_actors`.
-        node_id: without effect: the files are on this machine.
-        node_ip: without effect, as `node_id`.
-        glob_filter: a pattern of names, such as "*train*".
+        node_id: no effect: the files are on this machine.
+        node_ip: no effect, like `node_id`.
+        glob_filter: pattern for file names, such as "*train*".
         timeout: see `list_actors`.
     """
     found: dict[str, list[str]] = {}
@@ -277,23 +276,23 @@ def get_log(
         address: see `list_actors`.
         node_id: see `list_logs`.
         node_ip: see `list_logs`.
-        filename: of the file, as `list_logs` names it; or else:
-        actor_id: of an actor.
-        task_id: of a task that runs.
-        pid: of a process.
-        follow: go on with what is printed later, until the process has ended.
-        tail: the last so many lines; -1 for all.
+        filename: name of the file, from `list_logs`. Otherwise, one of the next three selects the worker:
+        actor_id: id of an actor.
+        task_id: id of a running task.
+        pid: id of a process.
+        follow: continue with later output until the process has ended.
+        tail: number of last lines; -1 means all lines.
         timeout: see `list_actors`.
         suffix: "out" for standard output, "err" for standard error.
-        encoding: of what was printed; None is UTF-8.
-        errors: of decoding, as `bytes.decode` takes it; None is "strict".
-        submission_id: refused: there are no submitted jobs.
-        attempt_number: without effect.
-        _interval: seconds between two looks with `follow`.
-        filter_ansi_code: refused: what was printed is given as it was printed.
+        encoding: encoding of the output; None means UTF-8.
+        errors: error handling as for `bytes.decode`; None means "strict".
+        submission_id: refused, because submitted jobs do not exist here.
+        attempt_number: no effect.
+        _interval: seconds between two reads with `follow`.
+        filter_ansi_code: refused, because the output is not changed.
 
     Raises:
-        ConfigError: nothing says whose output, or there is none of it.
+        ConfigError: no worker is selected, or it has no output.
     """
     if submission_id is not None or filter_ansi_code:
         raise ConfigError("get_log() has no submission_id and no filter_ansi_code here")
@@ -309,7 +308,7 @@ def get_log(
     if not matching:
         whose = filename or f"the process {pid}"
         raise ConfigError(f"there is no log of {whose}: it has printed nothing, or is not of this session")
-    # What was put aside, "name.out.1", was printed before the rest.
+    # A rotated file, "name.out.1", has the earlier output.
     paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
     return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
 
@@ -330,7 +329,7 @@ def _printed(
     pid = _pid(newest)
     alive = True
     while alive:
-        # Asked before the look, so that nothing is left behind.
+        # Checked before the file is read, so that the last output is not lost.
         alive = pid in {row["pid"] for row in engine().state("workers")}
         with open(newest, "rb") as file:
             file.seek(position)
@@ -343,7 +342,7 @@ def _printed(
 
 
 def get_node_ip_address() -> str:
-    """Return the address of the machine that this runs on."""
+    """Return the address of this machine."""
     here = get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in nodes() if node["NodeID"] == here)
 
@@ -352,7 +351,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """List the names of the session's living actors.
 
     Args:
-        all_namespaces: of every namespace, each as {"name": ..., "namespace": ...}.
+        all_namespaces: list actors of all namespaces, each as {"name": ..., "namespace": ...}.
     """
     rows = [row for row in engine().state("actors") if row["name"] and row["state"] != "DEAD"]
     if all_namespaces:
@@ -368,10 +367,10 @@ class _Columns(NamedTuple):
     """Columns of a listing.
 
     Attributes:
-        own: columns to filter by that the engine gives.
-        twice: Ray's further names of columns to filter by.
-        more: Ray's further columns to filter by.
-        added: from a row, the columns that it has besides.
+        own: columns of the engine that filters accept.
+        twice: Ray's names for such columns, with the engine's names.
+        more: further columns of Ray that filters accept.
+        added: function that returns a row's further columns.
     """
 
     own: str
@@ -380,7 +379,7 @@ class _Columns(NamedTuple):
     added: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda row: {}
 
     def names(self) -> frozenset[str]:
-        """All columns to filter by."""
+        """Return all columns that filters accept."""
         return frozenset([*self.own.split(), *self.twice, *self.more.split()])
 
 
@@ -459,7 +458,7 @@ def _meets(row: Mapping[str, Any], column: str, predicate: str, wanted: Any) -> 
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Compare as Ray does: texts without capitals, and numbers and truth values also as texts."""
+    """Compare values as Ray does: strings without case, and numbers and booleans also as strings."""
     if isinstance(wanted, str):
         if isinstance(value, bool):
             return wanted.lower() in (("true", "1") if value else ("false", "0"))

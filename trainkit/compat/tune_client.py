@@ -1,4 +1,4 @@
-"""Client of `ray.tune.web_server`, on the REST API of the dashboard."""
+"""Client of `ray.tune.web_server`, based on the REST API of the dashboard."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Info = dict[str, Any]
 
 
 class TuneClient:
-    """Client of one experiment by Ray's methods, for a `TuneServer` or a `trainkit dashboard`.
+    """Client of one experiment with Ray's methods, for a `TuneServer` or a `trainkit dashboard`.
 
-    Answers have Ray's form, {"trial": info} or {"trials": [info, ...]}; an info has `id`, `trainable_name`,
-    `config`, `status`, and `result`, the last report or None. `trainkit.client.Experiment` needs no server.
+    Answers have Ray's form, {"trial": info} or {"trials": [info, ...]}. An info has `id`, `trainable_name`,
+    `config`, `status` and `result`, the last report or None. `trainkit.client.Experiment` needs no server.
 
     Args:
-        tune_address: host of the server, such as "localhost"; or the whole address that it has printed.
-        port_forward: its port, or that of a tunnel to it; None: that of the address.
-        token: of the address; None: it is in `tune_address`.
-        experiment: name of the experiment; None: the server has only one.
+        tune_address: host of the server, such as "localhost", or the complete printed address.
+        port_forward: port of the server, or of a tunnel to it; None means the port in the address.
+        token: access token; None means the token in `tune_address`.
+        experiment: name of the experiment; None means the only one of the server.
 
     Raises:
-        ConfigError: the port or the token is not given.
-        TuneError: no server answers, it refuses, or the experiment is not known.
+        ConfigError: the port or the token is missing.
+        TuneError: no server answers, it refuses, or it does not know the experiment.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class TuneClient:
 
     @property
     def server_address(self) -> str:
-        """The server's host."""
+        """Host of the server."""
         return self._host
 
     @property
     def server_port(self) -> int:
-        """The server's port."""
+        """Port of the server."""
         return self._port
 
     def get_all_trials(self, timeout: float | None = None) -> dict[str, list[Info]]:
-        """Return {"trials": [info, ...]}, in the order suggested.
+        """Return {"trials": [info, ...]}, in the order in which the trials were suggested.
 
         Args:
-            timeout: for each request, in seconds; None: 60.
+            timeout: seconds for each request; None means 60.
 
         Raises:
             TuneError: no server answers, or it refuses.
@@ -85,26 +85,27 @@ class TuneClient:
         """Return {"trial": info}.
 
         Args:
-            trial_id: of the trial.
-            timeout: in seconds; None: 60.
+            trial_id: id of the trial.
+            timeout: seconds; None means 60.
 
         Raises:
-            TuneError: there is no such trial, no server answers, or it refuses.
+            TuneError: the trial does not exist, no server answers, or it refuses.
         """
         row = self._ask("GET", f"/trials/{quote(trial_id, safe='')}", timeout=timeout)
         return {"trial": self._info(row, row["nested"])}
 
     def add_trial(self, name: str, specification: Mapping[str, Any]) -> dict[str, list[Info]]:
-        """Have a configuration tried next; return its info, without an id, which it gets when it is its turn.
+        """Try a configuration next; return its info, still without an id, which is assigned when it starts.
 
         Args:
-            name: of Ray's experiment; here the trial is one of this experiment's.
-            specification: `config`, the hyperparameters; and `run`, the experiment's own trainable.
+            name: name of Ray's experiment; here, the trial belongs to this experiment.
+            specification: `config`, the hyperparameters, and `run`, the experiment's own trainable.
 
         Raises:
-            ConfigError: the specification has more, names another trainable, or can't be written as JSON.
-            TuneError: the configuration is none of the search space, nobody runs the experiment, no server
-                answers, or it refuses.
+            ConfigError: the specification has other entries, names another trainable, or can't be written as
+                JSON.
+            TuneError: the configuration is outside the search space, no process runs the experiment, no
+                server answers, or it refuses.
         """
         further = sorted(specification.keys() - {"run", "config"})
         if further or specification.get("run", self._trainable) != self._trainable:
@@ -121,8 +122,8 @@ class TuneClient:
         """End a trial at its next report; return its info in a list.
 
         Raises:
-            TuneError: there is no such trial, it has ended, nobody runs the experiment, no server answers,
-                or it refuses.
+            TuneError: the trial does not exist or has ended, no process runs the experiment, no server
+                answers, or it refuses.
         """
         self._ask("POST", "/stop", {"trial": trial_id})
         return {"trials": [self.get_trial(trial_id)["trial"]]}
@@ -131,7 +132,7 @@ class TuneClient:
         """End the experiment as Ctrl-C does; return the infos of its trials.
 
         Raises:
-            TuneError: nobody runs it, no server answers, or it refuses.
+            TuneError: no process runs it, no server answers, or it refuses.
         """
         self._ask("POST", "/stop", {})
         return self.get_all_trials()
@@ -168,7 +169,7 @@ class TuneClient:
         return self._request(method, f"/api/experiments/{quote(self._name, safe='')}{path}", sent, timeout)
 
     def _request(self, method: str, path: str, body: str | None, timeout: float | None) -> Any:
-        # Plain connections: no proxy and no redirection is given the token.
+        # A plain connection sends the token to no proxy and follows no redirect.
         where = f"{self._host}:{self._port}"
         head = {"Authorization": f"Bearer {self._token}"}
         connection = http.client.HTTPConnection(

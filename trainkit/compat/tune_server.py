@@ -13,11 +13,11 @@ class TuneServer(threading.Thread):
     """Dashboard of experiments in a thread of this program, for a `TuneClient` or a browser.
 
     Args:
-        runner: folder of experiments, or one experiment; Ray's took what runs the trials.
-        port: to listen at, for this machine only; None: 4321.
+        runner: folder of experiments, or one experiment; Ray expects its trial runner here.
+        port: port to listen on, for this machine only; None means 4321.
 
     Raises:
-        DashboardError: there is no such folder, or the port can't be used.
+        DashboardError: the folder does not exist, or the port can't be used.
     """
 
     DEFAULT_PORT = 4321
@@ -38,7 +38,7 @@ class TuneServer(threading.Thread):
         self._dashboard.serve_forever()
 
     def shutdown(self) -> None:
-        """End the server, and wait until it has ended."""
+        """End the server, and wait for its end."""
         self._dashboard.shutdown()
         self.join()
         self._dashboard.server_close()

@@ -21,7 +21,7 @@ from trainkit.tune.core.metrics import merge_dicts as merge_dicts
 from trainkit.tune.trial.trainable import Trainable
 
 STEPS = 3
-"""So many steps are taken before `validate_save_restore` saves."""
+"""Number of steps that `validate_save_restore` takes before it saves."""
 
 
 def flatten_dict(
@@ -30,16 +30,16 @@ def flatten_dict(
     prevent_delimiter: bool = False,
     flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """Return a nested dictionary as one level, with names such as "a/b"; it leaves out empty ones in it.
+    """Return a nested dictionary as one level, with names such as "a/b"; empty inner ones are left out.
 
     Args:
         dt: the dictionary.
-        delimiter: between the names.
-        prevent_delimiter: refuse names that contain it.
-        flatten_list: lists are flattened too, by the places of their values.
+        delimiter: delimiter between the names.
+        prevent_delimiter: refuse names that contain the delimiter.
+        flatten_list: also flatten lists, with indices as names.
 
     Raises:
-        ValueError: a name contains the delimiter, and it is to be refused.
+        ValueError: a name contains the delimiter although that is refused.
     """
     flat: dict[str, Any] = {}
     for key, value in dt.items():
@@ -56,7 +56,7 @@ def flatten_dict(
 
 
 def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """Return the nested dictionary that `flatten_dict` makes `dt` of."""
+    """Return the nested dictionary of `dt`, the reverse of `flatten_dict`."""
     nested: dict[str, Any] = {}
     for path, value in dt.items():
         *outer, last = path.split(delimiter)
@@ -75,19 +75,19 @@ def deep_update(
     override_all_if_type_changes: Collection[str] = (),
     override_all_key_list: Collection[str] = (),
 ) -> MutableMapping[str, Any]:
-    """Put the values of one nested dictionary into another, and return that.
+    """Merge one nested dictionary into another, and return the changed dictionary.
 
     Args:
-        original: the one that is changed.
-        new_dict: the values.
-        new_keys_allowed: names that `original` lacks may be added, at every level.
-        allow_new_subkey_list: names at the top under which names may be added all the same.
-        override_all_if_type_changes: names at the top whose dictionary takes the other's place as a whole
-            where its "type" is another.
-        override_all_key_list: names whose dictionary takes the other's place as a whole.
+        original: dictionary to change.
+        new_dict: dictionary with the new values.
+        new_keys_allowed: allow new names at every level.
+        allow_new_subkey_list: names at the top level under which new names are allowed anyway.
+        override_all_if_type_changes: names at the top level whose dictionary is replaced as a whole if its
+            "type" changes.
+        override_all_key_list: names whose dictionary is always replaced as a whole.
 
     Raises:
-        KeyError: `original` lacks a name, and it may not be added.
+        KeyError: `original` lacks a name, and new names are not allowed.
     """
     for key, value in new_dict.items():
         if key not in original and not new_keys_allowed:
@@ -105,7 +105,7 @@ def deep_update(
 
 
 def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
-    """Return whether a trainable can be sent to a worker; prints what was found.
+    """Return whether a trainable can be sent to a worker; print the findings.
 
     Args:
         trainable: a function or a class.
@@ -130,21 +130,21 @@ def wait_for_gpu(
     delay_s: float = 5,
     gpu_memory_limit: float | None = None,
 ) -> bool:
-    """Wait until a GPU's memory is free, such as that of a trial that has just ended there.
+    """Wait until a GPU's memory is free, for example after another trial has ended there.
 
     Args:
-        gpu_id: its number or uuid; None: the first of `trainkit.get_gpu_ids()`.
-        target_util: the share of its memory that may be in use, from 0 to 1.
-        retry: looks at it.
-        delay_s: seconds between them.
-        gpu_memory_limit: without effect, as in Ray.
+        gpu_id: number or uuid of the GPU; None means the first of `trainkit.get_gpu_ids()`.
+        target_util: share of its memory that may be in use, from 0 to 1.
+        retry: number of checks.
+        delay_s: seconds between checks.
+        gpu_memory_limit: no effect, as in Ray.
 
     Returns:
-        True: it is free.
+        True when it is free.
 
     Raises:
-        RuntimeError: it was not free at the last look, there is no GPU here, or this trial asked for none.
-        ValueError: there is no such GPU.
+        RuntimeError: it was not free at the last check, no GPU exists here, or this trial requested none.
+        ValueError: the GPU does not exist.
     """
     del gpu_memory_limit
     if gpu_id is None:
@@ -172,7 +172,7 @@ def wait_for_gpu(
 
 
 class NoFreeGPUError(TrainkitError, RuntimeError):
-    """No GPU is free, or none is here."""
+    """Error that no GPU is free or exists."""
 
 
 def _nvidia_smi() -> str:
@@ -190,7 +190,7 @@ def _nvidia_smi() -> str:
 
 
 def _shares_of_memory(table: str) -> dict[str, float]:
-    """Return by number, and by uuid, which share of each GPU's memory is in use."""
+    """Return the share of each GPU's memory that is in use, by number and by uuid."""
     shares: dict[str, float] = {}
     for line in table.splitlines():
         number, uuid, used, total = (cell.strip() for cell in line.split(","))
@@ -201,18 +201,18 @@ def _shares_of_memory(table: str) -> dict[str, float]:
 def validate_save_restore(
     trainable_cls: type[Trainable], config: Mapping[str, Any] | None = None, num_gpus: int = 0
 ) -> bool:
-    """Check, in this process, that a trainable saves, and that another one goes on from that.
+    """Check, in this process, that a trainable can save and that a second instance can resume from that.
 
     Args:
         trainable_cls: the class.
-        config: of the trial.
-        num_gpus: Ray's; the trainable sees what this process sees.
+        config: configuration of the trial.
+        num_gpus: argument of Ray without effect; the trainable sees the GPUs of this process.
 
     Returns:
-        True. What the class raises is raised.
+        True. Errors of the class are raised.
 
     Raises:
-        AssertionError: the other one counts its iterations from another than the saved one.
+        AssertionError: the second instance does not continue the saved count of iterations.
     """
     del num_gpus
     first, second = (trainable_cls(config=dict(config or {})) for _ in range(2))
@@ -236,7 +236,7 @@ def validate_save_restore(
 
 
 class MyTrainableClass(Trainable):
-    """Trainable whose `episode_reward_mean` rises to `height`, the slower the larger `width` is."""
+    """Trainable whose `episode_reward_mean` rises to `height`, more slowly for larger `width`."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Begin at step 0."""
@@ -249,9 +249,9 @@ class MyTrainableClass(Trainable):
         return {"episode_reward_mean": rise * self.config.get("height", 1)}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the step that it has come to."""
+        """Write the current step."""
         Path(checkpoint_dir, "checkpoint").write_text(json.dumps({"timestep": self.timestep}))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Go on from the step that was written."""
+        """Resume from the saved step."""
         self.timestep = json.loads(Path(checkpoint, "checkpoint").read_text())["timestep"]

@@ -1,1 +1,1 @@
-"""Names of Ray core beyond the runtime's own."""
+"""Names of Ray Core that the runtime itself does not have."""

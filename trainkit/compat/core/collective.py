@@ -1,6 +1,6 @@
-"""Collectives among actors, by the names of `ray.util.collective`, on gloo of torch.distributed.
+"""Collective operations among actors, under the names of `ray.util.collective`, on gloo of torch.distributed.
 
-Tensors are torch's, on the CPU, or NumPy's arrays; they are changed in place.
+Tensors are PyTorch tensors on the CPU or NumPy arrays. They are changed in place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEFAULT = "default"
 
 
 class ReduceOp(enum.Enum):
-    """How values of several ranks become one."""
+    """Operation that combines values of several ranks into one."""
 
     SUM = 0
     PRODUCT = 1
@@ -49,7 +49,7 @@ class ReduceOp(enum.Enum):
 
 
 class Backend(enum.StrEnum):
-    """Libraries that Ray's groups may run on."""
+    """Libraries for the groups of Ray."""
 
     NCCL = "NCCL"
     GLOO = "GLOO"
@@ -68,7 +68,7 @@ _lock = threading.Lock()
 
 
 class RendezvousActor:
-    """Actor that tells the ranks of a group the place of their rendezvous; it ends with the last of them."""
+    """Actor that gives the ranks of a group their rendezvous address; it ends with the last of them."""
 
     def __init__(self) -> None:
         self._token = uuid.uuid4().hex
@@ -76,16 +76,16 @@ class RendezvousActor:
         self._place = ""
 
     async def token(self) -> str:
-        """Return a name that no other group has."""
+        """Return a name that is unique to this group."""
         return self._token
 
     async def tell(self, place: str) -> None:
-        """Take the place from rank 0."""
+        """Receive the address from rank 0."""
         self._place = place
         self._is_told.set()
 
     async def place(self) -> str:
-        """Return the place, once rank 0 has told it."""
+        """Return the address, once rank 0 has set it."""
         await self._is_told.wait()
         return self._place
 
@@ -97,17 +97,17 @@ def init_collective_group(
     group_name: str = DEFAULT,
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Join a group; each of its members calls this, in its actor or task, and waits for the others.
+    """Join a group. Each member calls this in its actor or task, and waits for the others.
 
     Args:
-        world_size: how many members it has.
-        rank: of this one, from 0.
-        backend: "gloo"; for GPUs `trainkit.train` has NCCL.
-        group_name: the same for all members.
-        gloo_timeout: milliseconds that one operation may take.
+        world_size: number of members.
+        rank: rank of this member, from 0.
+        backend: "gloo"; for GPUs, `trainkit.train` has NCCL.
+        group_name: name of the group, equal for all members.
+        gloo_timeout: timeout of one operation in milliseconds.
 
     Raises:
-        ConfigError: an argument is wrong, or this process is in the group already.
+        ConfigError: an argument is invalid, or this process is already in the group.
     """
     _require_gloo(backend)
     if not 0 <= rank < world_size:
@@ -117,7 +117,7 @@ def init_collective_group(
             "this engine runs all actors in one process, where they can't wait for each other: "
             "use the local engine for collective groups"
         )
-    with _lock:  # not while the others are awaited, which may take other groups of this process
+    with _lock:  # not held while waiting for others, which may need other groups of this process
         if group_name in _groups or group_name in _joining:
             raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
         _joining.add(group_name)
@@ -149,7 +149,7 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    group.barrier().wait()  # all hold the actor now
+    group.barrier().wait()  # now all members hold the actor
     return _Group(rank, size, group, [*held, store])
 
 
@@ -161,18 +161,18 @@ def create_collective_group(
     group_name: str = DEFAULT,
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Have actors join a group, from the program that has their handles; returns when all are in it.
+    """Let actors join a group, from a program with their handles; return when all have joined.
 
     Args:
-        actors: its members.
-        world_size: how many there are.
-        ranks: of each of them.
-        backend: see `init_collective_group`, for this and the next two.
-        group_name: as above.
-        gloo_timeout: as above.
+        actors: the members.
+        world_size: number of members.
+        ranks: rank of each member.
+        backend: see `init_collective_group`.
+        group_name: see `init_collective_group`.
+        gloo_timeout: see `init_collective_group`.
 
     Raises:
-        ConfigError: an argument is wrong, or an actor is in the group already.
+        ConfigError: an argument is invalid, or an actor is already in the group.
     """
     _require_gloo(backend)
     if len(actors) != world_size or sorted(ranks) != list(range(world_size)):
@@ -192,7 +192,7 @@ def _join(_: Any, *arguments: Any) -> None:
 
 
 def destroy_collective_group(group_name: str = DEFAULT) -> None:
-    """Leave a group; nothing if this process is in none of that name."""
+    """Leave a group; do nothing if this process is not in it."""
     with _lock:
         _groups.pop(group_name, None)
 
@@ -209,18 +209,18 @@ def get_rank(group_name: str = DEFAULT) -> int:
 
 
 def get_collective_group_size(group_name: str = DEFAULT) -> int:
-    """Return how many members the group has; -1 if this process is not in it."""
+    """Return the number of members of the group; -1 if this process is not in it."""
     group = _groups.get(group_name)
     return -1 if group is None else group.size
 
 
 def allreduce(tensor: Any, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
-    """Make the tensor of each member that of all of them, reduced by `op`."""
+    """Replace the tensor of each member by the reduction of all members' tensors by `op`."""
     _done(_group(group_name).process_group.allreduce([_tensor(tensor)], _reducing(op, "Allreduce")))
 
 
 def reduce(tensor: Any, dst_rank: int = 0, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
-    """Make the tensor of rank `dst_rank` that of all members, reduced by `op`; the others keep theirs."""
+    """Replace the tensor of rank `dst_rank` by the reduction of all members' tensors; no other changes."""
     group = _group(group_name)
     options = _reducing(op, "Reduce")
     options.rootRank = _checked(dst_rank, group, "dst_rank")
@@ -229,7 +229,7 @@ def reduce(tensor: Any, dst_rank: int = 0, group_name: str = DEFAULT, op: Reduce
 
 
 def broadcast(tensor: Any, src_rank: int = 0, group_name: str = DEFAULT) -> None:
-    """Make the tensor of each member that of rank `src_rank`."""
+    """Replace the tensor of each member by the tensor of rank `src_rank`."""
     from torch import distributed as dist
 
     group = _group(group_name)
@@ -248,11 +248,11 @@ def allgather(tensor_list: Sequence[Any], tensor: Any, group_name: str = DEFAULT
 def reducescatter(
     tensor: Any, tensor_list: Sequence[Any], group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM
 ) -> None:
-    """Make the tensor of each rank the reduction of what all members have at its place in `tensor_list`."""
+    """Replace each rank's tensor by the reduction of all members' tensors at its index in `tensor_list`."""
     group = _group(group_name)
     _require_length(tensor_list, group)
     parts = [_tensor(each).clone() for each in tensor_list]
-    for rank, part in enumerate(parts):  # gloo has no operation of its own for it
+    for rank, part in enumerate(parts):  # gloo has no such operation
         options = _reducing(op, "Reduce")
         options.rootRank = rank
         _done(group.process_group.reduce([part], options))
@@ -260,18 +260,18 @@ def reducescatter(
 
 
 def barrier(group_name: str = DEFAULT) -> None:
-    """Wait until all members are here."""
+    """Wait until all members have called this."""
     _done(_group(group_name).process_group.barrier())
 
 
 def send(tensor: Any, dst_rank: int, group_name: str = DEFAULT) -> None:
-    """Send a tensor to another member, which receives it by `recv`."""
+    """Send a tensor to another member, which must call `recv`."""
     group = _group(group_name)
     _done(group.process_group.send([_tensor(tensor)], _other(dst_rank, group, "dst_rank"), 0))
 
 
 def recv(tensor: Any, src_rank: int, group_name: str = DEFAULT) -> None:
-    """Receive the tensor that another member sends, into one of its shape and type."""
+    """Receive a tensor from another member into `tensor`, which must have its shape and type."""
     group = _group(group_name)
     _done(group.process_group.recv([_tensor(tensor)], _other(src_rank, group, "src_rank"), 0))
 
@@ -291,7 +291,7 @@ def _group(name: str) -> _Group:
 
 
 def _tensor(given: Any) -> Any:
-    """Return a tensor on the memory of what is given."""
+    """Return a tensor that shares the memory of `given`."""
     import numpy
     import torch
 

@@ -1,1 +1,1 @@
-"""Graphs of calls."""
+"""Graphs of remote calls."""

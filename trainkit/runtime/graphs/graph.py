@@ -1,12 +1,11 @@
-"""Graphs of calls: what `bind` makes, executed again for each input.
+"""Graphs of calls, made by `bind` and executed for each input.
 
     with InputNode() as inp:
         graph = second.work.bind(first.work.bind(inp))
     trainkit.get(graph.execute(1))
 
-A node stands for a call whose arguments may be other nodes. `execute` makes each call once, in the order in
-which they were bound. The program waits for none of them: each call gets references to the results that it
-takes.
+A node is a call whose arguments may be other nodes. `execute` makes each call once, in the order in which
+they were bound. It does not wait for results: each call receives references to the results that it needs.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class GraphInput(NamedTuple):
     """Arguments of `execute`.
 
     Attributes:
-        args: given by position.
-        kwargs: given by name.
+        args: positional arguments.
+        kwargs: keyword arguments.
     """
 
     args: tuple[Any, ...]
@@ -38,46 +37,46 @@ class GraphInput(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """True if it is one value, without a name."""
+        """True for a single positional argument."""
         return len(self.args) == 1 and not self.kwargs
 
 
 class DAGNode(ABC):
-    """Node of a graph, and the graph of all that it needs.
+    """Node of a graph. It also represents the graph of all nodes that it needs.
 
     Args:
-        args: positional arguments of the call; nodes among them, and in lists, tuples and dictionaries of
-            them, are replaced by their results.
-        kwargs: the same by keyword.
+        args: positional arguments of the call. Nodes in them, also within lists, tuples and dictionaries, are
+            replaced by their results.
+        kwargs: keyword arguments, in which nodes are replaced too.
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
-        self._serial = next(_serials)  # a node comes after its arguments, so this is an order to call in
+        self._serial = next(_serials)  # arguments have lower numbers, so this is an order of calls
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls of the graph, and return this node's reference, or references, at once.
+        """Make the calls of the graph; return this node's reference or references at once.
 
         Args:
-            *args: the input of the graph.
-            **kwargs: named parts of it.
+            *args: input of the graph.
+            **kwargs: named parts of the input.
 
         Raises:
-            ConfigError: the graph takes other inputs than these.
+            ConfigError: the graph needs other inputs.
         """
         return _executed(_ordered(self), GraphInput(args, kwargs))[self]
 
     def experimental_compile(self, *, enable_asyncio: bool = False, **buffers: Any) -> CompiledDAG:
-        """Return the graph ready to be executed many times.
+        """Return the graph prepared for many executions.
 
         Args:
-            enable_asyncio: it is executed by `execute_async`, from an event loop.
-            **buffers: sizes and limits of Ray's buffers, such as `_buffer_size_bytes`. Without effect, as
-                results of any number and size travel from process to process.
+            enable_asyncio: the graph is executed by `execute_async`, from an event loop.
+            **buffers: sizes and limits of Ray's buffers, such as `_buffer_size_bytes`. They have no effect,
+                because the number and size of results are not limited here.
 
         Raises:
-            ConfigError: no call has an input, or an actor would be made anew each time.
+            ConfigError: no call has an input, or each execution would make an actor.
         """
         unknown = sorted(set(buffers) - _BUFFERS)
         if unknown:
@@ -88,12 +87,12 @@ class DAGNode(ABC):
         return type(self).__name__
 
     def _needs(self) -> Iterator[DAGNode]:
-        """Yield the nodes whose results this one needs."""
+        """Yield the nodes whose results this node needs."""
         return _nodes_in((self._args, self._kwargs))
 
     @abstractmethod
     def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
-        """Return the result, given those of the nodes that it needs."""
+        """Return the node's result, given the results `done` of the nodes that it needs."""
 
 
 _BUFFERS = frozenset(
@@ -109,10 +108,10 @@ _BUFFERS = frozenset(
 
 
 class InputNode(DAGNode):
-    """Input of a graph: the argument of `execute`; `node["key"]` and `node.name` are parts of it.
+    """Input of a graph: the argument of `execute`. `node["key"]` and `node.name` are parts of it.
 
-    Of several arguments, `node[0]` is the first, `node["name"]` or `node.name` one given by name, and the
-    node itself a `GraphInput` of all.
+    With several arguments, `node[0]` is the first, `node["name"]` or `node.name` is a keyword argument, and
+    the node itself is a `GraphInput` of all arguments.
     """
 
     def __enter__(self) -> Self:
@@ -134,7 +133,7 @@ class InputNode(DAGNode):
 
 
 class InputAttributeNode(DAGNode):
-    """Part of the input: an item or an attribute of its one value, or one of several arguments."""
+    """Part of the input: an item or attribute of a single argument, or one of several arguments."""
 
     def __init__(self, whole: InputNode, key: Any, *, is_attribute: bool) -> None:
         super().__init__((whole,))
@@ -177,10 +176,10 @@ class FunctionNode(_CallNode):
 
 
 class ClassNode(_CallNode):
-    """Actor that each execution of the graph makes anew; its methods have a `bind`.
+    """Actor that is made by each execution of the graph; its methods have a `bind`.
 
-    The actor ends with the calls of that execution. Where the graph needs one of its methods, all that were
-    bound before it are called too.
+    The actor ends with the calls of that execution. If the graph needs one of its methods, all its methods
+    that were bound earlier are called too.
 
     Args:
         called: an `ActorClass`.
@@ -199,7 +198,7 @@ class ClassNode(_CallNode):
 
 
 class _UnboundMethod:
-    """Method of an actor that is yet to be made."""
+    """Method of an actor that has not been made yet."""
 
     def __init__(self, owner: ClassNode, name: str) -> None:
         self._owner = owner
@@ -229,12 +228,12 @@ class ClassMethodNode(DAGNode):
     """Call of an actor's method.
 
     Args:
-        method: returns the `ActorMethod`, given the results of the nodes that it needs.
+        method: function that returns the `ActorMethod`, given the results of needed nodes.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
         label: name of the method, for pictures.
-        actor: whose method it is, if that is there before the graph is executed.
-        behind: further nodes that it needs.
+        actor: actor of the method, if it exists before the execution.
+        behind: further nodes that must come first.
     """
 
     def __init__(
@@ -266,7 +265,7 @@ class ClassMethodNode(DAGNode):
 
 
 class MultiOutputNode(DAGNode):
-    """Several nodes as one graph, whose result is the list of theirs.
+    """Several nodes as one graph. Its result is the list of their results.
 
     Args:
         args: the nodes.
@@ -282,18 +281,18 @@ class MultiOutputNode(DAGNode):
 
 
 class CompiledDAG:
-    """Graph of actors' methods whose calls are put in order once, for many executions.
+    """Graph of actors' methods whose calls are sorted once, for many executions.
 
-    Each execution makes its calls at once, also while others are under way. As an actor runs calls in the
-    order in which they were sent, its executions come one after the other, and different actors work on
-    different ones at a time.
+    Each execution sends its calls at once, even while others are running. An actor runs calls in the order
+    sent, so it works on one execution after the other. Different actors can work on different executions at
+    the same time.
 
     Args:
-        root: node whose result is that of the graph.
+        root: node whose result is the graph's result.
         enable_asyncio: see `DAGNode.experimental_compile`.
 
     Raises:
-        ConfigError: no call has an input, or an actor would be made anew each time.
+        ConfigError: no call has an input, or each execution would make an actor.
     """
 
     def __init__(self, root: DAGNode, *, enable_asyncio: bool = False) -> None:
@@ -312,7 +311,7 @@ class CompiledDAG:
             raise ConfigError("a graph without an InputNode can't be compiled: bind one to its first calls")
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls, and return the reference of the graph's result, or a list of them, at once.
+        """Make the calls; return the reference of the graph's result, or a list of references, at once.
 
         Raises:
             ConfigError: the graph was torn down, or compiled with `enable_asyncio=True`.
@@ -322,7 +321,7 @@ class CompiledDAG:
         return self._executed(args, kwargs)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls, and return what is awaited for the graph's result, or a list of such.
+        """Make the calls; return an awaitable for the graph's result, or a list of awaitables.
 
         Raises:
             ConfigError: the graph was torn down, or compiled without `enable_asyncio=True`.
@@ -332,7 +331,7 @@ class CompiledDAG:
         return self._executed(args, kwargs)
 
     def _executed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._calling:  # so that all actors get the executions in one order
+        with self._calling:  # so that all actors see the executions in the same order
             if not self._is_open:
                 raise ConfigError("the graph was torn down: compile it again")
             result = _executed(self._order, GraphInput(args, kwargs))[self._root]
@@ -340,10 +339,10 @@ class CompiledDAG:
             return result
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Wait for the last execution, and take no more. The actors go on, and may be used otherwise.
+        """Wait for the last execution, and accept no more. The actors continue to run and can be used.
 
         Args:
-            kill_actors: end them too.
+            kill_actors: also end the actors.
         """
         with self._calling:
             self._is_open = False
@@ -355,12 +354,12 @@ class CompiledDAG:
                 engine().kill(actor, no_restart=True)
 
     def visualize(self, filename: str = "compiled_graph", format: str = "png", view: bool = False) -> str:
-        """Draw the graph into the file `filename`.`format`, and return its source in Graphviz's language.
+        """Draw the graph into the file `filename`.`format`; return its source in Graphviz's language.
 
         Args:
-            filename: without its ending.
-            format: of Graphviz's, such as "png" or "svg".
-            view: show it too.
+            filename: name of the file without its extension.
+            format: format of Graphviz, such as "png" or "svg".
+            view: also show the picture.
 
         Raises:
             MissingDependencyError: the package graphviz is not installed.
@@ -380,7 +379,7 @@ class CompiledDAG:
 
 
 def _ordered(root: DAGNode) -> list[DAGNode]:
-    """Return the nodes that `root` needs, and itself: the input's, then others as they were bound."""
+    """Return `root` and the nodes that it needs: inputs first, then the others as they were bound."""
     found = {root}
     left = [root]
     while left:
@@ -389,7 +388,7 @@ def _ordered(root: DAGNode) -> list[DAGNode]:
                 found.add(node)
                 left.append(node)
 
-    # An input that is wrong is refused before a call is made.
+    # Inputs come first, so that a wrong input is refused before any call is made.
     def rank(node: DAGNode) -> tuple[bool, int]:
         return not isinstance(node, (InputNode, InputAttributeNode)), node._serial
 
@@ -414,7 +413,7 @@ def _nodes_in(value: Any) -> Iterator[DAGNode]:
 
 
 def _replaced(value: Any, done: Mapping[DAGNode, Any]) -> Any:
-    """Return `value` with the results of the nodes in it."""
+    """Return `value` with its nodes replaced by their results."""
     if isinstance(value, DAGNode):
         return done[value]
     if type(value) in (list, tuple):

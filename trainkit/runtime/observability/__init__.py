@@ -1,1 +1,1 @@
-"""What a session tells of itself: metrics, and the timeline of its calls."""
+"""Observability of a session: metrics, and the timeline of its calls."""

@@ -1,8 +1,8 @@
-"""Metrics of a session: counters, gauges and histograms, by the names of `ray.util.metrics`.
+"""Metrics of a session: counters, gauges and histograms, with the interface of `ray.util.metrics`.
 
-Each process keeps its values in files of its own in the session's folder, by Prometheus' own library. Who
-asks for the metrics of the session reads the files of all its processes, of those that have ended too.
-Where no session runs, nothing is kept.
+Each process stores its values in its own files in the session's folder, with Prometheus' own library. A
+reader of the session's metrics combines the files of all its processes, also of those that have ended.
+Without a running session, nothing is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainkit.runtime import session
 from trainkit.runtime.engine import Engine
 
 FOLDER = "metrics"
-"""Folder of the files, in that of the session."""
+"""Subfolder of the session's folder for the files."""
 _VALID = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _VALID_TAG = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _PAGE = 4096
@@ -44,11 +44,11 @@ def _file_class() -> Any:
     base = _library("mmap_dict").MmapedDict
 
     class File(base):  # type: ignore[misc, valid-type]
-        """File of values by key. It is mapped: a write to space that is not there would end the process."""
+        """Memory-mapped file of values by key. Its space is reserved first: a failed write kills the process."""
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
-            while self._used + len(key.encode()) + 32 > size:  # a length and padding, the value and its time
+            while self._used + len(key.encode()) + 32 > size:  # length and padding, the value and its time
                 size *= 2
             if size > self._capacity:
                 _allocate(self._f.fileno(), self._capacity, size)
@@ -58,10 +58,10 @@ def _file_class() -> Any:
 
 
 def _allocate(file: int, begin: int, end: int) -> None:
-    """Have a file reach to `end`, on space that is there from `begin` on.
+    """Extend a file to `end`, with disk space reserved from `begin` on.
 
     Raises:
-        OSError: there is none.
+        OSError: the disk has no space.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, begin, end - begin)
@@ -70,14 +70,15 @@ def _allocate(file: int, begin: int, end: int) -> None:
 
 
 class _Values:
-    """The values of this process in the running session: one file for each kind of metric."""
+    """Values of this process in the running session, in one file for each kind of metric."""
 
     def __init__(self) -> None:
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)  # its files are the parent's
+        os.register_at_fork(after_in_child=self._forget)  # the files belong to the parent
 
     def _forget(self) -> None:
-        # A handler of a signal, or a `__del__`, may count while this thread does: what it asks for waits.
+        # A signal handler or a `__del__` may record a value during a write of this thread. Its value is
+        # queued.
         self._lock = threading.RLock()
         self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
@@ -88,7 +89,7 @@ class _Values:
     def write(
         self, engine: Engine, metric: Metric, value: float, labels: dict[str, str], *, adds: bool
     ) -> None:
-        """Write a value of a metric, or add it to the present value."""
+        """Write a value of a metric, or add it to the current value."""
         with self._lock:
             self._asked.append((metric, value, labels, adds))
             while self._asked and not self._writes:
@@ -111,14 +112,14 @@ class _Values:
                     self._files[metric._kind] = file
                 for key, number in metric._entries(value, labels):
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
-        except OSError as error:  # who counts goes on
+        except OSError as error:  # recording must not fail the caller
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
         finally:
             self._writes = False
 
     def close(self) -> None:
-        """Close the files of a session that has ended."""
+        """Close the files after the session has ended."""
         with self._lock:
             files, self._files, self._is_full = self._files, {}, False
             for file in files.values():
@@ -127,8 +128,8 @@ class _Values:
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
-        if not path.exists():  # else of a process before that had this pid, whose counts go on
-            begun = path.with_suffix(".begun")  # nobody is to read it before it is whole
+        if not path.exists():  # else, an earlier process with this pid made it, and its counts are continued
+            begun = path.with_suffix(".begun")  # readers must not see an unfinished file
             try:
                 with open(begun, "wb") as file:
                     _allocate(file.fileno(), 0, _PAGE)
@@ -145,11 +146,11 @@ _values = _Values()
 def prometheus_text(folder: Path | None = None) -> str:
     """Return the metrics of a session in Prometheus' text format.
 
-    Counters and histograms are summed over all processes of the session, those that have ended too; a gauge
-    has the value that was set last. The dashboard serves the same at `/api/sessions/SESSION/metrics`.
+    Counters and histograms are summed over all processes of the session, including ended ones. A gauge has
+    the value that was set last. The dashboard serves the same text at `/api/sessions/SESSION/metrics`.
 
     Args:
-        folder: with the files of the session's processes; None is the running session.
+        folder: folder with the files of the session's processes; None means the running session.
 
     Raises:
         ConfigError: the session runs on Ray, which serves its metrics itself.
@@ -173,16 +174,17 @@ def prometheus_text(folder: Path | None = None) -> str:
 
 
 class Metric:
-    """Base of the metrics.
+    """Base class of metrics.
 
     Args:
-        name: letters, digits, "_" and ":", no digit first. One of another name warns, and keeps nothing.
-        description: that is shown with it.
-        tag_keys: names of the tags that each value has: letters, digits and "_", no digit first.
+        name: name of letters, digits, "_" and ":", without a digit first. A metric with another name warns
+            and stores nothing.
+        description: description shown with the metric.
+        tag_keys: names of the tags of each value, of letters, digits and "_", without a digit first.
 
     Raises:
-        TypeError: `tag_keys` is no tuple of texts.
-        ValueError: the name is empty, a tag's name can't be, or another kind of metric has this name.
+        TypeError: `tag_keys` is not a tuple of strings.
+        ValueError: the name is empty, a tag's name is invalid, or a metric of another kind has this name.
     """
 
     _kind = ""
@@ -219,11 +221,11 @@ class Metric:
             raise ValueError(f"there is a metric {name!r} of another kind: take another name")
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Self:
-        """Have these tags for values that are given without; return this metric.
+        """Set default tags for values given without tags; return this metric.
 
         Raises:
             ValueError: a key is not among `tag_keys`.
-            TypeError: a value is no text.
+            TypeError: a value is not a string.
         """
         self._require_tags(default_tags)
         self._default_tags = default_tags
@@ -259,7 +261,7 @@ class Metric:
         return {key: given[key] for key in self._tag_keys}
 
     def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
-        """Return the key in the file of one number of these labels."""
+        """Return the key of one number with these labels in the file."""
         known = suffix, *labels.values()
         key = self._keys.get(known)
         if key is None:
@@ -272,7 +274,7 @@ class Metric:
         return key
 
     def _record(self, verb: str, value: float, tags: Mapping[str, str] | None) -> None:
-        """Keep a value, by the method of that name on Ray."""
+        """Store a value; on Ray, pass it to Ray's method `verb`."""
         if not isinstance(value, int | float):
             raise TypeError(f"the value of a metric is a number, not {value!r}")
         labels = self._labels(tags)
@@ -289,25 +291,25 @@ class Metric:
             _values.write(engine, self, value, labels, adds=verb != "set")
 
     def _made_by(self, ray_metrics: Any) -> Any:
-        """Return the same metric of Ray's."""
+        """Return Ray's metric with the same settings."""
         return getattr(ray_metrics, type(self).__name__)(self._name, self._description, self._tag_keys)
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
-        """Return what a value is in the file."""
+        """Return the keys and numbers that a value adds to the file."""
         return [(self._key("", labels), value)]
 
 
 class Counter(Metric):
-    """A number that only grows, such as of samples that were read; see `Metric` for the arguments."""
+    """Metric that only grows, such as the number of samples read; see `Metric` for the arguments."""
 
     _kind = "counter"
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
-        """Add to it.
+        """Increase the counter.
 
         Raises:
             ValueError: `value` is not above 0, or `tags` are not those of the metric.
-            TypeError: `value` is no number, or a tag no text.
+            TypeError: `value` is not a number, or a tag is not a string.
         """
         if isinstance(value, int | float) and value <= 0:
             raise ValueError(f"a counter only grows: inc({value}) of {self._name}")
@@ -318,31 +320,32 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A number that goes up and down, such as of waiting requests; see `Metric` for the arguments."""
+    """Metric that rises and falls, such as the number of waiting requests; see `Metric` for the arguments."""
 
     _kind = "gauge_mostrecent"
     _reserved = "pid"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Have this value, in place of what any process of the session has set before; None changes nothing.
+        """Set the value for the whole session, replacing values of all its processes; None changes nothing.
 
         Raises:
             ValueError: `tags` are not those of the metric.
-            TypeError: `value` is no number, or a tag no text.
+            TypeError: `value` is not a number, or a tag is not a string.
         """
         if value is not None:
             self._record("set", value, tags)
 
 
 class Histogram(Metric):
-    """How often values fell between boundaries, and their sum.
+    """Metric that counts values between boundaries, and adds them up.
 
     Args:
         name, description, tag_keys: see `Metric`.
-        boundaries: upper ends of the buckets, above 0 and rising; a last one, to infinity, need not be given.
+        boundaries: upper ends of the buckets, above 0 and increasing; the last bucket, to infinity, is
+            implied.
 
     Raises:
-        ValueError: there are no boundaries, or they are not above 0 and rising.
+        ValueError: the boundaries are missing, or not above 0 and increasing.
     """
 
     _kind = "histogram"
@@ -363,11 +366,11 @@ class Histogram(Metric):
         self.boundaries = boundaries
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
-        """Count a value.
+        """Record a value.
 
         Raises:
             ValueError: `tags` are not those of the metric.
-            TypeError: `value` is no number, or a tag no text.
+            TypeError: `value` is not a number, or a tag is not a string.
         """
         self._record("observe", value, tags)
 

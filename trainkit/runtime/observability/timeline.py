@@ -1,7 +1,7 @@
-"""Timeline of a session: when its calls ran, by the name of `ray.timeline`.
+"""Timeline of a session: start and duration of its calls, with the interface of `ray.timeline`.
 
-Each process appends a line for each call to a file of its own in the session's folder. So the calls of a
-process that was killed are there too, and nobody has to be asked.
+Each process appends a line per call to its own file in the session's folder. The timeline therefore includes
+calls of killed processes, and needs no request to any process.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from trainkit.runtime import session
 from trainkit.settings import TIMELINE, records_calls
 
 FOLDER = "timeline"
-"""Folder of the files, in that of the session."""
+"""Subfolder of the session's folder for the files."""
 MAX_CALLS = 100_000
-"""Calls that are recorded of one process; later ones are left out."""
+"""Maximum number of recorded calls of one process; later calls are left out."""
 
 
 class RecordedCall(NamedTuple):
-    """A call that has ended.
+    """Call that has ended.
 
     Attributes:
-        name: the name that the call was given, else its function's, or "Class.method".
-        start_s: when it began, in seconds since 1970.
-        busy_s: how long it took, in seconds.
-        task_id: of the call, in hexadecimal; None for a constructor.
-        actor_id: of the actor whose call it was; None for a task.
-        worker_id: of the process that it ran in.
-        pid: of that process.
+        name: given name of the call, else the name of its function or "Class.method".
+        start_s: start in seconds since 1970.
+        busy_s: duration in seconds.
+        task_id: id of the call in hexadecimal; None for a constructor.
+        actor_id: id of the actor; None for a task.
+        worker_id: id of the process.
+        pid: process id.
     """
 
     name: str
@@ -54,22 +54,22 @@ class CallRecorder:
     """Recorder of the calls of this process.
 
     Args:
-        folder: of the session.
-        worker_id: of this process.
+        folder: folder of the session.
+        worker_id: id of this process.
     """
 
     def __init__(self, folder: Path, worker_id: str) -> None:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A program may have one session after the other. At its end a call may be under way yet.
+        # A program may have several sessions in turn. At interpreter exit, a call may still be running.
         weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS
 
     @classmethod
     def if_wanted(cls, folder: Path, worker_id: str) -> CallRecorder | None:
-        """Return a recorder if TRAINKIT_TIMELINE asks for one, and there is room for its file."""
+        """Return a recorder if TRAINKIT_TIMELINE requests it and its file can be made, else None."""
         if not records_calls():
             return None
         try:
@@ -91,10 +91,10 @@ class CallRecorder:
         """Record a call that ends now.
 
         Args:
-            name: of the call.
-            begun: when it began, by the monotonic clock.
-            task_id: of the call; None for a constructor.
-            actor_id: of the actor whose call it is; None for a task.
+            name: name of the call.
+            begun: start by the monotonic clock.
+            task_id: id of the call; None for a constructor.
+            actor_id: id of the actor; None for a task.
         """
         if self._left == 0:
             return
@@ -106,7 +106,7 @@ class CallRecorder:
         try:
             if os.write(self._fd, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:  # the call itself is fine
+        except OSError as error:  # the call itself succeeded
             self._left = 0
             _tell_unrecorded(error)
 
@@ -120,18 +120,18 @@ def timeline(filename: None = None) -> list[dict[str, Any]]: ...
 @overload
 def timeline(filename: str | os.PathLike[str]) -> None: ...
 def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, Any]] | None:
-    """Return when the session's tasks and methods ran, as the events of a Chrome trace.
+    """Return the times of the session's tasks and methods, as events of a Chrome trace.
 
-    https://ui.perfetto.dev and chrome://tracing show the file. A call is there a moment after its result,
-    also when its process has ended since; one that was killed with its process is not. Of each process the
-    first 100,000 calls are kept. With engine="inline" each step of a stream is an event. On Ray, this is what
-    `ray.timeline` tells.
+    https://ui.perfetto.dev and chrome://tracing show the file. A call appears a moment after its result, even
+    if its process has ended since. A call that was killed with its process does not appear. The first 100,000
+    calls of each process are kept. With engine="inline", each step of a stream is an event. On Ray, the
+    result is that of `ray.timeline`.
 
     Args:
-        filename: where to write the events as JSON; None returns them.
+        filename: file to write the events to, as JSON; None returns them.
 
     Raises:
-        ConfigError: calls are not recorded, as TRAINKIT_TIMELINE is not set.
+        ConfigError: calls are not recorded, because TRAINKIT_TIMELINE is not set.
     """
     engine = session.engine()
     if engine.name == "ray":
@@ -152,17 +152,17 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 def _recorded(folder: Path) -> Iterator[RecordedCall]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("]\n"):  # else it is being written, or the disk was full
+            if line.endswith("]\n"):  # an incomplete line is still being written, or the disk was full
                 yield RecordedCall(*json.loads(line))
 
 
 def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
     """Return calls as the events of a Chrome trace, in the order in which they began.
 
-    A process has as many rows (`tid`) as calls ran in it at once.
+    A process has as many rows (`tid`) as calls that ran in it at the same time.
     """
     events: list[dict[str, Any]] = []
-    ends: dict[int, list[float]] = {}  # by process, of the last call in each row
+    ends: dict[int, list[float]] = {}  # end of the last call in each row, by process
     names: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.start_s):
         names[call.pid] = f"worker:{call.worker_id}"
