@@ -44,7 +44,7 @@ def _file_class() -> Any:
     base = _library("mmap_dict").MmapedDict
 
     class File(base):  # type: ignore[misc, valid-type]
-        """Memory-mapped file of values by key. Its space is reserved first: a failed write kills the process."""
+        """Memory-mapped file of values by key, with reserved space, as a failed write kills the process."""
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
