@@ -1,6 +1,6 @@
-"""The experiment's store.
+"""Store of an experiment.
 
-Names that only some need are loaded when first used; they are in `__init__.pyi`.
+Rarely used names are imported on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

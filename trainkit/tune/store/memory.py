@@ -1,7 +1,7 @@
 """Store of an experiment in memory.
 
-Records are appended to a list, and only sorted by trial when a reader is asked. So a commit costs next to
-nothing, and a reader that is asked again only sorts the new records.
+A commit only appends records to a list, so it costs next to nothing. Readers sort the records by trial, and
+sort only the new records on each later call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 
 class MemoryStore:
-    """Takes the records of an experiment that has no folder.
+    """Store for the records of an experiment without a file.
 
     Args:
-        facts: what holds for the whole experiment, by name.
-        folder: of its trials, whose lock shows other processes who runs it; None: there is none.
+        facts: facts about the whole experiment, by name.
+        folder: folder of the trials, whose lock shows other processes the owner; None: no folder.
 
     Attributes:
-        facts: the same.
-        records: everything that was committed, in order.
+        facts: facts about the whole experiment, by name.
+        records: all committed records, in order.
     """
 
     def __init__(self, facts: Mapping[str, Any], folder: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Keep `records`, of reports only their results."""
+        """Store `records`; for reports, keep only their results."""
         for changed in [told for told in records if type(told) is ev.SettingsChanged]:
             settings = {**self.facts["tune_config"], **changed.settings}
             self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}
@@ -54,14 +54,14 @@ class MemoryStore:
         ]
 
     def amend(self, record: ev.ResultAdded) -> None:
-        """Do nothing: what was added is in the result that is kept."""
+        """Do nothing, because the stored result already contains the added values."""
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Keep one fact of the experiment, in place of what it was."""
+        """Set one fact of the experiment, replacing its former value."""
         self.facts[key] = value
 
     def close(self) -> None:
-        """Release the lock of the folder, and remove its file."""
+        """Release the lock of the folder, and remove the lock file."""
         if self._ownership is not None:
             self._ownership.remove()
 
@@ -71,7 +71,7 @@ class MemoryStore:
 
 
 class MemoryReader:
-    """Reads a `MemoryStore`, also while it grows; see `trainkit.tune.results.reading.Reader`."""
+    """Reader of a `MemoryStore` that may still grow; see `trainkit.tune.results.reading.Reader`."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -96,7 +96,7 @@ class MemoryReader:
         trials = []
         for trial in self._added():
             seen = copy.copy(trial)
-            if not trial.status.is_finished:  # else nobody changes it any more
+            if not trial.status.is_finished:  # finished trials never change, so they can be shared
                 seen.last_result = dict(trial.last_result)
             seen.checkpoints = list(trial.checkpoints)
             trials.append(seen)
@@ -202,7 +202,7 @@ class MemoryReader:
         ends = iter(self._ends.get(trial_id, ()))
         spans = []
         for start in self._attempts.get(trial_id, ()):
-            # A status changes at the end of an attempt, and where a trial ends that has none.
+            # A status ends an attempt; but a trial may also end without a running attempt.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
             status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
             failed = end is not None and end.failure is not None
@@ -224,7 +224,7 @@ class MemoryReader:
         return (record.trial for record in self._store.records if isinstance(record, ev.TrialAdded))
 
     def _take(self) -> None:
-        """Sort the records that were committed since the last time by their kind and trial."""
+        """Sort the records since the last call by kind and trial."""
         records, start = self._store.records, self._read
         self._read = len(records)
         for record in records[start:]:
@@ -249,6 +249,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """Return True if a status ends an attempt: PENDING bears the number of the next one, others its own."""
+    """Return True if a status ends an attempt: PENDING has the next attempt's number, others this one's."""
     waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

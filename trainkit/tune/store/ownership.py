@@ -1,8 +1,8 @@
-"""Lock of the process that owns an experiment, and the commands that other processes leave for it.
+"""Lock of the process that owns an experiment, and commands that other processes leave for it.
 
-A command is a file in the folder `commands`. The owner removes the file, carries the command out, and
-commits it together with its effects and its outcome. So while the file is there, the command was not taken.
-Once it is gone, the command is in the history or about to be; if the owner died in between, it had no effect.
+A command is a file in the folder `commands`. The owner removes the file, carries the command out, and commits
+the command with its effects and its outcome. While the file exists, the command was not taken. Once the file
+is gone, the command is in the history or about to be; if the owner died in between, it had no effect.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from trainkit.tune.controller import events as ev
 
 FILENAME = "experiment.lock"
 _LOOKS = 10
-"""Looks at the list of locks, of which none must show a lock, before it is not held."""
+"""Number of reads of the lock list without a lock before the lock counts as free."""
 
 
 class Ownership:
-    """Holds the lock of an experiment's folder until `close`.
+    """Lock on an experiment's folder, held until `close`.
 
     Raises:
-        StoreError: another process holds it; the message names its pid.
+        StoreError: another process holds the lock; the message names its pid.
     """
 
     def __init__(self, folder: Path) -> None:
-        # A file of its own: closing any descriptor of the database would drop SQLite's locks on it.
+        # A separate file, because closing any descriptor of the database would drop SQLite's locks on it.
         self._path = path = folder / FILENAME
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -58,21 +58,21 @@ class Ownership:
         self.close()
 
     def close(self) -> None:
-        """Release the lock; its file stays, as another process may be waiting for it."""
-        os.ftruncate(self._descriptor, 0)  # so that who looks for an owner need not look twice
-        # Explicitly, as a forked child may still hold a copy of the descriptor.
+        """Release the lock; its file stays, because another process may wait for the lock."""
+        os.ftruncate(self._descriptor, 0)  # without a pid in the file, `owner_of` need not repeat its search
+        # An explicit unlock, because a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
 
 def owned_by(pids: Iterable[int]) -> list[Path]:
-    """Return the folders of the experiments that these processes run."""
+    """Return the folders of all experiments that these processes run."""
     found = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             try:
                 path = link.readlink()
-            except OSError:  # closed meanwhile, or the process is gone or another user's
+            except OSError:  # the descriptor was closed, or the process ended or belongs to another user
                 continue
             if path.name == FILENAME and owner_of(path.parent) == pid:
                 found.add(path.parent)
@@ -80,14 +80,14 @@ def owned_by(pids: Iterable[int]) -> list[Path]:
 
 
 def owner_of(folder: Path) -> int | None:
-    """Return the pid of the process that runs the experiment; 0 if it is not known, None if there is none.
+    """Return the pid of the process that runs the experiment; 0 if it is unknown, None without a process.
 
-    The kernel's list tells who holds the lock: to try the lock would refuse an owner that comes at that
-    moment. The list is read in pages, and a lock may move from one page to another in between, so that it is
-    missed. Therefore the list is read again while the process lives whose pid the file has.
+    The kernel's lock list shows the holder. Trying the lock instead would make a new owner fail at that
+    moment. The list is read in pages, and a lock that moves between pages meanwhile is missed. The list is
+    therefore read several times while the process in the lock file is alive.
 
     Raises:
-        StoreError: it can't be found out.
+        StoreError: the lock file or the list can't be read.
     """
     path = folder / FILENAME
     try:
@@ -106,7 +106,7 @@ def owner_of(folder: Path) -> int | None:
 
 
 def _locks() -> list[str]:
-    """Return the kernel's list of locks, of which some may be missing."""
+    """Return the kernel's list of locks; a few locks may be missing."""
     return Path("/proc/locks").read_text().splitlines()
 
 
@@ -116,34 +116,34 @@ FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
 _FRESH_S = 5.0
-"""Commands that are so much older than the owner may have been given to it as it started."""
+"""Tolerated age of commands at the owner's start: they may have been given while it started."""
 MAX_DEPTH = 100
-"""Dictionaries and lists within one another in a command; more would exceed the owner's stack."""
+"""Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
 
 
 def asker() -> str:
-    """Return the name of the asking process: 'user@host (pid 123)'."""
+    """Return the name of this process for commands: 'user@host (pid 123)'."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
+    except (KeyError, OSError):  # users in containers may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
 
 def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str) -> Path:
-    """Leave a command for the experiment's owner; return the file, to take it back.
+    """Leave a command for the experiment's owner; return its file, whose removal withdraws the command.
 
     Args:
-        folder: of the experiment.
-        verb: of the command.
-        arguments: of the verb, by name; JSON values.
-        by: says who gives it.
+        folder: folder of the experiment.
+        verb: verb of the command.
+        arguments: arguments of the verb by name; JSON values.
+        by: name of the person or process that gives the command.
 
     Returns:
         The file, whose stem is the command's id.
 
     Raises:
-        ConfigError: the arguments are no JSON values, or `by` is empty.
+        ConfigError: the arguments are not JSON values, or `by` is empty.
         StoreError: the experiment's folder can't be written.
     """
     inbox = folder / FOLDER
@@ -170,7 +170,7 @@ def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str
 
 
 def _is_deep(command: Any) -> bool:
-    """Return True if a command is nested too deeply."""
+    """Return True if a command is nested more than MAX_DEPTH levels deep."""
     level = [command]
     for _ in range(MAX_DEPTH):
         level = [
@@ -182,17 +182,17 @@ def _is_deep(command: Any) -> bool:
 
 
 def make_private(folder: Path, *, exist_ok: bool = True) -> None:
-    """Make the folder of an experiment: whoever can open its database can hold its lock, and so end it."""
+    """Create an experiment's folder for this user only, as anybody who opens its database could lock it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
 
 
 class Inbox:
-    """Commands for the owner of an experiment.
+    """Inbox of commands for the owner of an experiment.
 
     Args:
-        folder: of the experiment.
-        since: when the owner took the lock, in seconds since 1970; older commands were for an earlier owner.
-        known: ids of commands that are in the history, and not to be carried out again.
+        folder: folder of the experiment.
+        since: time of the owner's lock in seconds since 1970; older commands were for an earlier owner.
+        known: ids of commands in the history, which must not be carried out again.
     """
 
     def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
@@ -201,12 +201,12 @@ class Inbox:
         self._next_look = since
         self._changed = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # taken back; no command
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # withdrawn, or not a command
                 if path.stat().st_mtime < since - _FRESH_S:
                     path.unlink()
 
     def look(self, now: float) -> list[ev.CommandGiven]:
-        """Return the new commands, oldest first; none if the last look was only a moment ago."""
+        """Return the new commands, oldest first; do nothing if the last look was less than EVERY_S ago."""
         if now < self._next_look:
             return []
         self._next_look = now + EVERY_S
@@ -216,14 +216,14 @@ class Inbox:
             return []
         if changed == self._changed:
             return []
-        # A folder that has just changed may change again with the same date: it is looked into once more.
+        # A folder can change twice within one timestamp, so a recently changed folder is read once more.
         self._changed = changed if now - changed / 1e9 > EVERY_S else 0
         return [ev.CommandGiven(now, *command) for command in self._take()]
 
     def _take(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
         try:
             found = [(path.stat().st_mtime_ns, path) for path in self._folder.iterdir() if _is_command(path)]
-        except FileNotFoundError:  # nobody has asked for anything yet, or one was just taken back
+        except FileNotFoundError:  # the folder does not exist yet, or a command was just withdrawn
             self._changed = 0
             return
         except OSError as error:
@@ -233,9 +233,9 @@ class Inbox:
             try:
                 text = path.read_text(errors="replace")
                 path.unlink()
-            except FileNotFoundError:  # taken back
+            except FileNotFoundError:  # the command was withdrawn
                 continue
-            except OSError as error:  # such as a folder of this name, which holds up no other command
+            except OSError as error:  # for example a folder with this name; other commands are not affected
                 logger.warning("the command %s cannot be read: %s", path, error)
                 continue
             try:
@@ -255,15 +255,15 @@ def _is_command(path: Path) -> bool:
 
 
 def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return a command read from its file: who gave it, its verb, its arguments and its id.
+    """Return the command in a file's text: its giver, verb, arguments and id.
 
     Raises:
-        Exception: the text is no command.
+        Exception: the text is not a command.
     """
     read = json.loads(text)
     if _is_deep(read):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-    json.dumps(read, ensure_ascii=False).encode()  # half a character can't be kept
+    json.dumps(read, ensure_ascii=False).encode()  # raises for lone surrogates, which can't be stored
     command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
     if not command[0]:
         raise ValueError("nobody has given it")

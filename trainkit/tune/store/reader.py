@@ -1,4 +1,4 @@
-"""Reader of an experiment file, also while it is written."""
+"""Reader of an experiment file that may still be written."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class LogEntry(NamedTuple):
-    """Entry of the log of what searcher and scheduler were told.
+    """Entry in the log of all events that searcher and scheduler received.
 
     Attributes:
-        kind: of the event, as the file has it: began, PENDING, PAUSED, TERMINATED, ERROR, rearranged,
-            command, no more trials;
-            or "trial", it was suggested; "result", it reported; "RESUME", it goes on instead of being paused;
-            "pulled", it is paused by a command; "again", it had ended and runs again.
-        trial_id: of the trial; None for one of the whole experiment.
-        data: of a result, all of it; of an end, true unless the trial was gone on with; of a
+        kind: kind of an event in the file: began, PENDING, PAUSED, TERMINATED, ERROR, rearranged, command,
+            no more trials;
+            or "trial": suggested; "result": reported; "RESUME": continues instead of being paused; "pulled":
+            paused by a command; "again": had ended and runs again.
+        trial_id: id of the trial; None for the whole experiment.
+        data: for a result, the complete result; for an end, true unless the trial was resumed later; for a
             rearrangement or a command, its details by name.
     """
 
@@ -52,12 +52,12 @@ Result = dict[str, Any]
 
 
 class PastResults(Sequence[Result]):
-    """A trial's results, oldest first; how many there are is known without reading them.
+    """Results of a trial, oldest first, which are read on first access; their number is known before.
 
     Args:
-        trial_id: of the trial.
-        length: how many.
-        read: reads a trial's results.
+        trial_id: id of the trial.
+        length: number of results.
+        read: function that reads a trial's results.
     """
 
     __slots__ = ("_length", "_read", "_results", "_trial_id")
@@ -82,23 +82,23 @@ class PastResults(Sequence[Result]):
 
 
 SIMULATED = "simulated"
-"""The host of a simulation's workers."""
+"""Host name of a simulation's workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One attempt, from its start to its end.
+    """One attempt from its start to its end.
 
     Attributes:
-        trial_id: whose attempt it is.
-        attempt: from 0.
-        place: what it ran in: the host and the process, or a simulation's worker.
-        started: in seconds: since 1970, or of a simulation's clock.
-        ended: the same; None: it runs, or nobody saw its end.
-        status: where the trial stood then: PENDING where it was to be gone on with; RUNNING: see `ended`.
-        reason: why, in words.
+        trial_id: id of the trial.
+        attempt: number of the attempt, from 0.
+        place: host and process id, or the worker of a simulation.
+        started: start time in seconds since 1970, or on a simulation's clock.
+        ended: end time; None: still running, or the end was not recorded.
+        status: status of the trial at the end: PENDING if it was to be resumed; RUNNING if `ended` is None.
+        reason: reason for the status in words.
 
-        outcome: what became of it: finished, stopped, paused, failed, cut (by the experiment's end), running.
+        outcome: finished, stopped, paused, failed, cut (by the experiment's end) or running.
     """
 
     trial_id: str
@@ -112,13 +112,13 @@ class Span:
 
 
 def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Collection[str]) -> str:
-    """Return the outcome of an attempt in a word.
+    """Return the outcome of an attempt as one word.
 
     Args:
-        status: where its trial stood at its end; RUNNING: it has not ended.
-        reason: why, in words.
-        failed: the attempt failed, whatever became of the trial.
-        endings: what has ended the experiment early, each time, in words.
+        status: status of the trial at the attempt's end; RUNNING: the attempt has not ended.
+        reason: reason for the status in words.
+        failed: True if the attempt failed, whatever the trial's status.
+        endings: reasons of the experiment's early ends, in words.
     """
     if failed or status is TrialStatus.ERROR:
         return "failed"
@@ -132,13 +132,13 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
 
 
 _TEXT = partial(str, encoding="utf-8", errors="replace")
-"""Reader of a text that may hold damaged bytes."""
+"""Decoder of texts that may contain damaged bytes."""
 _NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
-"""Errors by which a text turns out to be damaged."""
+"""Errors that reveal a damaged text."""
 
 
 def _decode_ascii(text: str) -> Any:
-    # A configuration is stored as ASCII, so any other character stands for a damaged byte.
+    # Configurations are stored as ASCII, so any other character is a damaged byte.
     return decode_config(text.encode("ascii").decode())
 
 
@@ -147,10 +147,10 @@ _Member = TypeVar("_Member", TrialStatus, Verdict)
 
 
 class ExperimentReader:
-    """Reads the experiment in `folder`.
+    """Reader of the experiment in `folder`.
 
     Raises:
-        StoreError: there is none, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or foreign.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -172,10 +172,10 @@ class ExperimentReader:
         self._connection.close()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the experiment as a whole, by name.
+        """Return the facts about the whole experiment, by name.
 
         Raises:
-            StoreError: one of them is damaged.
+            StoreError: a fact is damaged.
         """
         facts = {}
         for key, value in self._rows("SELECT key, value FROM experiment"):
@@ -190,14 +190,15 @@ class ExperimentReader:
 
     @without_collection()
     def trials(self, policy: CheckpointConfig | None = None) -> list[Trial]:
-        """Return all trials in the order suggested, as they were when last committed.
+        """Return all trials in the order of suggestion, as last committed.
 
         Args:
-            policy: by which their checkpoints are ranked; None: as they were ranked then.
+            policy: policy that ranks their checkpoints again; None: the stored ranking.
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # A checkpoint of another trial's goes with no report; the time goes on from this one's last.
+        # A checkpoint from another trial belongs to no report. Its times continue from this trial's last
+        # report.
         for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
             "CASE WHEN r.metrics IS NULL AND NOT c.dropped THEN (SELECT metrics FROM results "
@@ -210,7 +211,7 @@ class ExperimentReader:
             if not dropped:
                 result = self._report(trial_id, metrics or "{}")
                 spent = result or self._report(trial_id, latest or "{}")
-                if policy is not None and (result or not metrics):  # else the report is damaged
+                if policy is not None and (result or not metrics):  # otherwise the report is damaged
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
@@ -219,8 +220,8 @@ class ExperimentReader:
             "t.trial_id, trial_index, t.config, name, dirname, tag, status, reason, t.attempt, failures, "
             "error_kind, error_message, error_traceback"
         )
-        # Trial by trial, without a copy of all reports: beside max() SQLite takes the other columns from the
-        # row that holds the maximum.
+        # Grouping by trial avoids a copy of all reports. With max(), SQLite takes the other columns from the
+        # row with the maximum.
         for row in self._rows(
             f"SELECT {columns}, r.iteration, r.metrics, a.config, a.pid, a.hostname, a.node_ip FROM "
             "(SELECT trial_id, max(seq), attempt, iteration, metrics FROM results GROUP BY trial_id) r "
@@ -233,9 +234,9 @@ class ExperimentReader:
             place = row[17:]
             suggested, result = self._config(trial_id, config), {}
             if metrics is not None and (last := self._report(trial_id, metrics)):
-                # An object for both, as most attempts run with the trial's own configuration.
+                # Shared by both, because most attempts run with the trial's own configuration.
                 own = suggested if other is None else self._config(trial_id, other)
-                host, ip = places.setdefault(place, place)  # one copy for all of a machine
+                host, ip = places.setdefault(place, place)  # one shared copy for each machine
                 origin = Origin(trial_id, tag, own, pid, host, ip)
                 result = full_result(last, origin, done=False)
             trials.append(
@@ -262,12 +263,12 @@ class ExperimentReader:
         return trials
 
     def _rearrange(self, trials: Mapping[str, Trial]) -> None:
-        """Give trials the configuration and resources that replaced those that they were suggested with."""
+        """Apply the changes of configurations and resources that were made after the suggestion."""
         for trial_id, detail in self._rows(
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
             arrangement = self._config(trial_id, detail)
-            if arrangement and trial_id in trials:  # else it was suggested since the trials were read
+            if arrangement and trial_id in trials:  # the trial may be newer than the list of trials
                 trial = trials[trial_id]
                 trial.alone = arrangement["alone"]
                 if arrangement["granted"] is not None:
@@ -277,13 +278,13 @@ class ExperimentReader:
                     trial.config = arrangement["config"]
 
     def last_date(self) -> float:
-        """Return the time of the last event, in seconds since 1970; 0 if there is none."""
+        """Return the time of the last event in seconds since 1970; 0 without an event."""
         rows = self._rows("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
         return next((float(time) for (time,) in rows), 0.0)
 
     def spent_s(self) -> float:
-        """Return the seconds that the experiment has run, over all restores, up to its last event."""
-        runs: list[tuple[int, float, float]] = []  # from which entry on, from when, until when
+        """Return the seconds that the experiment has run over all restores, up to its last event."""
+        runs: list[tuple[int, float, float]] = []  # first entry, start time, last time
         for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
             if kind == ev.BEGAN:
                 runs.append((seq, time, time))
@@ -292,7 +293,7 @@ class ExperimentReader:
         ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
         return sum(
             max(until, self._last_report(seq, end)) - since
-            for (seq, since, until), end in zip(runs, ends, strict=False)  # a kill may come before the first
+            for (seq, since, until), end in zip(runs, ends, strict=False)  # without runs, `ends` is longer
         )
 
     def _last_report(self, after: int, before: int) -> float:
@@ -303,15 +304,15 @@ class ExperimentReader:
         return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
-        """Return the attempts that began, as (trial, attempt)."""
+        """Return the attempts that have started, as (trial, attempt)."""
         return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
     def last_starts(self) -> dict[str, float]:
-        """Return by trial when its last attempt began, without trials that have not run."""
+        """Return the start time of each trial's last attempt; trials that never ran are left out."""
         return dict(self._rows("SELECT trial_id, max(started) FROM attempts GROUP BY trial_id"))
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """Return by trial the reason for stopping it, if that was decided on its last report."""
+        """Return the stop reason of each trial whose last report led to a stop."""
         return {
             trial_id: dict(decision.reason)
             for trial_id, decision in self.verdicts().items()
@@ -319,7 +320,7 @@ class ExperimentReader:
         }
 
     def verdicts(self) -> dict[str, Decision]:
-        """Return by trial the last decision, if no report came after it."""
+        """Return each trial's last decision, unless a report came after it."""
         return {
             trial_id: Decision(
                 self._member(Verdict, verdict, trial_id),
@@ -328,7 +329,8 @@ class ExperimentReader:
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
-                # A stop of an earlier attempt was one, until the trial was gone on with.
+                # Only the current attempt counts: a trial with a stop of an earlier attempt was resumed
+                # since.
                 "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
                 "GROUP BY d.trial_id"
             )
@@ -336,7 +338,7 @@ class ExperimentReader:
         }
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration, without those that a later attempt has replaced."""
+        """Return the reports of a trial by iteration, without those replaced by a later attempt."""
         return [
             result
             for attempt, metrics in self._rows(
@@ -346,7 +348,7 @@ class ExperimentReader:
         ]
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield the reports of each trial that has any, in one pass."""
+        """Yield the reports of each trial that has reports, in one pass."""
         self._take_origins()
         current: str | None = None
         results: list[dict[str, Any]] = []
@@ -364,14 +366,14 @@ class ExperimentReader:
 
     @without_collection()
     def past(self) -> dict[str, PastResults]:
-        """Return by trial its history, which is read once it is used; only trials with a report are there."""
+        """Return the history of each trial that has reports; a history is read on first access."""
         return {
             trial_id: PastResults(trial_id, length, self.history)
             for trial_id, length in self._rows("SELECT trial_id, count(*) FROM history GROUP BY trial_id")
         }
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return by checkpoint number the report that it came with; {} for one without a report."""
+        """Return the report of each checkpoint number; {} for a checkpoint without a report."""
         return {
             number: self._result(trial_id, attempt, metrics) if metrics else {}
             for number, attempt, metrics in self._rows(
@@ -383,7 +385,7 @@ class ExperimentReader:
         }
 
     def checkpoint_folders(self) -> set[str]:
-        """Return the folders of all checkpoints that were not dropped, such as "trial/checkpoint_000003"."""
+        """Return the folders of all kept checkpoints, such as "trial/checkpoint_000003"."""
         return {
             f"{trial}/{checkpoint}"
             for trial, checkpoint in self._rows(
@@ -393,7 +395,7 @@ class ExperimentReader:
         }
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the decisions on the reports of a trial, or of all, in order, with their facts."""
+        """Return the decisions on the reports of a trial, or of all trials, in order, with their facts."""
         return [
             {
                 "trial_id": trial,
@@ -410,7 +412,7 @@ class ExperimentReader:
         ]
 
     def exchanges(self) -> list[Exchange]:
-        """Return in order how trials went on with other configurations than the suggested ones."""
+        """Return all changes of trials' configurations after the suggestion, in order."""
         details = (
             (trial_id, self._config(trial_id, detail) or {"config": None})
             for trial_id, detail in self._rows(
@@ -424,7 +426,7 @@ class ExperimentReader:
         ]
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """Return the attempts of a trial, in order; each ends where the next begins."""
+        """Return the attempts of a trial in order; the start of an attempt ends the previous attempt."""
         return [
             Attempt(
                 number,
@@ -450,7 +452,7 @@ class ExperimentReader:
         ]
 
     def spans(self) -> list[Span]:
-        """Return when each attempt ran and how it ended, in the order of their starts."""
+        """Return all attempts with their times and outcomes, in the order of their starts."""
         endings = {detail for (detail,) in self._rows("SELECT detail FROM events WHERE kind = 'ending'")}
         ends = defaultdict(list)
         for trial_id, *end in self._rows(
@@ -467,14 +469,14 @@ class ExperimentReader:
             within = (end for end in ends[trial_id] if started <= end[0] <= following)
             ended, kind, reason = next(within, (None, "RUNNING", ""))
             status = TrialStatus(kind)
-            # The file says of a retry only in words what it is: 'retry 1 of 2 after OutOfMemoryError'.
+            # The file shows a retry only by its reason, such as 'retry 1 of 2 after OutOfMemoryError'.
             failed = status is TrialStatus.PENDING and " after " in reason
             outcome = outcome_of(status, reason, failed=failed, endings=endings)
             spans.append(Span(trial_id, attempt, (hostname, pid), started, ended, status, reason, outcome))
         return spans
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return by trial when its first attempt began and when the trial ended, in seconds since 1970."""
+        """Return the start of each trial's first attempt and the trial's end, in seconds since 1970."""
         return {
             trial_id: (started, ended)
             for trial_id, started, ended in self._rows(
@@ -485,11 +487,11 @@ class ExperimentReader:
         }
 
     def log(self, trials: Iterable[Trial] = ()) -> Generator[LogEntry]:
-        """Yield all that searcher and scheduler were told, in order.
+        """Yield all events that searcher and scheduler received, in order.
 
         Args:
-            trials: all trials as this reader has read them, unchanged, so that their last results need not be
-                read again.
+            trials: all trials as read by this reader, unchanged; their last results then need not be read
+                again.
         """
         last = {trial.trial_id: trial.last_result for trial in trials}
         known = {seq for (seq,) in self._rows("SELECT max(seq) FROM results GROUP BY trial_id")}
@@ -523,7 +525,7 @@ class ExperimentReader:
                 if not data:
                     continue
             elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
-                # A total is a number, or None where there is no end of trials.
+                # A total is a number, or None for an unlimited number of trials.
                 held = self._whole(lambda text: {"value": decode(text)}, data, f"an entry {kind!r}")
                 if not held:
                     continue
@@ -531,7 +533,7 @@ class ExperimentReader:
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
-        """Return a report with its automatic values; {} if it is damaged."""
+        """Return a report with its automatic keys; {} if it is damaged."""
         report = self._report(trial_id, metrics)
         return full_result(report, self._origin(trial_id, attempt), done=False) if report else {}
 
@@ -542,10 +544,10 @@ class ExperimentReader:
         return self._whole(_decode_ascii, text, _CONFIG.format(trial_id))
 
     def require_configurations(self, trial_ids: Iterable[str]) -> None:
-        """Refuse trials of which `trials` could not read a configuration.
+        """Check that `trials` could read the configurations of these trials.
 
         Raises:
-            StoreError: one of them can't run.
+            StoreError: a configuration is damaged, so its trial can't run.
         """
         for what in sorted(self._damaged & set(map(_CONFIG.format, trial_ids))):
             raise StoreError(
@@ -562,7 +564,7 @@ class ExperimentReader:
             ) from error
 
     def _whole(self, read: Callable[[str], Any], text: str, what: str) -> dict[str, Any]:
-        """Return what a text holds; if it is damaged, say once what is left out, and return {}."""
+        """Return the dictionary in a text; if the text is damaged, warn once and return {}."""
         try:
             return dict(read(text))
         except _NOT_READ:
@@ -578,13 +580,13 @@ class ExperimentReader:
         return self._origins[trial_id, attempt]
 
     def _take_origins(self) -> None:
-        """Read the origins of all attempts, unless none has begun since the last time."""
+        """Read the origins of all attempts, unless no attempt has started since the last call."""
         (as_of,) = self._rows("SELECT count(*), max(started) FROM attempts")
         if as_of != self._origins_as_of:
             self._origins, self._origins_as_of = self._read_origins(), as_of
 
     def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
-        """Return the origins of the attempts of one trial, or of all."""
+        """Return the origins of one trial's attempts, or of all attempts."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, self._config(trial_id, config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(

@@ -1,4 +1,4 @@
-"""Restore of an experiment: its trials from the store, searcher and scheduler by a replay of its log."""
+"""Restore of an experiment: trials from the store, searcher and scheduler by a replay of the log."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space, list[str]]:
-    """Return the search space to go on with, and how it differs from the stored one, a text each.
+    """Return the search space to continue with, and a list of its differences from the stored space.
 
     Raises:
-        ConfigError: the file can't hold the space and none was given, or the one given is of another search.
+        ConfigError: the file can't hold the space and no space was given, or the given space has no
+            hyperparameter in common with it.
     """
     if given is None:
         if holds_opaque(stored):
@@ -53,7 +54,7 @@ def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space,
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """Return what differs in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
+    """Return the changes in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
 
     Raises:
         ConfigError: the two have no hyperparameter in common.
@@ -94,10 +95,10 @@ def _shown(leaf: Any) -> str:
 
 
 def with_objects(space: Space) -> Callable[[Any], Any]:
-    """Return a function that replaces the names of objects in a stored configuration by those objects.
+    """Return a function that replaces names of objects in a stored configuration by the objects of `space`.
 
-    The file keeps only the name of an object that is no JSON value. Where two objects of `space` have one
-    name, such as two lambdas, the name stays.
+    The file holds only the name of an object that is not a JSON value. If two objects of `space` share a
+    name, as two lambdas do, the name is not replaced.
     """
     objects: dict[str, Any] = {}
     ambiguous = set()
@@ -124,11 +125,11 @@ def with_objects(space: Space) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class ResumeRule:
-    """Which trials go on.
+    """Rule for the trials of a restored experiment.
 
     Attributes:
-        config: what is done with each kind of trial.
-        only: ids of the finished trials that `config.finished` is for; None: all of them.
+        config: treatment of each kind of trial.
+        only: ids of the finished trials that `config.finished` applies to; None: all finished trials.
     """
 
     config: ResumeConfig = field(default_factory=ResumeConfig)
@@ -146,7 +147,7 @@ class ResumeRule:
         """Return the arguments of `Tuner.restore` as one rule.
 
         Raises:
-            ConfigError: they contradict each other, or `resume_finished` names no trials.
+            ConfigError: the arguments contradict each other, or `resume_finished` does not name trials.
         """
         if config is not None:
             if (resume_unfinished, resume_errored, restart_errored) != (True, False, False):
@@ -179,7 +180,7 @@ class ResumeRule:
 
 
 def _ids(chosen: Any) -> tuple[str, ...]:
-    """Return the trial ids of `chosen`, which holds ids or results."""
+    """Return the trial ids of `chosen`, which contains ids or results."""
     if isinstance(chosen, str) or not isinstance(chosen, Iterable):
         chosen = [chosen]
     ids = [getattr(each, "trial_id", each) for each in chosen]
@@ -189,10 +190,10 @@ def _ids(chosen: Any) -> tuple[str, ...]:
 
 
 def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> None:
-    """Refuse a rule that names trials that have not finished, or don't exist.
+    """Check that all trials named by a rule exist and have finished.
 
     Raises:
-        ConfigError: it names one.
+        ConfigError: a named trial is unknown or has not finished.
     """
     finished = {trial.trial_id for trial in trials if trial.status is TrialStatus.TERMINATED}
     if unknown := [each for each in rule.only or () if each not in finished]:
@@ -205,10 +206,10 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
 
 
 def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
-    """Refuse to go on with finished trials that have no checkpoint; to run them again must be asked for.
+    """Check that finished trials to resume have a checkpoint; a rerun must be requested explicitly.
 
     Raises:
-        ConfigError: one of them has none.
+        ConfigError: such a trial has no checkpoint.
     """
     lacking = [
         trial.trial_id
@@ -230,15 +231,16 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
 def require_reported(
     metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]], *, finished: bool
 ) -> None:
-    """Refuse metrics that no earlier report has, unless later reports may still have them.
+    """Check that earlier reports have the metrics, unless later reports may still have them.
 
     Args:
-        metrics: given to the restore.
+        metrics: metrics given to the restore.
         histories: the reports of each trial.
-        finished: all trials have come to their end, so that no report is still to come.
+        finished: True if all trials have finished, so that no more reports come.
 
     Raises:
-        MetricError: a metric is not there, and is a misspelling or comes too late; the nearest name is told.
+        MetricError: a missing metric is misspelt, or no more reports come; the message gives the closest
+            name.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -256,7 +258,7 @@ def require_reported(
 
 
 def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
-    """Raise ConfigError if an experiment is to go on that has kept nothing."""
+    """Raise ConfigError for a restore of an experiment that was kept in memory only."""
     if in_memory and rule is not None:
         raise ConfigError(
             "an experiment in memory has nothing to go on with: leave `resume` out, or keep the experiment "
@@ -269,14 +271,14 @@ class Restored:
     """State of an interrupted experiment, ready to continue.
 
     Attributes:
-        trials: as the controller takes them.
-        with_metric: ids of those that have reported the metric.
-        records: what restoring has changed, to commit before anything runs.
-        steering: commands that hold.
+        trials: trials for the controller.
+        with_metric: ids of trials that have reported the metrics.
+        records: changes by the restore, to be committed before anything runs.
+        steering: commands that apply.
         added: configurations that users have added.
         commands: ids of the commands that were given.
-        owed: by trial that is paused, the decision that it take over another's state, or have other
-            resources, which had not been carried out yet.
+        owed: for a paused trial, a decision on an exchange or on other resources that was not carried out
+            yet.
     """
 
     trials: list[Trial]
@@ -303,19 +305,20 @@ def restore_trials(
     """Replay the file's log into `proposals`, `scheduler` and `stop`, and set the status of each trial.
 
     Args:
-        reader: of the file.
-        proposals: as they were at the start.
-        scheduler: the same.
-        rule: which trials go on.
-        metrics: that every trial must report.
-        time: now.
-        stop: the rules of RunConfig(stop=...), told of nothing yet.
-        space_since: index of the first trial that was drawn from the space that `proposals` have.
-        checkpoints: which are kept from now on; None: as before.
+        reader: reader of the file.
+        proposals: proposals as at the start of the experiment.
+        scheduler: scheduler as at the start of the experiment.
+        rule: rule for the trials.
+        metrics: metrics that every trial must report.
+        time: current time.
+        stop: rules of RunConfig(stop=...) that have seen no report yet.
+        space_since: index of the first trial from the space of `proposals`.
+        checkpoints: policy for checkpoints from now on; None: unchanged.
 
     Raises:
-        ConfigError: a trial can't go on as asked, or the searcher suggests fewer configurations than it did.
-        StoreError: the configuration of a trial that is to go on is damaged.
+        ConfigError: a trial can't be resumed as requested, or the searcher suggests fewer configurations than
+            before.
+        StoreError: the configuration of a trial to resume is damaged.
     """
     consulted = CheckedScheduler(scheduler)
     restored = Restored(reader.trials(checkpoints))
@@ -350,7 +353,7 @@ def restore_trials(
     starts = reader.last_starts() if steering.first else {}
     for trial in trials:
         pulled = trial.status is TrialStatus.PAUSED and trial.trial_id in steering.pulled
-        if pulled and not steering.who_holds(trial.trial_id):  # let go on while it was being paused
+        if pulled and not steering.who_holds(trial.trial_id):  # it was resumed while it was being paused
             _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
         if trial.status is not TrialStatus.PAUSED:
             steering.pulled.discard(trial.trial_id)
@@ -380,13 +383,13 @@ class Replayed:
     """Findings of a replay.
 
     Attributes:
-        with_metric: ids of trials that have reported the metrics, all at once.
-        paused: ids of trials that the searcher takes to be paused.
-        owed: by trial, what the scheduler has decided last, where the log has nothing that came of it.
-        steering: commands that hold.
-        added: configurations that users have added, and that no trial has yet.
-        left_out: those of them that the space does not have any more: how many were added before it, and why.
-        commands: ids of all that were given.
+        with_metric: ids of trials with a report of all metrics.
+        paused: ids of trials that are paused for the searcher.
+        owed: for each trial, the scheduler's last decision if the log shows no consequence of it.
+        steering: commands that apply.
+        added: configurations that users have added and that no trial has tried yet.
+        left_out: added configurations that no longer fit the space: number of earlier additions, and reason.
+        commands: ids of all commands that were given.
     """
 
     with_metric: set[str] = field(default_factory=set)
@@ -402,7 +405,7 @@ _NO_NEWS = (
     *(ev.BEGAN, ev.NO_MORE_TRIALS, ev.REARRANGED, ev.COMMAND, ev.TOTAL, ev.LEFT_OUT),
     *(TrialStatus.PENDING, TrialStatus.PAUSED),
 )
-"""Kinds of entries that don't say what came of the decision on a trial."""
+"""Kinds of entries that don't show the consequence of a decision on a trial."""
 
 
 def replay(
@@ -416,20 +419,20 @@ def replay(
     going_on: Collection[str] = (),
     space_since: int = 0,
 ) -> Replayed:
-    """Tell `proposals`, `scheduler` and `stop` once more what the log has, and complete the configurations.
+    """Replay the log into `proposals`, `scheduler` and `stop`, and complete the configurations.
 
     Args:
-        log: what happened.
-        trials: as the file has them.
-        proposals: as they were at the start.
-        scheduler: the same.
-        metrics: to look for.
-        stop: rules to tell; None: none.
-        going_on: ids of trials that had ended and are to run again: for both they have not ended.
+        log: entries of the log.
+        trials: trials as the file has them.
+        proposals: proposals as at the start of the experiment.
+        scheduler: scheduler as at the start of the experiment.
+        metrics: metrics for `Replayed.with_metric`.
+        stop: stop rules to update, or None.
+        going_on: ids of ended trials that will run again; the replay hides their end.
         space_since: as in `restore_trials`.
 
     Raises:
-        ConfigError: the searcher suggests fewer configurations than it did.
+        ConfigError: the searcher suggests fewer configurations than before.
     """
     consulted = CheckedScheduler(scheduler)
     by_id = {trial.trial_id: trial for trial in trials}
@@ -506,7 +509,8 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # A searcher that can hears of an end that was none after all, as its next suggestions did.
+                # A searcher that supports resumed trials also gets the hidden end, as its next suggestions
+                # depended on it.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
@@ -516,15 +520,15 @@ def replay(
             case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
-        # They were carried out then, unless by another scheduler: the log has what came of them, but for
-        # what was cut off.
+        # These verdicts were carried out in the first run, unless that run was cut off or had another
+        # scheduler. The log then shows their consequences and removes them from `owed`.
         owed.update(consulted.verdicts())
     replayed.left_out = _complete_added(replayed.added, proposals)
     return replayed
 
 
 def _complete_added(added: Additions, proposals: Proposals) -> list[tuple[int, str]]:
-    """Complete the configurations that wait; return those that don't fit the space, and why."""
+    """Complete the added configurations; return those that don't fit the space, with reasons."""
     left_out = []
     waiting, added.waiting = added.waiting, deque()
     for number, given in waiting:
@@ -544,10 +548,10 @@ def _remember(
     same_space: bool,
     added: bool,
 ) -> dict[str, Any]:
-    """Have the searcher suggest a trial's configuration again, and complete the stored one from it.
+    """Let the searcher suggest a trial's configuration again, and complete the stored configuration from it.
 
-    Objects that were computed, for instance, are neither in the file nor in the space. With `added`, a user
-    has given the configuration, and the searcher only notes it.
+    Computed objects, for example, are neither in the file nor in the space. With `added`, a user gave the
+    configuration, and the searcher only notes it.
     """
     stored = objects(trial.suggested)
     if added:
@@ -563,7 +567,7 @@ def _remember(
 
 
 def _unknown_object(trial: Trial) -> ConfigError:
-    """Return the error for a trial that is to run and lacks an object of its configuration."""
+    """Return the error for a trial to run whose configuration lacks an object."""
     return ConfigError(
         f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
         "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
@@ -582,7 +586,7 @@ def _settle(
     scheduler: TrialScheduler,
     time: float,
 ) -> None:
-    """Set the status that the trial goes on with, and record it if it has changed."""
+    """Set the trial's new status, and record it if it has changed."""
     what, finished = rule.for_trial(trial), trial.status.is_finished
     if finished and what is Resume.SKIP:
         return
@@ -590,7 +594,7 @@ def _settle(
     if trial.status is TrialStatus.PAUSED:
         status = trial.status
     elif trial.status is TrialStatus.RUNNING and decided is not None and decided.verdict in _LEADS_TO:
-        # Committed, but killed before the trial had ended.
+        # The decision was committed, but a kill prevented the trial's end.
         status, reason = _LEADS_TO[decided.verdict], words_for(decided, scheduler.label)
     if what is Resume.SKIP and status is not TrialStatus.TERMINATED:
         status, reason = TrialStatus.TERMINATED, "not resumed"
@@ -599,7 +603,7 @@ def _settle(
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()
-        if trial.tried:  # else nothing tells that it begins anew with what it came to
+        if trial.tried:  # otherwise nothing records that the trial restarts with its current configuration
             restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
         words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
@@ -610,12 +614,12 @@ def _settle(
 
 
 def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialScheduler, time: float) -> None:
-    """Carry out the last decision on a paused trial, or note it as owed if only the controller can."""
+    """Carry out the last decision on a paused trial, or store it for the controller in `owed`."""
     if last.donors or last.request is not None:
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    elif last.verdict is Verdict.CONTINUE:  # another scheduler paused it: this one would never choose it
+    elif last.verdict is Verdict.CONTINUE:  # another scheduler paused it; this one would never resume it
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 
 
@@ -625,7 +629,7 @@ def _set_status(restored: Restored, trial: Trial, status: TrialStatus, reason: s
 
 
 def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> None:
-    """Forget checkpoints whose folder is gone."""
+    """Remove checkpoints whose folder is missing from a trial."""
     for checkpoint in [kept for kept in trial.checkpoints if not Path(folder, kept.dirname).is_dir()]:
         trial.checkpoints.remove(checkpoint)
         restored.records.append(ev.CheckpointDropped(trial, checkpoint))
@@ -635,6 +639,6 @@ def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> 
 
 
 def tidy(trials: Iterable[Trial], folder: Path) -> None:
-    """Remove checkpoint folders that nothing refers to, now that `Restored.records` are committed."""
+    """Remove checkpoint folders without a reference; call after the commit of `Restored.records`."""
     for trial in trials:
         remove_unknown(f"{folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})

@@ -1,7 +1,7 @@
-"""Tables of the experiment file, and the checks that a file is whole.
+"""Tables of the experiment file, and checks for damage.
 
-`application_id` says that trainkit wrote it, `user_version` which layout it has.
-Users may query it: NaN and infinities are the texts "NaN", "Infinity", "-Infinity".
+`application_id` marks a file of trainkit, `user_version` is the version of its layout.
+Users may query the file: NaN and infinities are the texts "NaN", "Infinity", "-Infinity".
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ HISTORY = """CREATE VIEW history AS
             PARTITION BY trial_id ORDER BY attempt DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ) AS again_from FROM results GROUP BY trial_id, attempt
     ) USING (trial_id, attempt) WHERE again_from IS NULL OR iteration < again_from"""
-"""The history to look at. A report stands until its trial reports that iteration or an earlier one again,
-as an attempt does that goes on from an earlier checkpoint, or from the beginning."""
+"""Current history. A report is replaced when its trial reports this or an earlier iteration again, which an
+attempt does after it resumed from an earlier checkpoint or from the beginning."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
-    """Make the file, with its tables; return a connection for writing.
+    """Create the file with its tables; return a connection for writing.
 
     Raises:
-        StoreError: it can't be written.
+        StoreError: the file can't be written.
     """
     try:
         connection = sqlite3.connect(path, isolation_level=None)
@@ -120,14 +120,14 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open a file that exists, after checks that it is ours and whole.
+    """Open an existing file after checks that trainkit wrote it and that it is undamaged.
 
-    A file that is in order is opened by SQLite alone. POSIX locks belong to a process: if this process closed
-    another descriptor of the file, it would lose SQLite's locks on it. The next program that opens the file,
-    such as the `sqlite3` shell, would then take itself for the only one and remove the log.
+    Only SQLite opens an intact file. POSIX locks belong to a process: if this process closed another
+    descriptor of the file, it would lose SQLite's locks on it. The next program that opens the file, such as
+    the `sqlite3` shell, would then believe that it is the only user and remove the log.
 
     Raises:
-        StoreError: there is none, it is damaged, foreign, or of another version.
+        StoreError: the file is missing, damaged, foreign, or of another version.
     """
     if not path.exists():
         raise ExperimentNotFoundError(f"{path.parent} holds no {path.name}: give the folder of an experiment")
@@ -160,24 +160,23 @@ _ADVICE = "Put back a copy of it, or start a new experiment under another name"
 
 
 def _tune(connection: sqlite3.Connection) -> None:
-    # With a write-ahead log, NORMAL keeps every commit through the death of the process, SIGKILL
-    # included, since the log is in the kernel by then. Only a power cut can lose the last commits,
-    # and never the file.
+    # With a write-ahead log, NORMAL preserves every commit if the process dies, even by SIGKILL, because
+    # the log has reached the kernel. Only a power failure can lose the last commits, but never the file.
     connection.execute("PRAGMA synchronous=NORMAL")
-    # To fold the log into the file waits three times for the disk, while trials wait for their commits. The
+    # Each WAL checkpoint waits three times for the disk and delays commits, so it is done rarely. The
     # log then takes 16 MB.
     connection.execute("PRAGMA wal_autocheckpoint=4000")
 
 
 def _renew_history(connection: sqlite3.Connection) -> None:
-    """Replace the view of an earlier version, which also shows reports that were replaced."""
+    """Replace the view of an earlier version, which also showed replaced reports."""
     (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'history'").fetchone() or ("",)
     if view != HISTORY:
         connection.executescript(f"BEGIN; DROP VIEW IF EXISTS history; {HISTORY}; COMMIT;")
 
 
 def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
-    """Return what is wrong with a file that SQLite can't read."""
+    """Return the problem of a file that SQLite can't read."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)
@@ -189,7 +188,7 @@ def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     pages = int.from_bytes(header[28:32], "big")
-    # Pages that are still in the log are missing from the file itself; the log then exists.
+    # Pages in the log are missing from the file itself, so a short file is valid while the log exists.
     if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
         return f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}"
     return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"

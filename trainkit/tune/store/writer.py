@@ -1,7 +1,7 @@
 """Writer of an experiment file.
 
-The effects of a batch of events are committed in one transaction, before any trial gets its answer. So what a
-trial was told is never lost, and all trials that wait share one commit.
+The effects of a batch of events are committed in one transaction before any trial receives its reply. A reply
+is therefore never lost, and all waiting trials share one commit.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentStore:
-    """The one writer of an experiment's file.
+    """The only writer of an experiment's file.
 
     Args:
-        folder: of the experiment.
-        connection: open for writing.
-        ownership: held until `close`.
+        folder: folder of the experiment.
+        connection: connection that is open for writing.
+        ownership: lock that is held until `close`.
     """
 
     def __init__(self, folder: Path, connection: sqlite3.Connection, ownership: Ownership) -> None:
@@ -58,28 +58,28 @@ class ExperimentStore:
 
     @classmethod
     def create(cls, folder: Path, facts: Mapping[str, Any]) -> Self:
-        """Make a new experiment in `folder`, which may exist but not hold one.
+        """Create a new experiment in `folder`, which may exist but must not hold an experiment.
 
         Args:
-            folder: of the experiment; made if need be.
-            facts: what `experiment` keeps, by name; JSON values, or search spaces.
+            folder: folder of the experiment; created if it is missing.
+            facts: facts about the experiment by name; JSON values, or search spaces.
 
         Raises:
             ConfigError: `folder` holds an experiment.
-            StoreError: it can't be written, or another process is at it.
+            StoreError: the file can't be written, or another process uses it.
         """
-        _refuse_existing(folder)  # before a lock file is laid into it
+        _refuse_existing(folder)  # checked before a lock file is created in the folder
         try:
             make_private(folder)
         except OSError as error:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
                 f"write to as {setting('storage_path', 'RunConfig')}"
-            ) from None  # the error's own frames tell of mkdir and nothing else
+            ) from None  # the traceback of mkdir would add nothing
         ownership = Ownership(folder)
         try:
-            _refuse_existing(folder)  # another process may have made one before the lock was ours
-            # Under another name until it is whole: a kill in between leaves no half-made experiment.
+            _refuse_existing(folder)  # the experiment may have appeared before the lock was held
+            # The file gets its final name when it is complete, so that a kill leaves no partial experiment.
             aside = folder / f"{FILENAME}.partial"
             for leftover in folder.glob(f"{aside.name}*"):
                 leftover.unlink()
@@ -102,10 +102,10 @@ class ExperimentStore:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Go on writing an experiment.
+        """Continue to write an existing experiment.
 
         Raises:
-            StoreError: there is none, it is damaged or foreign, or another process is at it.
+            StoreError: the experiment is missing, damaged or foreign, or another process uses it.
         """
         if not (folder / FILENAME).exists():
             raise ExperimentNotFoundError(f"{folder} holds no {FILENAME}: give the folder of an experiment")
@@ -120,7 +120,7 @@ class ExperimentStore:
         """Write `records` in one transaction; when this returns, they survive the end of this process.
 
         Raises:
-            StoreError: the disk is full, or the file is damaged; nothing of `records` was written.
+            StoreError: the disk is full, or the file is damaged; no record was written.
         """
         if not records:
             return
@@ -131,7 +131,7 @@ class ExperimentStore:
                     self._writers[type(record)](record)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite may have rolled it back itself
+                if self._connection.in_transaction:  # SQLite may already have rolled the transaction back
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
@@ -141,10 +141,10 @@ class ExperimentStore:
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Write one fact of the experiment, in place of what it was.
+        """Write one fact of the experiment, replacing its former value.
 
         Raises:
-            StoreError: it can't be written.
+            StoreError: the file can't be written.
         """
         try:
             self._run("INSERT OR REPLACE INTO experiment VALUES (?, ?)", key, encode_config(value))
@@ -152,10 +152,10 @@ class ExperimentStore:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
     def amend(self, record: ev.ResultAdded) -> None:
-        """Write a report that is there once more, with what was added to it.
+        """Rewrite an existing report with the values that were added to it.
 
         Raises:
-            StoreError: it can't be written.
+            StoreError: the file can't be written.
         """
         place = (encode(record.metrics), record.trial.trial_id, record.attempt, record.iteration)
         sql = "UPDATE results SET metrics = ? WHERE trial_id = ? AND attempt = ? AND iteration = ?"
@@ -165,16 +165,16 @@ class ExperimentStore:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
     def reader(self) -> ExperimentReader:
-        """Return a reader of the file, also while it is written; close it."""
+        """Return a reader of the file, which may still be written; the caller closes the reader."""
         return ExperimentReader(self.folder)
 
     def close(self) -> None:
-        """Merge SQLite's log into the file, and release the lock; only the file stays.
+        """Merge SQLite's log into the file and release the lock; only the file remains.
 
-        The log stays until its last reader closes, and where the disk is full. Nothing is lost then.
+        The log remains until its last reader closes, or if the disk is full. Nothing is lost in these cases.
         """
         try:
-            # Who reads a file with a write-ahead log makes one anew, and can't remove it.
+            # In WAL mode, every later reader would create a log that it can't remove.
             self._connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -217,7 +217,7 @@ class ExperimentStore:
         self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        # The most frequent record, and no text of it is other than ASCII.
+        # Without _storable, because this is the most frequent record and its texts are all ASCII.
         place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
         self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 

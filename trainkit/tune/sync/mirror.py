@@ -1,7 +1,7 @@
-"""Copy of a running experiment at an address, kept by a thread.
+"""Copy of a running experiment at an address, updated by a thread.
 
 A round:   snapshot of the store -> its checkpoints -> other files -> the snapshot itself -> deletions
-So the store that lies there never names a checkpoint that isn't there whole, and is replaced at once.
+The copied store therefore names only complete checkpoints, and it is replaced in one step.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trainkit.tune.sync.storage import Address, checkpoint_of
 logger = logging.getLogger("trainkit.tune")
 
 WORKSHOP = ".mirror"
-"""Folder in the experiment's, for what is being uploaded; it is gone when `fit` returns."""
+"""Subfolder of the experiment's folder for files that are being uploaded; removed when `fit` returns."""
 
 TRIES = 6
-"""Rounds at the end that may fail before the copy is given up, with pauses from 0.1 s that double."""
+"""Maximum number of failed rounds at the end; the pauses between them start at 0.1 s and double."""
 
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
@@ -44,13 +44,13 @@ _WRITTEN_BY_US = re.compile(
 
 
 class Mirror(Callback):
-    """Copies the experiment in `folder` to `address`; as a callback it hears which trials have news.
+    """Copier of the experiment in `folder` to `address`; as a callback, it notes which trials have changed.
 
     Args:
-        folder: of the experiment.
-        address: the folder of the copy.
-        sync: how often, how long, how much.
-        say: prints a line; told where the end has to wait for the copy.
+        folder: folder of the experiment.
+        address: folder of the copy.
+        sync: interval, timeout and extent of the copy.
+        say: prints a line if the end has to wait for the copy.
     """
 
     def __init__(self, folder: Path, address: Address, sync: SyncConfig, say: Say) -> None:
@@ -64,16 +64,16 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        self._uploaded: dict[str, tuple[int, int]] = {}  # other files there: size and time of change
-        self._there: dict[str, int] = {}  # files of checkpoints at the address, with their sizes
+        self._uploaded: dict[str, tuple[int, int]] = {}  # uploaded other files: size and modification time
+        self._there: dict[str, int] = {}  # checkpoint files at the address, with their sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
     def check(self, *, new: bool) -> None:
-        """Find out whether the address can be written, and holds what it should.
+        """Check that the address can be written and has the expected content.
 
         Raises:
-            ConfigError: it holds an experiment, though this one is new.
-            StorageError: it can't be written.
+            ConfigError: the address holds an experiment, though this experiment is new.
+            StorageError: the address can't be written.
         """
         try:
             if new and self._address.holds_experiment():
@@ -89,10 +89,10 @@ class Mirror(Callback):
             ) from error
 
     def _take_in(self, sizes: Mapping[str, int]) -> None:
-        """Note what is there, perhaps of a driver that was killed.
+        """Record the files at the address, which may come from a killed driver.
 
-        It may have copied checkpoints that the store there doesn't name yet: another of that name, however
-        long, is not the same.
+        That driver may have copied checkpoints that its store does not name yet. A checkpoint of the same
+        name may differ from these even if the size is the same, so they are uploaded again.
         """
         with ExperimentReader(self._folder) as reader:
             known = reader.checkpoint_folders()
@@ -104,12 +104,12 @@ class Mirror(Callback):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Copy while the `with` lasts; at its end the copy is complete.
+        """Copy during the `with` block; after it, the copy is complete.
 
         Raises:
-            StorageError: it isn't.
+            StorageError: the copy is incomplete.
         """
-        shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)  # of a driver that was killed
+        shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)  # a killed driver may have left it
         self._mark_all()
         self._thread.start()
         try:
@@ -121,7 +121,7 @@ class Mirror(Callback):
         except BaseException:
             try:
                 self._finish(self._sync.sync_timeout)
-            except StorageError as error:  # what ended the experiment goes before it
+            except StorageError as error:  # the exception that ended the experiment takes precedence
                 logger.warning("%s", error)
             raise
         try:
@@ -148,7 +148,7 @@ class Mirror(Callback):
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    # --- what has news ----------------------------------------------------------------------------
+    # --- changed trials ---------------------------------------------------------------------------
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         self._mark(trial)
@@ -169,7 +169,7 @@ class Mirror(Callback):
             self._news.add(trial.dirname)
 
     def _mark_all(self) -> None:
-        # A command is for who runs the experiment now, and not for who goes on with a copy later.
+        # Commands are for the current owner of the experiment, not for a later owner of the copy.
         ours = (WORKSHOP, COMMANDS)
         names = {
             entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name not in ours
@@ -182,7 +182,7 @@ class Mirror(Callback):
     def _work(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # of the local folder, such as that it was removed: `fit` tells it
+        except Exception as error:  # the local folder failed, for example was removed; `fit` reports it
             self._problem = error
 
     def _copy(self) -> None:
@@ -190,20 +190,20 @@ class Mirror(Callback):
             pause_s = 0.0
             while not self._closing.wait(pause_s):
                 self._try(source)
-                # Half the period: what is committed just after a round began waits for the next one.
+                # Half the period, because a commit just after the start of a round waits for the next round.
                 pause_s = self._sync.sync_period / 2
             for attempt in range(TRIES):
-                self._mark_all()  # also what was written after a trial's last report
+                self._mark_all()  # includes files that were written after a trial's last report
                 if self._try(source) or self._abandoned.wait(0.1 * 2**attempt):
                     return
 
     def _try(self, source: sqlite3.Connection) -> bool:
-        """A round; whether all is copied. What fails is told once, and done again in the next round."""
+        """Copy one round; return True on success. The next round retries failures, reported only once."""
         with self._lock:
             news, self._news = self._news, set()
         try:
             self._round(source, news)
-        except Exception as error:  # whatever a file system raises
+        except Exception as error:  # file systems may raise any exception
             with self._lock:
                 self._news |= news
             if self._problem is None:
@@ -242,10 +242,10 @@ class Mirror(Callback):
         shutil.rmtree(workshop, ignore_errors=True)
 
     def _snapshot(self, source: sqlite3.Connection, copy: Path, workshop: Path) -> set[str]:
-        """Copy the store as it is now, and hold its checkpoints fast, as a trial may drop one any time."""
+        """Copy the store, and link its checkpoints, because trials may drop checkpoints at any time."""
         with closing(sqlite3.connect(copy, isolation_level=None)) as target:
             source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+            target.execute("PRAGMA journal_mode=DELETE")  # a single file without a separate log
             kept = set()
             rows = target.execute(
                 "SELECT c.trial_id, c.number, t.dirname, c.dirname FROM checkpoints c JOIN trials t "
@@ -255,7 +255,7 @@ class Mirror(Callback):
                 name = f"{trial_dirname}/{dirname}"
                 if self._hold(name, workshop):
                     kept.add(name)
-                else:  # dropped since the snapshot: so it is there too
+                else:  # the checkpoint was dropped after the snapshot, so it is dropped in the copy too
                     target.execute(
                         "UPDATE checkpoints SET dropped = 1 WHERE trial_id = ? AND number = ?",
                         (trial_id, number),
@@ -263,7 +263,7 @@ class Mirror(Callback):
             return kept
 
     def _hold(self, name: str, workshop: Path) -> bool:
-        """Link the files of a checkpoint that aren't there yet; False if it is gone."""
+        """Link the files of a checkpoint that are not uploaded yet; return False if it is gone."""
         source = self._folder / name
         if not source.is_dir():
             return False
@@ -286,12 +286,12 @@ class Mirror(Callback):
                 for file in files:
                     path = Path(folder, file)
                     short = str(path.relative_to(workshop))
-                    self._there[short] = -1  # a part of it may be, if this fails
+                    self._there[short] = -1  # if the upload fails, the address may have a part of the file
                     self._address.put(path, short)
                     self._there[short] = path.stat().st_size
 
     def _upload_files(self, name: str) -> None:
-        """The files of a trial's folder, or with '' those beside the store, which have changed."""
+        """Upload changed files of a trial's folder; with '', changed files beside the store."""
         top = self._folder / name
         for folder, folders, files in os.walk(top):
             inside = [
@@ -314,11 +314,11 @@ class Mirror(Callback):
                 self._address.put(path, short)
                 self._uploaded[short] = state
         except FileNotFoundError:
-            if path.exists():  # then it was the address that raised
+            if path.exists():  # the local file exists, so the address raised the error
                 raise
 
     def _delete_gone(self, news: set[str]) -> None:
-        """Delete copies of files that are gone, such as an event file that was begun anew."""
+        """Delete copies of files that are gone locally, such as a restarted event file."""
         for short in [each for each in self._uploaded if each.split("/")[0] in news]:
             if "/" in short and not (self._folder / short).exists():
                 self._address.remove(short)

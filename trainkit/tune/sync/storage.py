@@ -37,30 +37,30 @@ from trainkit.tune.store.schema import FILENAME, open_database
 logger = logging.getLogger("trainkit.tune")
 
 MAX_TRIES = 3
-"""Downloads of an experiment that changes meanwhile."""
+"""Maximum number of downloads of an experiment that changes meanwhile."""
 
 _NETWORK = re.compile(
     r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?|9p|afs|beegfs|ceph|gfs2|glusterfs|gpfs|lustre|ocfs2|panfs"
     "|virtiofs"
 )
-"""Types of file systems that other machines write too, or that share no memory among their users."""
+"""Types of file systems that several machines write, or whose users can't share memory."""
 _told: set[Path] = set()
 
 
 class SyncerFileSystem:
-    """Those methods of an fsspec file system that an `Address` needs, on a local folder that a Syncer copies.
+    """The fsspec methods that an `Address` needs, on a local staging folder that a Syncer copies.
 
-    Files in that folder are links to the experiment's, where the disk has them.
+    Files in the staging folder are hard links to the experiment's files where the disk supports them.
 
     Args:
-        syncer: the user's.
-        folder: that the local folder is made in; it goes when this object does, and what a killed program
-            has left there as the next one is made.
+        syncer: the user's Syncer.
+        folder: parent of the staging folder. The staging folder is removed with this object; a staging folder
+            left by a killed program is removed when the next one is created.
     """
 
     def __init__(self, syncer: Syncer, folder: Path) -> None:
         self.syncer = syncer
-        with _alone(folder / "syncer"):  # else another program would find this one's before it is locked
+        with _alone(folder / "syncer"):  # otherwise other programs could see this folder before it is locked
             for left in folder.glob(".syncer-*"):
                 if not _is_locked(left):
                     shutil.rmtree(left, ignore_errors=True)
@@ -70,16 +70,16 @@ class SyncerFileSystem:
         weakref.finalize(self, os.close, descriptor)
 
     def push(self, root: str) -> None:
-        """Have the Syncer copy a folder to its address."""
+        """Let the Syncer copy a folder to its address."""
         self._do("sync_up", self.syncer.sync_up, str(self._local(root)), root)
 
     def pull(self, root: str) -> None:
-        """Have the Syncer copy what is at an address here."""
+        """Let the Syncer copy an address to the staging folder."""
         self.makedirs(root, exist_ok=True)
         self._do("sync_down", self.syncer.sync_down, root, str(self._local(root)))
 
     def rm(self, path: str, recursive: bool = False) -> None:
-        """Remove a file here, or a folder here and at its address."""
+        """Remove a staged file, or a folder both here and at its address."""
         local = self._local(path)
         if local.is_dir():
             self._do("delete", self.syncer.delete, path)
@@ -88,23 +88,23 @@ class SyncerFileSystem:
             local.unlink()
 
     def unstrip_protocol(self, path: str) -> str:
-        """Return the address, which has its protocol."""
+        """Return the address unchanged, as it includes its protocol."""
         return path
 
     def invalidate_cache(self) -> None:
-        """Nothing is cached."""
+        """Do nothing, because nothing is cached."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a folder."""
+        """Create a folder."""
         self._local(path).mkdir(parents=True, exist_ok=exist_ok)
 
     def put_file(self, source: str, path: str) -> None:
-        """Take a file in."""
+        """Add a file to the staging folder."""
         self._local(path).unlink(missing_ok=True)
         link_or_copy(source, self._local(path))
 
     def get_file(self, path: str, target: str) -> None:
-        """Copy a file that was pulled."""
+        """Copy a pulled file to `target`."""
         shutil.copy2(self._local(path), target)
 
     def pipe_file(self, path: str, data: bytes) -> None:
@@ -116,7 +116,7 @@ class SyncerFileSystem:
         os.replace(self._local(source), self._local(target))
 
     def exists(self, path: str) -> bool:
-        """Return whether a file or folder was taken in, or pulled."""
+        """Return True if a file or folder was added or pulled."""
         return self._local(path).exists()
 
     def find(self, root: str, detail: bool = True) -> dict[str, dict[str, Any]]:
@@ -141,11 +141,11 @@ class SyncerFileSystem:
 
 @dataclass(frozen=True)
 class Address:
-    """A folder on a file system of fsspec's.
+    """Folder on a file system of fsspec.
 
     Attributes:
-        fs: the file system; or a SyncerFileSystem, which has what is needed here of one.
-        root: path of the folder there.
+        fs: the file system, or a SyncerFileSystem with the required methods.
+        root: path of the folder on the file system.
     """
 
     fs: Any
@@ -155,44 +155,44 @@ class Address:
         return str(self.fs.unstrip_protocol(self.root))
 
     def path(self, name: str) -> str:
-        """Path of the file `name` in this folder."""
+        """Return the path of the file `name` in this folder."""
         return f"{self.root}/{name}"
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file there; a reader may see a part of it meanwhile."""
+        """Copy a file to the folder; readers may see a partial file meanwhile."""
         path = self.path(name)
         self.fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         self.fs.put_file(str(source), path)
 
     def require_writable(self, name: str) -> None:
-        """Write and remove a file `name`, which raises if the folder can't be written."""
+        """Write and remove a file `name`; raise if the folder can't be written."""
         self.fs.makedirs(self.root, exist_ok=True)
         self.fs.pipe_file(self.path(name), b"trainkit")
         self.remove(name)
         self.push()
 
     def push(self) -> None:
-        """Have all that was put there arrive: with a Syncer, nothing has yet."""
+        """Complete the transfer of files; only a Syncer still has to copy them."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.push(self.root)
 
     def pull(self) -> None:
-        """Make ready to read; with a Syncer, all is copied here."""
+        """Prepare for reading; only a Syncer has to copy the files here first."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.pull(self.root)
 
     def replace(self, source: Path, name: str) -> None:
-        """Copy a file there; a reader sees the old one or the new one, whole."""
+        """Replace a file at the address; readers see either the old or the new complete file."""
         self.put(source, f"{name}.partial")
         self.fs.mv(self.path(f"{name}.partial"), self.path(name))
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder; nothing if it isn't there."""
+        """Remove a file or a folder, if it exists."""
         if self.fs.exists(self.path(name)):
             self.fs.rm(self.path(name), recursive=True)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file below, by its name in this folder."""
+        """Return the size in bytes of each file in this folder, by relative name."""
         self.fs.invalidate_cache()
         if not self.fs.exists(self.root):
             return {}
@@ -201,21 +201,22 @@ class Address:
         return {str(path)[start:]: int(info["size"] or 0) for path, info in found.items()}
 
     def holds_experiment(self) -> bool:
-        """True if an experiment was copied there."""
+        """Return True if the folder holds an experiment's copy."""
         self.fs.invalidate_cache()
         return bool(self.fs.exists(self.path(FILENAME)))
 
 
 def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Address:
-    """Return the local folder that `path` names, be it as file://..., or else the address.
+    """Return the local folder that `path` names, also as file://..., or else the address.
 
     Args:
-        path: a folder; or an address such as "s3://bucket/folder".
-        filesystem: that `path` is a path of, though it be the local one; None: the one that it names.
+        path: a folder, or an address such as "s3://bucket/folder".
+        filesystem: file system of `path`, which may be the local one; None: the file system that `path`
+            names.
 
     Raises:
-        ConfigError: there is no such protocol, or `filesystem` is no file system of fsspec or pyarrow.
-        MissingDependencyError: fsspec, or what the protocol needs, is not installed.
+        ConfigError: the protocol is unknown, or `filesystem` is not a file system of fsspec or pyarrow.
+        MissingDependencyError: fsspec, or a package for the protocol, is not installed.
     """
     text = os.fspath(path)
     protocol, mark, rest = text.partition("://")
@@ -239,7 +240,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
 
 
 def _of_pyarrow(filesystem: Any) -> Any:
-    """Return a file system of pyarrow as one of fsspec; one that was made of fsspec's is that again."""
+    """Return a pyarrow file system as an fsspec one; if it wraps an fsspec file system, return that one."""
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     made_of = getattr(getattr(filesystem, "handler", None), "fs", None)
@@ -255,7 +256,7 @@ def _fsspec(address: str) -> Any:
 
 
 def _named_by(address: str) -> Address:
-    """The address as its protocol has it, file:// too."""
+    """Return the address with the file system of its protocol, including file://."""
     try:
         filesystem, root = _fsspec(address).core.url_to_fs(address)
     except MissingDependencyError:
@@ -268,11 +269,11 @@ def _named_by(address: str) -> Address:
 
 
 def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -> tuple[Path, Address | None]:
-    """Return where a new experiment is written, and where it is copied to.
+    """Return the folder of a new experiment, and the address that it is copied to.
 
     Raises:
-        ConfigError: a file system without a path, or see `locate`.
-        MissingDependencyError: see `locate`.
+        ConfigError: a file system is given without a path, or as in `locate`.
+        MissingDependencyError: as in `locate`.
     """
     if path is None and filesystem is not None:
         raise ConfigError("storage_filesystem needs storage_path: a path on that file system")
@@ -285,31 +286,31 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
 
 
 def network_file_system(mounts: str, device: int) -> str | None:
-    """Return the type of the network file system with that number; None if it is another.
+    """Return the type of the network file system with a device number; None for another file system.
 
-    SQLite's log needs memory that all who have the file open share, and locks that they heed. Drives of
-    several machines can't have such memory, and file systems of programs, FUSE's, don't promise both.
+    SQLite's log needs shared memory and working locks for all users of the file. Machines that share a drive
+    have no shared memory, and FUSE file systems do not guarantee both.
 
     Args:
         mounts: text of /proc/self/mountinfo.
-        device: the number.
+        device: the device number.
     """
     kind = file_system(mounts, device)
     return kind if _NETWORK.fullmatch(kind) else None
 
 
 def _network(folder: Path) -> str | None:
-    """Return the type of the network file system that a folder is on, or will be on; None: another."""
+    """Return the type of the network file system of a folder, which may not exist yet; None for others."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
-    except FileNotFoundError:  # no Linux
+    except FileNotFoundError:  # the system is not Linux
         return None
     return network_file_system(mounts, there.stat().st_dev)
 
 
 def _shared(folder: Path) -> Address | None:
-    """Return the address of a folder on a network file system; None for a folder where SQLite works."""
+    """Return the address of a folder on a network file system; None for a folder that suits SQLite."""
     kind = _network(folder)
     if kind is None:
         return None
@@ -333,10 +334,10 @@ def _shared(folder: Path) -> Address | None:
 
 
 def _live_folder(name: str) -> Path:
-    """Return the local folder of an experiment that is copied elsewhere.
+    """Return the local folder of an experiment that is copied to an address.
 
     Raises:
-        StorageError: another user has a folder of its name.
+        StorageError: the folder belongs to another user.
     """
     folder = settings.results_dir().absolute()
     if _network(folder) is not None:
@@ -352,7 +353,7 @@ def _live_folder(name: str) -> Path:
 
 
 def describe_address(address: Address | None) -> dict[str, Any]:
-    """Return the address as stored: without the file system object, which may hold a password."""
+    """Return the address for the store, without the file system object, which may hold a password."""
     if address is None:
         return {"copied_to": None}
     text = str(address)
@@ -365,10 +366,10 @@ def describe_address(address: Address | None) -> dict[str, Any]:
 
 
 def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -> Address | None:
-    """Where a restored experiment goes on being copied to; `run` may name another place.
+    """Return the address that a restored experiment is copied to; `run` may name a new one.
 
     Raises:
-        ConfigError: the copy lies on a file system that was given as an object, and is not given again.
+        ConfigError: the file system of the copy was given as an object and is missing now.
     """
     if run is not None and run.storage_path is not None:
         place = locate(run.storage_path, run.storage_filesystem)
@@ -390,10 +391,10 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
 
 
 def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
-    """True if `path`, a folder or an address, holds an experiment that can be read.
+    """Return True if `path`, a folder or an address, holds a readable experiment.
 
     Raises:
-        ConfigError, MissingDependencyError: see `locate`.
+        ConfigError, MissingDependencyError: as in `locate`.
         StorageError: the address can't be reached.
     """
     place = locate(path, filesystem)
@@ -410,9 +411,9 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
 
 
 def is_taken(folder: Path, address: Address | None) -> bool:
-    """Return True if there is an experiment in a folder, or at its address, whether it can be read or not.
+    """Return True if a folder or its address holds an experiment, readable or not.
 
-    One that another program makes just now is there too.
+    An experiment that another program is creating counts too.
 
     Raises:
         StorageError: the address can't be reached.
@@ -430,12 +431,12 @@ def is_taken(folder: Path, address: Address | None) -> bool:
 
 
 def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Path, Address | None]:
-    """Return the local folder of the experiment at `path`, which is copied here if it is elsewhere.
+    """Return the local folder of the experiment at `path`; download the experiment if necessary.
 
     Raises:
-        StoreError: there is no experiment, or it is damaged.
+        StoreError: the experiment is missing or damaged.
         StorageError: the address can't be read.
-        ConfigError: the local folder holds another experiment, or an older state of this one.
+        ConfigError: the local folder holds another experiment, or an older state of this experiment.
     """
     address = locate(path, filesystem)
     if isinstance(address, Path):
@@ -450,7 +451,7 @@ def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tupl
 
 
 def _as_copy(folder: Path) -> Address | None:
-    """Return the address of a folder on a network file system that holds a copy; None for another folder."""
+    """Return the address of a folder with a copy on a network file system; None for other folders."""
     if _network(folder) is None or not (folder / FILENAME).is_file():
         return None
     with store.ExperimentReader(folder) as reader:
@@ -461,13 +462,13 @@ def _as_copy(folder: Path) -> Address | None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold back other programs that would download to `folder` too."""
+    """Exclude other programs that download to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f".{folder.name}.lock")
     while True:
         with open(path, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Whoever held it before has removed it, and another may hold a new one.
+            # The previous holder removed the file, so this lock may be on a file that is no longer in use.
             if not _is_open(path, lock.fileno()):
                 continue
             try:
@@ -481,7 +482,7 @@ def _is_locked(folder: Path) -> bool:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
-        return True  # its program has just removed it
+        return True  # its program has just removed the folder
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -499,7 +500,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def _download(address: Address, folder: Path) -> None:
-    """Make `folder` a copy of what is at `address`, or see that it is of the same experiment."""
+    """Download an address to `folder`; if `folder` exists, check that it holds the same experiment."""
     aside = folder.with_name(f".{folder.name}.partial")
     for attempt in range(MAX_TRIES):
         shutil.rmtree(aside, ignore_errors=True)
@@ -513,7 +514,7 @@ def _download(address: Address, folder: Path) -> None:
             aside.rename(folder)
             return
         except StorageError as error:
-            # A checkpoint may have been replaced while it was read, by a driver that still runs.
+            # A running driver may have replaced a checkpoint while it was read.
             if attempt == MAX_TRIES - 1 or not isinstance(error.__cause__, FileNotFoundError):
                 raise
         finally:
@@ -528,7 +529,7 @@ def _get_store(address: Address, folder: Path) -> None:
 
 
 def _get_files(address: Address, folder: Path) -> None:
-    """Copy what belongs to the experiment: all but checkpoints that its store doesn't know."""
+    """Download the files of the experiment, except checkpoints that its store does not name."""
     with store.ExperimentReader(folder) as reader:
         known = reader.checkpoint_folders()
     for name in address.sizes():
@@ -542,14 +543,14 @@ def _get_files(address: Address, folder: Path) -> None:
 
 
 def checkpoint_of(name: str) -> str:
-    """The checkpoint that a file in an experiment's folder is of, as trial/checkpoint_000003; '' for none."""
+    """Return the checkpoint that a file's name belongs to, as trial/checkpoint_000003; '' without one."""
     parts = name.split("/")
     is_one = len(parts) > 2 and parts[1].startswith("checkpoint_") and parts[1][11:].isdigit()
     return "/".join(parts[:2]) if is_one else ""
 
 
 def _require_same(folder: Path, copy: Path, address: Address) -> None:
-    """The local folder goes before the copy, which lags behind it; unless the copy went on elsewhere."""
+    """Check that a local folder holds the same experiment as its copy, in the same or a newer state."""
     (here, here_seq), (there, there_seq) = _identity(folder), _identity(copy)
     if here != there:
         raise ConfigError(
@@ -575,10 +576,10 @@ def _identity(folder: Path) -> tuple[Any, int]:
 
 
 def _reaching(address: Address, do: Callable[[], Any]) -> Any:
-    """Return what `do` returns.
+    """Return the result of `do`.
 
     Raises:
-        StorageError: the file system raised, whatever it raised.
+        StorageError: the file system raised any exception.
     """
     try:
         return do()
