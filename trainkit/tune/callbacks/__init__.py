@@ -1,6 +1,6 @@
 """Callbacks: objects that follow an experiment.
 
-Names are loaded when first used; they are in `__init__.pyi`.
+Names are imported on first use; `__init__.pyi` lists them.
 """
 
 from __future__ import annotations

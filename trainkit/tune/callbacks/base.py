@@ -1,4 +1,4 @@
-"""Callback and ProgressReporter: base classes of what follows an experiment."""
+"""Callback and ProgressReporter: base classes of observers of an experiment."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ CALLBACKS = Registry(
     },
     base="trainkit.tune.callbacks.base:Callback",
 )
-"""One row for each callback that can be made of its name alone; other packages add theirs by entry points."""
+"""Callbacks that need only a name to be created; other packages add theirs by entry points."""
 
 
 class Callback:
-    """Base class of callbacks, which are given by RunConfig(callbacks=[...]).
+    """Base class of callbacks for RunConfig(callbacks=[...]).
 
-    Every method is called after its event is committed to the experiment file. What a callback raises
-    is reported once and never touches a trial. `trials` and `trial` are for reading; what `on_trial_result`
-    adds to its result is kept with the report.
+    Each method is called after its event is committed to the experiment file. An exception of a callback is
+    reported once and never affects a trial. `trials` and `trial` are read-only. Values that `on_trial_result`
+    adds to its result are stored with the report.
 
     Attributes:
-        _refresh_s: seconds between calls of `on_step_end` while nothing happens; None for none.
-        _given_as: the name that it was made of, by which a restore makes it again; None: it was given itself.
+        _refresh_s: seconds between calls of `on_step_end` without events; None: no such calls.
+        _given_as: name that the callback was created from, for a restore; None: it was given as an object.
     """
 
     _refresh_s: float | None = None
@@ -48,30 +48,30 @@ class Callback:
         total_num_samples: int | None = None,
         **info: Any,
     ) -> None:
-        """Called when the experiment begins or goes on.
+        """Called when the experiment begins or is resumed.
 
-        `num_samples` is TuneConfig's; `total_num_samples` is how many trials there will be, grids counted,
-        and None if there is no end. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
-        `resources`, `trials`, and `past`: a function that gives each trial that has reported with its
-        results, of an experiment that goes on; they are read when they are looked at, and how many there are
-        is known without reading.
+        `num_samples` is TuneConfig's; `total_num_samples` is the total number of trials including grids, or
+        None without a limit. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
+        `resources`, `trials`, and `past`: a function that returns the trials of a resumed experiment that
+        have reported, each with its results. Results are read on access; their number is known without
+        reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """Called before new events are handled."""
+        """Called before new events are processed."""
 
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
-        """Called after new events were handled.
+        """Called after new events were processed.
 
-        `info` holds `time`, `resources`, `resources_used`, `total_samples` and `remaining_s`: an estimate of
-        the seconds to the end, or None while there is none.
+        `info` holds `time`, `resources`, `resources_used`, `total_samples` and `remaining_s`, the estimated
+        seconds to the end or None.
         """
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when the process of a trial has set it up."""
+        """Called when the process of a trial has been set up."""
 
     def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial runs again from the results in `info["results"]`, the oldest first."""
+        """Called when a trial runs again after the results in `info["results"]`, oldest first."""
 
     def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial has a new checkpoint."""
@@ -82,19 +82,19 @@ class Callback:
         """Called when a trial has reported."""
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial has ended, by itself or stopped."""
+        """Called when a trial has ended without failing, by itself or by a stop."""
 
     def on_trial_recover(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial has failed and will run again; `info["failure"]` says why it failed."""
+        """Called when a trial has failed and will run again; `info["failure"]` is the reason."""
 
     def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial has failed for good; `trial.failure` says why."""
+        """Called when a trial has failed for good; `trial.failure` is the reason."""
 
     def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial goes on with another configuration.
+        """Called when a trial continues with another configuration.
 
-        `info` holds `donor`, the trial whose state it has taken over, or None, and `donor_iteration`, the
-        last report of the donor before that.
+        `info` holds `donor`, the trial whose state it took over or None, and `donor_iteration`, the donor's
+        last report before the exchange.
         """
 
     def on_checkpoint(
@@ -110,28 +110,28 @@ class Callback:
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Called when the experiment has ended or was interrupted.
 
-        `info` holds what `on_step_end` hears; `ending`: why it ended early, '' where all trials have ended;
-        `in_order`: False where trials were cut off, such as by a second Ctrl-C, so that somebody waits; and
-        `say`: a function that prints a line, or with verbose=0 doesn't, for who has to wait for something.
+        `info` holds the values of `on_step_end`; `ending`: the reason of an early end, '' if all trials have
+        ended; `in_order`: False if trials were cut off, for example by a second Ctrl-C, so the callback
+        should be quick; and `say`: a function that prints a line about a wait, or nothing with verbose=0.
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return the callback's state for a restored experiment, as JSON can hold it; None: nothing.
+        """Return the callback's state for a restored experiment as JSON data; None: no state.
 
-        Asked for every few seconds and at the end, and kept in the experiment's file.
+        Called every few seconds and at the end; the state is stored in the experiment's file.
         """
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take the state of the callback with the same class and place; called after `setup`."""
+        """Restore a state of a callback with the same class and position; called after `setup`."""
 
 
 ASK_S = 1.0
-"""Seconds after which a reporter is asked though nothing happens."""
+"""Seconds after which a reporter is called even without an event."""
 
 
 class ProgressReporter:
-    """Base class of reporters, which are given by RunConfig(progress_reporter=...)."""
+    """Base class of reporters for RunConfig(progress_reporter=...)."""
 
     def setup(
         self,
@@ -141,22 +141,22 @@ class ProgressReporter:
         mode: str | None = None,
         **info: Any,
     ) -> None:
-        """Called when the experiment begins or goes on.
+        """Called when the experiment begins or is resumed.
 
         Args:
-            start_time: when, in seconds since 1970.
-            total_samples: trials there will be; None: endless.
-            metric: of TuneConfig.
-            mode: of TuneConfig.
-            info: `experiment_path`, '' where that folder does not stay, and `verbose` of RunConfig.
+            start_time: start time in seconds since 1970.
+            total_samples: total number of trials; None: no limit.
+            metric: metric of TuneConfig.
+            mode: mode of TuneConfig.
+            info: `experiment_path`, which is '' for a temporary folder, and `verbose` of RunConfig.
         """
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        """Return True to have `report` called now; asked after each step. `done`: for the last time."""
+        """Return True to have `report` called now; called after each step, at the end with `done`."""
         raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
-        """Show the trials; `sys_info` are lines on the experiment as a whole."""
+        """Show the trials; `sys_info` are lines about the whole experiment."""
         raise NotImplementedError(f"{type(self).__name__} must define report()")
 
 
@@ -164,9 +164,9 @@ class ReporterCallback(Callback):
     """Callback that calls a reporter.
 
     Args:
-        reporter: to call.
-        verbose: of RunConfig.
-        kept: False if the experiment's folder is removed at the end; then the reporter gets no path.
+        reporter: reporter to call.
+        verbose: setting of RunConfig.
+        kept: False if the experiment's folder is removed at the end; the reporter then receives no path.
     """
 
     _refresh_s = ASK_S
@@ -203,14 +203,14 @@ def _in_use(info: dict[str, Any]) -> str:
 
 
 def create_callback(name: str, argument: str = "callbacks") -> Callback:
-    """Return a new callback of this name, or of this class name.
+    """Return a new callback by its name or class name.
 
     Args:
-        name: in CALLBACKS, or of an entry point.
-        argument: under which the user gave it, for messages.
+        name: name in CALLBACKS, or of an entry point.
+        argument: user's argument with the name, for messages.
 
     Raises:
-        ConfigError: there is no such callback, or it needs arguments.
+        ConfigError: the callback is unknown, or needs arguments.
         MissingDependencyError: its package is not installed.
     """
     cls = CALLBACKS.get(name, argument)
@@ -227,20 +227,20 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
 
 
 def check_callback(callback: Callback) -> None:
-    """Check that the methods of a callback can be called as they will be.
+    """Check that the methods of a callback accept the arguments of their calls.
 
     Raises:
-        ConfigError: a method can't be called.
+        ConfigError: a method does not accept them.
     """
     for hook in HOOKS:
         hook_of(callback, hook)
 
 
 def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
-    """Return a method of a callback, to be called with names alone, as Ray does; None: it does nothing.
+    """Return a callback's method for calls with names only, as in Ray; None if it is not overridden.
 
     Raises:
-        ConfigError: it can't be called.
+        ConfigError: the method does not accept the arguments.
     """
     own, ours = getattr(callback, hook), vars(Callback)[hook]
     if getattr(own, "__func__", own) is ours:
@@ -263,7 +263,7 @@ def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 _BY_POSITION = ("iteration", "trials", "trial")
-"""Given by position to a method that has other names for them."""
+"""Arguments that are passed by position to a method with other names for them."""
 _STEP_INFO = ("time", "total_samples", "resources", "resources_used", "remaining_s")
 _INFO = {
     "setup": ("experiment_path", "metric", "mode", "objectives", "time", "resources", "trials", "past"),
@@ -276,4 +276,4 @@ _INFO = {
     "on_trial_change": ("donor", "donor_iteration"),
     "on_experiment_end": (*_STEP_INFO, "ending", "in_order", "say"),
 }
-"""By method, what its `info` may hold."""
+"""Keys that `info` may hold, by method."""

@@ -1,4 +1,4 @@
-"""Progress of an experiment on the console, and the warning of a metric that is not reported."""
+"""Console output about an experiment, and warnings of metrics that are not reported."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class MetricWatch(Callback):
-    """Callback that warns of a value that the first report lacks, and the first checkpoint's.
+    """Callback that warns of missing values in the first report, and in the first checkpoint's report.
 
-    A trial without the metric fails only at its end, as the metric may come with a later report.
+    A trial without the metric fails only at its end, because a later report may have the metric.
 
     Args:
-        metrics: to be reported.
-        time_attr: of the scheduler.
-        scheduler: name of its class.
-        first_judgement: time at which the scheduler judges a trial at the earliest; None for no warning.
-        judged_by: metric that the scheduler judges by; None for none.
-        ranked_by: value that ranks checkpoints; None for none.
+        metrics: metrics that trials must report.
+        time_attr: setting of the scheduler.
+        scheduler: name of the scheduler's class.
+        first_judgement: earliest time at which the scheduler judges a trial; None: no warning.
+        judged_by: metric of the scheduler, or None.
+        ranked_by: value that ranks checkpoints, or None.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MetricWatch(Callback):
         judged_by = () if self._judged_by is None else (self._judged_by,)
         for metric in dict.fromkeys((*self._metrics, *judged_by)):
             if metric in self._metrics and misspelt(metric, result) is not None:
-                continue  # the experiment ends with an error that says so
+                continue  # the experiment ends with an error about the spelling
             if lookup(result, metric) is None:
                 logger.warning(
                     "the first report has no %r, which is the metric: %s %s",
@@ -106,7 +106,7 @@ class MetricWatch(Callback):
         if first is None or not all(trial.status.is_finished for trial in trials):
             return
         times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
-        if times and max(times) < first * (1 - 1e-9):  # of none at all the first report has told
+        if times and max(times) < first * (1 - 1e-9):  # without times, the first report has caused a warning
             logger.warning(
                 "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
                 "counts otherwise, such as 'training_iteration', or let it judge earlier",
@@ -124,7 +124,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """Return the names that `result` has in place of `name`, with the nearest one if there is one."""
+    """Return the names that `result` has instead of `name`, with the closest name if any is close."""
     names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
@@ -132,13 +132,13 @@ def reported_words(name: str, result: Mapping[str, Any]) -> str:
 
 
 REFRESH_S = 0.5
-"""Seconds between two drawings of the block."""
+"""Seconds between two updates of the block."""
 SUMMARY_S = 30.0
-"""Seconds between two lines on all trials, where there is no block; twice as long while no trial ends."""
+"""Seconds between two summary lines without a block; doubled while no trial ends."""
 MAX_LINES = 100
-"""Lines for trials that end, for those that fail and for those that are run again."""
+"""Maximum number of lines for each of: ended trials, failed trials, and retries."""
 MAX_TRACEBACKS = 5
-"""Tracebacks, each of another error."""
+"""Maximum number of tracebacks, each of a different error."""
 MAX_WIDTH = 200
 
 
@@ -146,10 +146,10 @@ class ConsoleCallback(Callback):
     """Console of an experiment: its progress on standard output.
 
     Args:
-        live: True for a block that updates; False for lines; None: a block in a terminal or a notebook.
-        verbose: 2: also a line for each report; 3: with all its metrics.
-        kept: False if the experiment's folder is removed at the end; then it is not named.
-        waits: returns a clause on what the first trial waits for; called while trials are pending, none runs.
+        live: True: a block that updates; False: lines; None: a block in a terminal or a notebook.
+        verbose: 2: also print a line for each report; 3: with all its metrics.
+        kept: False if the experiment's folder is removed at the end; the folder is then not shown.
+        waits: returns what the first trial is waiting for; called while trials are pending and none runs.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class ConsoleCallback(Callback):
             say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
-        """Print a line on all trials; no more of these lines than there are trials."""
+        """Print a summary line about all trials; there are at most as many such lines as trials."""
         lines = self._table(trials, info).lines
         since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s
@@ -257,13 +257,13 @@ class ConsoleCallback(Callback):
             say("; ".join([*lines[:2], *filter(None, [self._progress.best_words()])]))
 
     def _line(self, trial: Trial, what: str, why: str, rest: str = "") -> None:
-        """Print that a trial has ended, or has failed and is run again; nothing where a block shows it.
+        """Print that a trial has ended or failed; print nothing if a block shows it.
 
         Args:
-            trial: in its new state.
-            what: its new state in a word.
-            why: the reason; cut where the line is too long.
-            rest: the end of the line.
+            trial: trial in its new state.
+            what: one word for its new state.
+            why: reason; cut if the line is too long.
+            rest: end of the line.
         """
         if self._display is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
             return
@@ -279,7 +279,7 @@ class ConsoleCallback(Callback):
     def _traceback(self, trial: Trial) -> None:
         """Print the traceback of a failed trial, once for each kind of error and place in the code."""
         failure = trial.failure
-        # The last words of a process that died have been printed already, as it wrote them.
+        # The last output of a process that died has already been printed.
         if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
             return
         if (kind := (failure.kind, failure.where)) not in self._told:
@@ -299,12 +299,12 @@ class ConsoleCallback(Callback):
 
 
 def _place(failure: Failure | None) -> str:
-    """Return the place in the user's code, such as ' (train.py:12 in f)'; '' where it is not known."""
+    """Return the place in the user's code, such as ' (train.py:12 in f)'; '' if unknown."""
     return f" ({failure.where})" if failure is not None and failure.where else ""
 
 
 def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return metrics such as ' loss=0.25'; '' where none is a number."""
+    """Return metrics such as ' loss=0.25'; '' if none is a number."""
     words = [(metric, number_words(lookup(result, metric))) for metric in metrics]
     shown = " ".join(f"{metric}={value}" for metric, value in words if value)
     return f" {shown}" if shown else ""

@@ -17,17 +17,17 @@ from trainkit.tune.core.trial import Trial, TrialStatus
 logger = logging.getLogger("trainkit.tune")
 
 KEEP_S = 5.0
-"""Between two times that callbacks are asked."""
+"""Seconds between two requests for the states of callbacks."""
 
 
 class Complaints:
-    """Errors of callbacks; each method is told of once.
+    """Exceptions of callbacks; each method is reported once.
 
     Args:
-        strict: callbacks whose first exception is kept, for the experiment to end by.
+        strict: callbacks whose first exception is stored, to end the experiment.
 
     Attributes:
-        raised: what one of `strict` has raised first, and which method it was; None: none has.
+        raised: first exception of a strict callback with the method's name, or None.
     """
 
     def __init__(self, strict: Sequence[Callback] = ()) -> None:
@@ -36,7 +36,7 @@ class Complaints:
         self._told: set[tuple[int, str]] = set()
 
     def add(self, callback: Callback, method: str, error: Exception) -> None:
-        """Say once that a callback's method raised `error`, or keep it."""
+        """Report once that a callback's method raised `error`; for a strict callback, store it instead."""
         where = f"{type(callback).__name__}.{method}()"
         key = (id(callback), method)
         if any(callback is each for each in self._strict):
@@ -47,12 +47,12 @@ class Complaints:
 
 
 class CallbackStates:
-    """The states of callbacks; one is told from another by its class, and its place among those of that.
+    """States of callbacks, identified by class and by position among the callbacks of that class.
 
     Args:
-        callbacks: all of them; asked are those that override `get_state`.
-        keep: takes the states by name, when one has changed.
-        complaints: gets what a callback's method raised.
+        callbacks: all callbacks; only those that override `get_state` have a state.
+        keep: stores the states by name after a change.
+        complaints: receives the exceptions of callbacks.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CallbackStates:
         self._last: float | None = None
 
     def give_back(self, kept: Mapping[str, str]) -> None:
-        """Hand each callback the state that was kept of it."""
+        """Pass each callback its stored state."""
         self._kept = dict(kept)
         for name, text in kept.items():
             if (callback := self._named.get(name)) is not None:
@@ -80,13 +80,13 @@ class CallbackStates:
                     callback.set_state(json.loads(text))
 
     def keep_when_due(self, now: float) -> None:
-        """Keep the states if it is time."""
+        """Store the states if KEEP_S have passed."""
         if self._asked and (self._last is None or now - self._last >= KEEP_S):
             self._last = now
             self.keep_now()
 
     def keep_now(self) -> None:
-        """Ask for the states, and keep them if one has changed."""
+        """Ask for the states, and store them if any has changed."""
         found = dict(self._kept)
         for name, callback in self._asked.items():
             with self._told_of(callback, "get_state"):
@@ -121,13 +121,13 @@ class CallbackDispatcher:
     """Dispatcher of an experiment's records to its callbacks.
 
     Args:
-        callbacks: told in this order.
+        callbacks: callbacks in the order of their calls.
         trials: the controller's list, which grows.
-        history: gives a trial's committed reports, oldest first.
-        keep: keeps what callbacks want back when the experiment goes on.
-        amend: keeps a report to which a callback has added values.
-        strict: those of `callbacks` whose first exception is kept, for the experiment to end by.
-        display: what shows the experiment, in line with the others; of the end it is told by `display_end`.
+        history: function that returns a trial's committed reports, oldest first.
+        keep: function that stores the states of callbacks.
+        amend: function that stores a report to which a callback has added values.
+        strict: callbacks whose first exception is stored, to end the experiment.
+        display: display, called after the callbacks; `display_end` notifies it of the end.
     """
 
     def __init__(
@@ -154,16 +154,16 @@ class CallbackDispatcher:
 
     @property
     def raised(self) -> tuple[Exception, str] | None:
-        """Return the first error of one of `strict`, and its method; None: there is none."""
+        """The first exception of a strict callback with its method's name, or None."""
         return self._complaints.raised
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
-        """The experiment begins, or goes on with the states that were kept of it."""
+        """Notify callbacks of the start of the experiment, and restore their states."""
         self._call("setup", self._listeners["setup"], trials=self._trials, **info)
         self._states.give_back(states or {})
 
     def step(self, records: Sequence[ev.Record], **info: Any) -> None:
-        """These records were committed."""
+        """Notify callbacks of committed records."""
         self._step += 1
         info = {"iteration": self._step, "trials": self._trials, **info}
         self._call("on_step_begin", self._listeners["on_step_begin"], **info)
@@ -173,13 +173,13 @@ class CallbackDispatcher:
         self._states.keep_when_due(info["time"])
 
     def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
-        """The experiment has ended; told with the time at which each of them is called."""
+        """Notify callbacks of the experiment's end, each with the time of its own call."""
         for listener in self._listeners[_END]:
             self._call(_END, [listener], trials=self._trials, time=now(), **info)
         self._states.keep_now()
 
     def display_end(self, **info: Any) -> None:
-        """Nothing is waited for any more: show how the experiment has ended."""
+        """Let the display show how the experiment has ended, after all waiting is over."""
         self._call(_END, self._display_end, trials=self._trials, **info)
 
     def _on_record(self, record: ev.Record) -> None:
@@ -207,7 +207,7 @@ class CallbackDispatcher:
                 self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
-        """A later attempt may have ended without a report: the history holds the earlier one's."""
+        """Return a later attempt's full history: that attempt may have ended without reports of its own."""
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
@@ -223,6 +223,6 @@ class CallbackDispatcher:
 
 
 def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:
-    """Those that do something at `hook`, as most do nothing at most, with the method to call."""
+    """Return the callbacks that override `hook`, with their methods; most override few hooks."""
     methods = [(callback, hook_of(callback, hook)) for callback in callbacks]
     return [(callback, method) for callback, method in methods if method is not None]

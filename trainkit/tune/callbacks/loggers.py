@@ -1,4 +1,4 @@
-"""Loggers that write files per trial: JSON, CSV, and the policies of population based training."""
+"""Loggers that write files for each trial: JSON, CSV, and policies of population based training."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
 _SMALL = 16_384
-"""Bytes of a log that are read at once; of a regular file fewer come only at its end."""
+"""Bytes of a log that are read at once; a regular file returns fewer only at its end."""
 FLUSH_S = 1.0
-"""How late a log may be while a trial runs; once it has ended, its log is whole."""
+"""Maximum delay of a log in seconds while a trial runs; the log of an ended trial is complete."""
 MAX_KEPT = 5_000
-"""Results that are kept for writing, of all trials together."""
+"""Maximum number of buffered results of all trials together."""
 
 
 class LoggerCallback(Callback):
-    """Implement the methods below; a trial that runs again has its log rewritten to what was committed.
+    """Base class of loggers. When a trial runs again, its log is rewritten to the committed reports.
 
-    Reports are kept and handed to `log_trial_results` together, at most a second late, and before any
-    other word on the end of a trial. Where each must be told at once, override `log_trial_result`.
+    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before other
+    calls about the trial's end. To receive each report at once, override `log_trial_result`.
     """
 
-    # The constructor of a subclass need not call ours, as in Ray, and may set any name: these are mangled.
+    # Mangled names, because a subclass's constructor need not call this class's, as in Ray, and may set any
+    # name.
     __count = 0
     __due: float | None = None
 
@@ -43,21 +44,21 @@ class LoggerCallback(Callback):
     # --- to override ------------------------------------------------------------------------------
 
     def log_trial_start(self, trial: Trial) -> None:
-        """A trial begins, or goes on."""
+        """Called when a trial begins or is resumed."""
 
     def log_trial_restore(self, trial: Trial) -> None:
-        """A trial is about to run again; its log is rewritten by then."""
+        """Called when a trial is about to run again, after its log was rewritten."""
 
     def log_trial_save(self, trial: Trial) -> None:
-        """A trial has a new checkpoint."""
+        """Called when a trial has a new checkpoint."""
 
     def log_trial_result(self, iteration: int, trial: Trial, result: Mapping[str, Any]) -> None:
-        """A trial has reported; kept for `log_trial_results`, unless a subclass does something else.
+        """Called when a trial has reported; by default buffers the report for `log_trial_results`.
 
         Args:
-            iteration: of the experiment's loop; the trial's own is in the result.
-            trial: that reported.
-            result: with what was filled in.
+            iteration: step of the experiment's loop; the trial's own iteration is in the result.
+            trial: trial that reported.
+            result: report with the automatic keys.
         """
         kept = self.__kept.get(trial.trial_id)
         if kept is None:
@@ -66,16 +67,16 @@ class LoggerCallback(Callback):
         self.__count += 1
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Write these reports of a trial, oldest first, behind those that are written."""
+        """Append these reports of a trial, oldest first, to its log."""
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """A trial has ended; one that was interrupted may begin again."""
+        """Called when a trial has ended; an interrupted trial may begin again."""
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Make the log hold these results, and no others."""
+        """Replace the log by these results."""
 
     def _flush_kept(self, trial: Trial | None = None) -> None:
-        """Write what is kept, of one trial or of all; where one can't be written, the others are."""
+        """Write the buffered results of one trial or of all; an error does not stop the other trials."""
         kept = self.__kept
         names = list(kept) if trial is None else [trial.trial_id] if trial.trial_id in kept else []
         problem: Exception | None = None
@@ -94,8 +95,8 @@ class LoggerCallback(Callback):
     # --- what the experiment calls ----------------------------------------------------------------
 
     @property
-    def _refresh_s(self) -> float | None:  # type: ignore[override]  # wanted only while something is kept
-        """How soon to be called again though nothing happens."""
+    def _refresh_s(self) -> float | None:  # type: ignore[override]  # needed only while results are buffered
+        """Maximum seconds to the next call without an event."""
         return FLUSH_S if self.__kept else None
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
@@ -151,33 +152,33 @@ class LoggerCallback(Callback):
 
 
 class FileLoggerCallback(LoggerCallback):
-    """Base of loggers with files in the trials' folders, which hold what was committed after a kill too."""
+    """Base class of loggers with files in the trials' folders; after a kill, files are completed."""
 
     folder: Path
 
     def setup(self, *given: Any, **info: Any) -> None:
         self.folder = Path(info["experiment_path"])
-        # A kill may have come between a commit and the log of it.
+        # A kill may have happened between a commit and its log entry.
         for trial, results in info["past"]():
             if self.length(trial) != len(results):
                 self._rewrite_log(trial, results)
 
     def length(self, trial: Trial) -> int:
-        """How many results the log holds."""
+        """Return the number of results in the log."""
         return 0
 
     def trial_dir(self, trial: Trial) -> Path:
-        """The trial's own folder."""
+        """Return the path of the trial's own folder."""
         return self.folder / trial.dirname
 
     def lines(self, trial: Trial, filename: str) -> int:
-        """How many lines a file in the trial's folder has; 0 if there is none."""
+        """Return the number of lines of a file in the trial's folder; 0 if the file is missing."""
         return self.contents(trial, filename).count(b"\n")
 
     def contents(self, trial: Trial, filename: str) -> bytes:
-        """What a file in the trial's folder holds; nothing if there is none."""
+        """Return the content of a file in the trial's folder; empty if the file is missing."""
         try:
-            # Not by open(), whose object takes longer to make than a file of a few lines to read.
+            # os.open is faster: for short files, creating open()'s file object takes longer than reading.
             descriptor = os.open(f"{self.folder}/{trial.dirname}/{filename}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
@@ -193,17 +194,17 @@ class FileLoggerCallback(LoggerCallback):
 
 FILENAME = "progress.csv"
 _LONGEST = 2**31 - 1
-"""Characters of a cell that is read back; the csv module's own limit is less than a text may have."""
+"""Maximum length of a cell to read back; the csv module's default limit is too small for some texts."""
 _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
 
 
 class CSVLoggerCallback(FileLoggerCallback):
-    """For each trial, `progress.csv` with a row per report."""
+    """Logger of `progress.csv`, with a row per report, for each trial."""
 
     def __init__(self) -> None:
         super().__init__()
         self._columns: dict[str, list[str]] = {}
-        """By trial, the header of the table that is there."""
+        """Header of the existing table, by trial."""
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         path = self.trial_dir(trial) / FILENAME
@@ -218,7 +219,7 @@ class CSVLoggerCallback(FileLoggerCallback):
                 csv.writer(file).writerows([columns, *lines] if more else lines)
         if late:
             _widen(path, columns, rows)
-        self._columns[trial.trial_id] = columns  # only now: what could not be written is looked at again
+        self._columns[trial.trial_id] = columns  # set last, so that the header is read again after an error
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         self._columns.pop(trial.trial_id, None)
@@ -233,9 +234,9 @@ class CSVLoggerCallback(FileLoggerCallback):
 
 
 def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys of `rows` that are none of `columns`, in order of appearance."""
+    """Return the keys of `rows` that are not in `columns`, in order of appearance."""
     known = set(columns)
-    # A list, as a generator is called for each of its keys.
+    # A list, because it is faster than a generator.
     return list(
         dict.fromkeys([key for row in rows if not row.keys() <= known for key in row if key not in known])
     )
@@ -246,7 +247,7 @@ def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[li
 
 
 def _whole_rows(data: bytes) -> int:
-    """How many rows have an end; one may have ends of lines in its quoted cells too."""
+    """Return the number of complete rows; quoted cells may contain line ends."""
     if b'"' not in data:
         return data.count(b"\n")
     rows, quoted = 0, False
@@ -257,13 +258,13 @@ def _whole_rows(data: bytes) -> int:
 
 
 def _header(file: TextIO) -> list[str]:
-    """The columns of the table that is there; [] if there is none yet."""
+    """Return the columns of the existing table; [] without a table."""
     file.seek(0)
     return next(csv.reader(file), [])
 
 
 def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
-    """Give the table these columns, of which it has the first, and further rows."""
+    """Extend the table in `path` to `columns`, of which it has the first ones, and append rows."""
     before = csv.field_size_limit(_LONGEST)
     try:
         with open(path, **_AS_TEXT) as file:
@@ -284,12 +285,12 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 class JsonLoggerCallback(FileLoggerCallback):
-    """For each trial, its configuration, reports and error as JSON; other values as their repr."""
+    """Logger of each trial's configuration, reports and error as JSON; other values become their repr."""
 
     def __init__(self) -> None:
         super().__init__()
         self._empty: set[str] = set()
-        """Trials that have no result.json yet: a new file takes ten times what a line does."""
+        """Trials without a result.json; it is created late, as creating a file takes as long as ten lines."""
 
     def log_trial_start(self, trial: Trial) -> None:
         (self.trial_dir(trial) / "params.json").write_text(encode_config(trial.config))
@@ -321,23 +322,23 @@ class JsonLoggerCallback(FileLoggerCallback):
 
 
 def _lines(results: Sequence[Mapping[str, Any]]) -> str:
-    """One report a line, each with its configuration at its end."""
+    """Return one line per report, each with its configuration at its end."""
     lines: list[str] = []
     config: Any = None
     text = ""
     for result in results:
         metrics = dict(result)
         own = metrics.pop("config")
-        if own is not config or not lines:  # the same object in all reports of an attempt
+        if own is not config or not lines:  # reports of an attempt share the configuration object
             config, text = own, encode_config(own)
         lines.append(f'{encode(metrics)[:-1]},"config":{text}}}\n')
     return "".join(lines)
 
 
 class PolicyFiles(Callback):
-    """Writes `pbt_global.txt` and a `pbt_policy_<trial id>.txt` for each trial that took over a state.
+    """Callback that writes `pbt_global.txt`, and `pbt_policy_<trial id>.txt` for each trial with an exchange.
 
-    A restore writes them anew from the experiment's file, so a kill costs no line.
+    A restore rewrites the files from the experiment's file, so a kill loses no line.
     """
 
     def __init__(self) -> None:
@@ -368,7 +369,7 @@ class PolicyFiles(Callback):
         self._write(GLOBAL_FILE, self._lines)
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
-        """Aside first: who replays it while it is written finds it whole; with no lines there is no file."""
+        """Write a file atomically, so that a replay meanwhile finds it complete; without lines, delete it."""
         if not lines:
             (self._folder / name).unlink(missing_ok=True)
             return

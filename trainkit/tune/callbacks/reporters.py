@@ -1,4 +1,4 @@
-"""Reporters with Ray Tune's names: every few seconds a table with columns that the user chooses."""
+"""Reporters with Ray Tune's names: a table every few seconds, with columns chosen by the user."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULT_COLUMNS = {
     "timesteps_total": "ts",
     "episode_reward_mean": "reward",
 }
-"""Metrics that are shown where reported, and their headings."""
+"""Metrics that are shown if reported, with their headings."""
 _FILLED_IN = frozenset(
     "time_this_iter_s date timestamp iterations_since_restore time_since_restore timesteps_this_iter "
     "checkpoint_dir_name config trial_id experiment_tag done pid hostname node_ip episodes_total".split()
@@ -53,25 +53,26 @@ Columns = Mapping[str, str] | Sequence[str]
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TableReporter(ProgressReporter):
-    """Base class of the reporters with tables.
+    """Base class of reporters that print tables.
 
-    As in Ray, what the constructor gets counts: an attribute that is assigned later changes nothing, as a
-    subclass may keep anything under these names.
+    As in Ray, only the constructor's arguments count. Later assignments to these attributes have no effect,
+    because a subclass may use the names for its own values.
 
     Args:
         metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
-            the usual ones, and the first few numbers that trials report.
-        parameter_columns: the same for parameters, such as "optimizer/lr"; None: all of them.
-        total_samples: trials there will be; None: as TuneConfig says.
-        max_progress_rows: trials in the table.
-        max_error_rows: failed trials in the table of errors.
-        max_column_length: characters of a heading or a cell; what is longer is cut.
-        max_report_frequency: seconds between two reports, at least.
-        infer_limit: how many metrics are found by themselves where metric_columns is None.
-        print_intermediate_tables: False: the table only at the end, before that the lines above it.
-        metric, mode: what "best" means; None: as TuneConfig says.
-        sort_by_metric: the best trials first, instead of in the order suggested.
-        clock: to read.
+            the usual metrics, and the first few numbers that trials report.
+        parameter_columns: parameters to show, such as "optimizer/lr", in the same forms; None: all
+            parameters.
+        total_samples: total number of trials; None: from TuneConfig.
+        max_progress_rows: maximum number of trials in the table.
+        max_error_rows: maximum number of failed trials in the table of errors.
+        max_column_length: maximum characters of a heading or a cell; longer texts are cut.
+        max_report_frequency: minimum seconds between two reports.
+        infer_limit: maximum number of automatically found metrics if metric_columns is None.
+        print_intermediate_tables: False: print the table only at the end, and only the lines above it before.
+        metric, mode: criterion for "best"; None: from TuneConfig.
+        sort_by_metric: True: best trials first; False: in the order of suggestion.
+        clock: source of the time.
 
     Raises:
         ConfigError: a value is out of range.
@@ -139,18 +140,18 @@ class TableReporter(ProgressReporter):
         return done
 
     def add_metric_column(self, metric: str, representation: str | None = None) -> None:
-        """Show one more metric, under the heading `representation`; none is found by itself any more."""
+        """Show another metric under the heading `representation`; stop finding metrics automatically."""
         self._infer = False
         _add(self._metric_columns, metric, representation)
 
     def add_parameter_column(self, parameter: str, representation: str | None = None) -> None:
-        """Show one more parameter, under the heading `representation`."""
+        """Show another parameter under the heading `representation`."""
         _add(self._parameter_columns, parameter, representation)
 
-    # --- what is shown ----------------------------------------------------------------------------
+    # --- tables -----------------------------------------------------------------------------------
 
     def _tables(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> list[Table]:
-        """Return the table of trials, and the table of errors if there are any."""
+        """Return the table of trials, and the table of errors if any trial has failed."""
         best, _ = self._current_best_trial(trials)
         lines = [f"Running for {duration(self._now() - self._started)}", *sys_info]
         if best is not None:
@@ -167,7 +168,7 @@ class TableReporter(ProgressReporter):
         return [*tables, self._table_of_errors(failed)] if failed else tables
 
     def _current_best_trial(self, trials: Sequence[Trial]) -> tuple[Trial | None, str | None]:
-        """Return the best trial by its last report, None without one, and the metric."""
+        """Return the trial with the best last report, or None, and the metric."""
         return best_last(trials, self._metric, self._mode) if self._mode else None, self._metric
 
     def _table_of_trials(self, trials: Sequence[Trial], lines: Sequence[str]) -> Table:
@@ -186,7 +187,7 @@ class TableReporter(ProgressReporter):
         }
         rows = [
             self._row(
-                trial.name,  # never cut, as it tells the trial from the others
+                trial.name,  # never cut, because it identifies the trial
                 str(trial.status),
                 *(_cell(_parameter(trial.config, name)) for name in parameters),
                 *(_cell(lookup(trial.last_result, name)) for name in metrics),
@@ -218,7 +219,7 @@ class TableReporter(ProgressReporter):
         return [first, *(shortened(cell, self._asked.max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials for the table: those that run, that failed, the latest; or the best."""
+        """Return the trials for the table: running, failed and latest trials; or the best if sorted."""
         if self._asked.sort_by_metric:
             return sorted(trials, key=lambda trial: -self._score(trial))[: self._asked.max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
@@ -247,7 +248,7 @@ class TableReporter(ProgressReporter):
 
 
 class CLIReporter(TableReporter):
-    """Reporter that prints a table of trials every few seconds; arguments as for `TableReporter`."""
+    """Reporter that prints a table of trials every few seconds, with `TableReporter`'s arguments."""
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
         say("\n".join(["== Status ==", *_texts(self._tables(trials, done, *sys_info)), ""]))
@@ -255,10 +256,10 @@ class CLIReporter(TableReporter):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class JupyterNotebookReporter(TableReporter):
-    """Reporter that updates one output of a notebook's cell; elsewhere it prints as CLIReporter does.
+    """Reporter that updates one output of a notebook's cell; elsewhere it prints like CLIReporter.
 
     Args:
-        overwrite: clear what the cell has printed before.
+        overwrite: clear the cell's earlier output.
 
     The other arguments are those of `TableReporter`.
     """
@@ -281,7 +282,7 @@ class JupyterNotebookReporter(TableReporter):
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = NotebookDisplay(display)
         self._output.show(*tables)
-        if done:  # another experiment is shown in its own cell
+        if done:  # the next experiment needs a new output in its own cell
             self._output = None
 
 
@@ -299,7 +300,7 @@ def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
 
 
 def _parameter(config: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter by its flat name, also where a key is no text; or a dictionary of several."""
+    """Return a parameter by its flat name, even with keys that are not texts; or a dictionary of several."""
     return flatten(config).get(name, lookup(config, name))
 
 

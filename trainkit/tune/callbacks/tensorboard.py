@@ -1,4 +1,4 @@
-"""TensorBoard logger, and the bytes of its event files."""
+"""TensorBoard logger, and the binary format of its event files."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SUCCESS, _FAILURE = 1, 2
 
 
 def file_version(wall_time: float) -> bytes:
-    """The event that every file begins with."""
+    """Return the first event of every file."""
     return _event(wall_time, 0) + _text(3, "brain.Event:2")
 
 
 def restart(wall_time: float, step: int) -> bytes:
-    """Readers forget what they have seen of this step and later ones, in whatever file it was."""
+    """Return an event that makes readers discard this step and later steps, even from other files."""
     return _event(wall_time, step) + _message(7, _whole(1, 1))
 
 
 def scalars(wall_time: float, step: int, values: Sequence[tuple[str, float]]) -> bytes:
-    """One event with a scalar for each tag."""
+    """Return one event with a scalar for each tag."""
     try:
         summary = b"".join([_head_of_scalar(tag) + _float(value) for tag, value in values])
     except OverflowError:
@@ -51,14 +51,15 @@ def scalars(wall_time: float, step: int, values: Sequence[tuple[str, float]]) ->
 def hyperparameters(
     wall_time: float, config: Mapping[str, Any], metrics: Sequence[str], *, failed: bool
 ) -> tuple[bytes, bytes, bytes]:
-    """Three events for the HPARAMS tab: what there is, what this run was given, how it ended.
+    """Return three events for the HPARAMS tab: declared names and types, values of this run, and its end.
 
     Args:
-        wall_time: in seconds since 1970; with the same for all runs, the first and the last event are the
-            same where names, types and endings are.
-        config: flat; what is no number, truth value or text stands there as its text; None is left out.
-        metrics: tags of scalars, to show beside them.
-        failed: whether the run failed.
+        wall_time: time in seconds since 1970. With the same time for all runs, the first and the last event
+            are equal for runs with equal names, types and ends.
+        config: flat hyperparameters. Values other than numbers, truth values and texts become texts; None is
+            left out.
+        metrics: tags of the scalars to show beside them.
+        failed: True if the run failed.
     """
     typed = {name: _typed(value) for name, value in config.items() if value is not None}
     kinds = tuple((name, kind) for name, (kind, _) in typed.items())
@@ -70,7 +71,7 @@ def hyperparameters(
     )
 
 
-@lru_cache(maxsize=256)  # the same for one trial after another
+@lru_cache(maxsize=256)  # the same arguments recur for many trials
 def _there_is(wall_time: float, kinds: tuple[tuple[str, int], ...], metrics: tuple[str, ...]) -> bytes:
     infos = [_message(4, _text(1, name) + _whole(4, kind)) for name, kind in kinds]
     infos += [_message(5, _message(1, _text(2, tag))) for tag in metrics]
@@ -89,7 +90,7 @@ def _of_plugin(wall_time: float, name: str, number: int, content: bytes) -> byte
 
 
 def _typed(value: Any) -> tuple[int, bytes]:
-    """The type of a hyperparameter, and its google.protobuf.Value."""
+    """Return the type of a hyperparameter, and its google.protobuf.Value."""
     if isinstance(value, bool):
         return _BOOL, _whole(4, value)
     if is_number(value):
@@ -104,13 +105,13 @@ def _event(wall_time: float, step: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head_of_scalar(tag: str) -> bytes:
-    """All of a Summary.Value in a Summary but the four bytes of its number."""
+    """Return a Summary's Summary.Value without the four bytes of its number."""
     head = _text(1, tag) + bytes([2 << 3 | _FOUR_BYTES])
     return bytes([1 << 3 | _BYTES]) + _varint(len(head) + 4) + head
 
 
 def _as_float(value: float) -> float:
-    """Round to single precision; values out of its range become infinite, as in protocol buffers."""
+    """Round to single precision; values out of range become infinite, as in protocol buffers."""
     if -_FLOAT_MAX <= value <= _FLOAT_MAX or value != value:
         return value
     return float("inf") if value > 0 else float("-inf")
@@ -129,7 +130,7 @@ def _whole(number: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # negative ones as 64 bits
+    value &= (1 << 64) - 1  # negative values as 64 bits
     if value < 128:
         return bytes([value])
     out = bytearray()
@@ -144,7 +145,7 @@ def _varint(value: int) -> bytes:
 
 
 def records(events: Sequence[bytes]) -> list[bytes]:
-    """Each event as a record: its length, a checksum of that, the event, a checksum of it."""
+    """Return each event as a record: length, checksum of the length, event, checksum of the event."""
     return [
         _head_of_record(len(event)) + event + struct.pack("<I", checksum)
         for event, checksum in zip(events, _masked(events), strict=True)
@@ -152,7 +153,7 @@ def records(events: Sequence[bytes]) -> list[bytes]:
 
 
 def events_of(data: bytes) -> list[bytes]:
-    """The events in the records of a file, up to the first that is cut short. Checksums are not looked at."""
+    """Return the events in a file's records, up to the first incomplete record; checksums are ignored."""
     events, at = [], 0
     while at + 12 <= len(data):
         end = at + 12 + int.from_bytes(data[at : at + 8], "little")
@@ -164,8 +165,8 @@ def events_of(data: bytes) -> list[bytes]:
 
 
 def is_summary(event: bytes) -> bool:
-    """True for an event of `scalars` or `hyperparameters`."""
-    at = 9  # behind the time
+    """Return True for an event of `scalars` or `hyperparameters`."""
+    at = 9  # position after the time
     if event[at : at + 1] == _HEAD_OF_STEP:
         at += 1
         while event[at] & 128:
@@ -175,13 +176,13 @@ def is_summary(event: bytes) -> bool:
 
 
 def is_hyperparameters(event: bytes) -> bool:
-    """True for one of the three events of `hyperparameters`."""
+    """Return True for one of the three events of `hyperparameters`."""
     return event.find(_HPARAMS_TAG, 0, 64) >= 0
 
 
 @lru_cache(maxsize=256)
 def same_record(event: bytes) -> bytes:
-    """The record of an event that one file after another holds."""
+    """Return the record of an event that many files contain."""
     return records([event])[0]
 
 
@@ -198,25 +199,25 @@ def _next_state(byte: int) -> int:
 
 
 _TABLE = [_next_state(byte) for byte in range(256)]
-"""The checksum's next state for each byte: CRC-32C, whose reflected polynomial is 0x82F63B78."""
+"""CRC-32C table: next state for each byte; the reflected polynomial is 0x82F63B78."""
 _FEW = 40
-"""From so many texts on, one pass over all of them side by side is faster than one each."""
+"""Number of texts from which on a vectorised pass over all is faster than a loop over each."""
 
 
 def _masked(texts: Sequence[bytes]) -> list[int]:
-    """The checksums of several texts, turned and moved as records have them."""
+    """Return the checksums of several texts, rotated and offset as records require."""
     crcs = crc32c(texts)
     return [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]
 
 
 def crc32c(texts: Sequence[bytes]) -> list[int]:
-    """CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
+    """Return the CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
     if len(texts) < _FEW:
         return [_crc32c(text) for text in texts]
-    import numpy as np  # only now: a program that restores or looks at an experiment does without
+    import numpy as np  # imported late, as programs that only restore or read an experiment don't need it
 
     table = np.array(_TABLE, dtype=np.uint32)
-    # Side by side, the longest first: with each byte of it, those that are over leave at the end.
+    # The texts are columns, the longest first, so the finished texts are always at the end.
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     lengths = np.array([len(texts[place]) for place in order])
     longest = int(lengths[0])
@@ -241,7 +242,7 @@ def _crc32c(text: bytes) -> int:
 
 
 OWN_SUFFIX = ".trainkit"
-"""Tells our file from those that the trial itself may write to its folder."""
+"""Suffix of the logger's own files, as the trial may write event files to its folder too."""
 _NO_SCALARS = frozenset(
     {"config", "training_iteration", "timestamp", "iterations_since_restore", "time_since_restore", "pid"}
 )
@@ -249,12 +250,12 @@ _TIMES = frozenset({"time_this_iter_s", "time_total_s"})
 
 
 def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The numbers of a report that are shown, by tag."""
+    """Return the numbers of a report to show, by tag."""
     values = []
     for name, value in result.items():
         if name not in _NO_SCALARS:
             kind = type(value)
-            if (kind is float or kind is int) and type(name) is str:  # as most are
+            if (kind is float or kind is int) and type(name) is str:  # fast path for most values
                 values.append((name, value))
             elif kind not in PLAIN_TYPES or type(name) is not str:
                 values += [(tag, each) for tag, each in flatten({name: value}).items() if is_number(each)]
@@ -262,11 +263,11 @@ def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 class TBXLoggerCallback(FileLoggerCallback):
-    """Look at it with `tensorboard --logdir` and the experiment's folder.
+    """TensorBoard logger; view the logs with `tensorboard --logdir` and the experiment's folder.
 
-    Tags are the metrics' names, nested ones joined by '/'. Numbers are shown, NaN and infinite ones too;
-    texts, truth values and lists are not. The step is `timesteps_total` where it is reported, else the
-    iteration. A trial that goes on after a failure or a restore has no step twice.
+    Tags are the metrics' names, with nested names joined by '/'. Numbers are shown, including NaN and
+    infinities; texts, truth values and lists are not. The step is `timesteps_total` if it is reported,
+    otherwise the iteration. A trial that resumes after a failure or a restore has no duplicate steps.
     """
 
     def __init__(self) -> None:
@@ -275,7 +276,7 @@ class TBXLoggerCallback(FileLoggerCallback):
         self._begun = 0.0
         self._paths: dict[str, str] = {}
         self._shown: dict[str, list[str]] = {}
-        """By trial, the tags of its last report, for the tab of hyperparameters."""
+        """Tags of the last report, by trial, for the HPARAMS tab."""
 
     def setup(self, *given: Any, **info: Any) -> None:
         self._begun = float(info["time"])
@@ -287,7 +288,7 @@ class TBXLoggerCallback(FileLoggerCallback):
             path = self._paths[trial.trial_id] = self._new_path(trial)
             parts = [same_record(file_version(self._begun))]
         parts += self._records(trial, results)
-        if trial.status.is_finished:  # these are its last
+        if trial.status.is_finished:  # no more reports will come
             parts += self._last_records(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))
@@ -307,7 +308,7 @@ class TBXLoggerCallback(FileLoggerCallback):
         return len(summaries) - ends if whole else -1
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Write a new file in place of the old, which tells a TensorBoard that runs to forget the old."""
+        """Write a new file in place of the old file; it makes a running TensorBoard discard the old data."""
         old = self._own_files(trial)
         self._paths.pop(trial.trial_id, None)
         if results:
@@ -333,7 +334,7 @@ class TBXLoggerCallback(FileLoggerCallback):
     def _own_files(self, trial: Trial) -> list[str]:
         try:
             names = os.listdir(f"{self.folder}/{trial.dirname}")
-        except FileNotFoundError:  # it never ran
+        except FileNotFoundError:  # the trial never ran
             return []
         return [name for name in names if name.endswith(OWN_SUFFIX)]
 
@@ -349,7 +350,7 @@ class TBXLoggerCallback(FileLoggerCallback):
         return records(events)
 
     def _last_records(self, trial: Trial) -> list[bytes]:
-        """The records that a trial's file ends with, which is forgotten with that."""
+        """Return the last records of a trial's file, and forget the file."""
         there_is, given, ended = hyperparameters(
             self._begun,
             flatten(trial.config),

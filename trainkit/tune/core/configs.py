@@ -51,8 +51,7 @@ class FailureConfig(Settings):
     """Policy for trials that fail.
 
     Args:
-        max_failures: number of failures after which a trial still resumes from its last checkpoint; -1: no
-            limit.
+        max_failures: maximum number of retries of a failed trial, from its last checkpoint; -1: no limit.
         fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises its error from
             `fit`, and treats the first exception of a callback in RunConfig(callbacks=...) the same way.
         max_failed_trials: number of trials in ERROR that ends the experiment; None: no limit.

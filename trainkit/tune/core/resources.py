@@ -28,7 +28,7 @@ class PlacementGroupFactory:
     Args:
         bundles: list such as [{}, {"CPU": 1}, {"CPU": 1}].
         strategy: "PACK", "SPREAD" or "STRICT_PACK", which all place the bundles on the single machine.
-            "STRICT_SPREAD" needs a machine for each bundle and allows only one bundle.
+            "STRICT_SPREAD" needs a machine for each bundle, so only one bundle may be non-empty.
 
     Raises:
         ConfigError: the bundles or the strategy can't be satisfied.

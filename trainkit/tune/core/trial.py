@@ -124,7 +124,7 @@ class Failure:
 
     @classmethod
     def raised(cls, error: Exception, message: str = "") -> Failure:
-        """Return the failure for an exception of a user's function in this process; no retry follows."""
+        """Return the failure, without retries, for a user function's error; `message` replaces its text."""
         text = runtime.formatted(error)
         return cls(type(error).__name__, message or message_of(error), text, retry=False)
 

@@ -138,7 +138,7 @@ class ExperimentRun:
         Raises:
             StoreError: the experiment is missing, or its file is damaged or foreign.
             ConfigError: a part that the file can't hold was not given again.
-            MetricError: `tune` names a metric that no report has, and no trial is left to report it.
+            MetricError: `tune` names a metric that no report has, and it is misspelt or no more reports come.
         """
         with running.ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()

@@ -1,6 +1,6 @@
-"""`ExperimentAnalysis`: results by the names that Ray Tune gave them before `ResultGrid`.
+"""`ExperimentAnalysis`: results under the names of Ray Tune before `ResultGrid`.
 
-Thin over `ResultGrid`. What Ray calls a trial here is a `Result`, which answers to a Ray trial's names too.
+It is a thin layer over `ResultGrid`. Trials are `Result` objects, which also support a Ray trial's names.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ITERATION = "training_iteration"
 
 
 class ByTrial(dict[str, Any]):
-    """Values of trials by the path of the trial's folder, as in Ray 1.x, and by its id."""
+    """Values of trials, accessible by the path of the trial's folder, as in Ray 1.x, and by trial id."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
-        # Trials of an experiment in memory have no folder.
+        # Trials of an in-memory experiment have no folder.
         self._path_of = {trial.trial_id: trial.path or trial.trial_id for trial in trials}
         super().__init__({path: values[trial_id] for trial_id, path in self._path_of.items()})
 
@@ -43,17 +43,17 @@ class ByTrial(dict[str, Any]):
 
 
 class ExperimentAnalysis:
-    """Results of an experiment, finished or running, of trainkit or of Ray Tune.
+    """Results of an experiment by trainkit or Ray Tune, finished or running.
 
     Args:
-        experiment_checkpoint_path: of the experiment's folder, or of a file in it; or its address.
-        storage_filesystem: of fsspec, that the path is one of; None: the one that it names.
-        trials: the results, where they have been read already; None reads them.
-        default_metric: reported value that "best" means; None: the experiment's.
-        default_mode: "min" or "max"; None: the experiment's.
+        experiment_checkpoint_path: path of the experiment's folder or of a file in it, or its address.
+        storage_filesystem: an fsspec file system for the path; None: the file system that the path names.
+        trials: results that are already loaded; None loads them.
+        default_metric: reported value that "best" refers to; None: the experiment's metric.
+        default_mode: "min" or "max"; None: the experiment's mode.
 
     Raises:
-        StoreError: there is no experiment, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or foreign.
         StorageError: the address can't be read.
         ConfigError: `default_mode` is neither "min" nor "max".
     """
@@ -78,7 +78,7 @@ class ExperimentAnalysis:
 
     @classmethod
     def of(cls, grid: ResultGrid) -> ExperimentAnalysis:
-        """Return the analysis of `grid`, also of an experiment that was kept in memory."""
+        """Return the analysis of `grid`, which may belong to an in-memory experiment."""
         analysis = cls.__new__(cls)
         analysis._grid = grid
         return analysis
@@ -88,17 +88,17 @@ class ExperimentAnalysis:
 
     @property
     def trials(self) -> list[Result]:
-        """One for each trial, in the order suggested."""
+        """The trials, in the order of suggestion."""
         return list(self._grid)
 
     @property
     def default_metric(self) -> str | None:
-        """The reported value that "best" means where a method is given none."""
+        """The reported value that "best" refers to if a method gets no metric."""
         return self._grid.metric
 
     @property
     def default_mode(self) -> str | None:
-        """Direction in which it is better, "min" or "max"."""
+        """The mode of the default metric, "min" or "max"."""
         return self._grid.mode
 
     @property
@@ -106,17 +106,17 @@ class ExperimentAnalysis:
         """Path of the experiment's folder."""
         return self._grid.experiment_path
 
-    # --- the best trial by the default metric: of its last report -----------------------------------
+    # --- the best trial by the last report's default metric -----------------------------------------
 
     @property
     def best_trial(self) -> Result:
-        """The trial whose last report is best.
+        """The trial with the best last report.
 
-        Here and in what follows:
+        This property and those below raise the same errors:
 
         Raises:
             ConfigError: no metric or mode is known.
-            MetricError: no trial has a finite number under that name.
+            MetricError: no trial has a finite value of the metric.
         """
         return self._grid.get_best_result()
 
@@ -137,18 +137,18 @@ class ExperimentAnalysis:
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:
-        """The best trial's checkpoint with the best report; None if it saved none."""
+        """The best trial's checkpoint with the best report; None without a checkpoint."""
         best = self.best_trial
         return self.get_best_checkpoint(best)
 
     @property
     def best_dataframe(self) -> pandas.DataFrame:
-        """All reports of the best trial, a row each."""
+        """All reports of the best trial as a table, one row each."""
         return self.best_trial.metrics_dataframe
 
     @property
     def best_result_df(self) -> pandas.DataFrame:
-        """The last report of the best trial as a table with one row, by trial id."""
+        """The last report of the best trial as a table with one row, indexed by trial id."""
         return pandas_frame([flatten(self.best_result)]).set_index("trial_id")
 
     # --- the best trial by any metric ---------------------------------------------------------------
@@ -160,10 +160,10 @@ class ExperimentAnalysis:
         scope: str = "last",
         filter_nan_and_inf: bool = True,
     ) -> Result | None:
-        """Return the best trial, by the arguments of `ResultGrid.get_best_result`.
+        """Return the best trial, with the arguments of `ResultGrid.get_best_result`.
 
         Returns:
-            None, after a warning that names what was reported, if no trial has a number under that name.
+            None, after a warning with the reported names, if no trial has a number of that name.
 
         Raises:
             ConfigError: no metric or mode is known, or `scope` is unknown.
@@ -177,37 +177,37 @@ class ExperimentAnalysis:
     def pareto_front(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
     ) -> list[Result]:
-        """Return the trials that none is better than in every objective, as `ResultGrid.pareto_front` does.
+        """Return the trials that no other trial dominates, as in `ResultGrid.pareto_front`.
 
         Args:
             metric: reported values; None: the experiment's objectives.
-            mode: "min" or "max" for each; None: the experiment's.
+            mode: "min" or "max" for each; None: the experiment's modes.
 
         Raises:
-            ConfigError: there are not several objectives.
+            ConfigError: fewer than two objectives are known.
         """
         return self._grid.pareto_front(metric, mode)
 
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> dict[str, Any] | None:
-        """Return the configuration of `get_best_trial`; None as there."""
+        """Return the configuration of `get_best_trial`; None without a best trial."""
         best = self.get_best_trial(metric, mode, scope)
         return best.config if best is not None else None
 
     def get_best_logdir(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> str | None:
-        """Return the path of the folder of `get_best_trial`; None as there."""
+        """Return the folder path of `get_best_trial`; None without a best trial."""
         best = self.get_best_trial(metric, mode, scope)
         return best.path if best is not None else None
 
-    # --- checkpoints: each stands wherever its path may ---------------------------------------------
+    # --- checkpoints, which also work as paths ------------------------------------------------------
 
     def get_best_checkpoint(
         self, trial: Result | str, metric: str | None = None, mode: str | None = None
     ) -> Checkpoint | None:
-        """Return the trial's checkpoint whose report is best; None, after a warning, if there is none.
+        """Return the trial's checkpoint with the best report; None, after a warning, without one.
 
         Args:
             trial: one of `trials`, or its id, or the path of its folder.
@@ -215,7 +215,7 @@ class ExperimentAnalysis:
             mode: None: the default mode; without one, "max" for "training_iteration".
 
         Raises:
-            ConfigError: there is no such trial, or no mode is known.
+            ConfigError: the trial is unknown, or no mode is known.
         """
         metric = metric or self.default_metric or ITERATION
         mode = mode or self.default_mode or ("max" if metric == ITERATION else None)
@@ -229,16 +229,16 @@ class ExperimentAnalysis:
     def get_last_checkpoint(
         self, trial: Result | str | None = None, metric: str = ITERATION, mode: str = "max"
     ) -> Checkpoint | None:
-        """Return the latest checkpoint of `trial`, None: of the best by `metric`; None if none is kept."""
+        """Return the latest checkpoint of `trial`, or of the best trial for None; None if it has none."""
         found = self._trial(trial) if trial is not None else self.get_best_trial(metric, mode)
         return found.checkpoint if found is not None else None
 
     def get_trial_checkpoints_paths(
         self, trial: Result | str, metric: str | None = None
     ) -> list[tuple[str, float]]:
-        """Return the path of each checkpoint that is kept, with its report's `metric`, oldest first.
+        """Return the path of each kept checkpoint with its report's `metric`, oldest first.
 
-        A checkpoint whose report has no number under that name is left out.
+        Checkpoints whose report has no number of that name are left out.
         """
         metric = metric or self.default_metric or ITERATION
         pairs = [
@@ -251,20 +251,20 @@ class ExperimentAnalysis:
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
-        """By trial id, the last report."""
+        """The last report of each trial, by trial id."""
         return {trial.trial_id: trial.metrics for trial in self._grid}
 
     @property
     def results_df(self) -> pandas.DataFrame:
-        """The last report of each trial that has one: a row each, by trial id, nested keys joined by '/'."""
+        """The last reports as a table: a row for each trial id, with nested keys joined by '/'."""
         table = pandas_frame([flatten(trial.metrics) for trial in self._grid if trial.metrics])
         return table.set_index("trial_id") if len(table) else table
 
     def get_all_configs(self, prefix: bool = False) -> ByTrial:
-        """Return the configurations by the path of the trial's folder, or by trial id.
+        """Return the configurations, by the path of the trial's folder or by trial id.
 
         Args:
-            prefix: flatten them, with keys such as "config/optimizer/lr".
+            prefix: flatten the configurations, with keys such as "config/optimizer/lr".
         """
         configs = {
             trial.trial_id: flatten({"config": trial.config}) if prefix else trial.config
@@ -274,11 +274,11 @@ class ExperimentAnalysis:
 
     @cached_property
     def trial_dataframes(self) -> ByTrial:
-        """All reports of each trial as a table, by the path of the trial's folder, or by trial id."""
+        """Tables of all reports of each trial, by the path of the trial's folder or by trial id."""
         return self.fetch_trial_dataframes()
 
     def fetch_trial_dataframes(self) -> ByTrial:
-        """Read all reports, anew if the experiment still runs; return what `trial_dataframes` is."""
+        """Read the reports again and return new `trial_dataframes`, for a running experiment."""
         tables = {trial.trial_id: pandas_frame([]) for trial in self._grid}
         for trial, history in self._grid.histories():
             tables[trial.trial_id] = pandas_frame([flatten(report) for report in history])
@@ -288,11 +288,12 @@ class ExperimentAnalysis:
         """Return a table with a row per trial: a report, `config/...` and `logdir`.
 
         Args:
-            metric: with `mode`, that report of each trial is taken which is best by it; without, the last.
+            metric: with `mode`, the best report of each trial by this metric is used; otherwise the last
+                report.
             mode: "min" or "max".
 
         Raises:
-            ConfigError: there is a mode without a metric, or it is neither "min" nor "max".
+            ConfigError: the mode is given without a metric, or is neither "min" nor "max".
         """
         require_mode(mode)
         if mode is not None and metric is None:
@@ -310,18 +311,18 @@ class ExperimentAnalysis:
     # --- the experiment itself ----------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Return the start of the experiment in the form of Ray: {"start_time": seconds since 1970}."""
+        """Return the start of the experiment in Ray's form: {"start_time": seconds since 1970}."""
         return {"start_time": self.runner_data().get("created")}
 
     def runner_data(self) -> dict[str, Any]:
-        """Return the facts of the experiment as a whole: seed, space, settings."""
+        """Return the facts about the whole experiment: seed, space, settings."""
         return self._grid.facts()
 
     def set_filetype(self, file_type: str | None = None) -> None:
-        """Accepted for Ray's sake: reports are read from the experiment's file, not from JSON or CSV.
+        """Do nothing, for Ray's sake: reports come from the experiment's file, not from JSON or CSV.
 
         Raises:
-            ConfigError: `file_type` is none of None, "json" and "csv".
+            ConfigError: `file_type` is not None, "json" or "csv".
         """
         if file_type not in (None, "json", "csv"):
             raise ConfigError(f"set_filetype({file_type!r}): give 'json' or 'csv', or None")
@@ -338,4 +339,4 @@ class ExperimentAnalysis:
 
 
 Analysis = ExperimentAnalysis
-"""Ray 1.x's name for an analysis of an experiment's folder."""
+"""Name in Ray 1.x for the analysis of an experiment's folder."""

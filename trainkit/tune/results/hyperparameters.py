@@ -1,4 +1,4 @@
-"""Hyperparameters of many trials by name, also as an Optuna study, and how important each is."""
+"""Hyperparameters of many trials by name, their importance, and Optuna studies of the trials."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _PRIMITIVE = (str, int, float, bool, type(None))
 
 @dataclass
 class Hyperparameter:
-    """One hyperparameter over all trials; what follows from its values is worked out once, at the end.
+    """Hyperparameter over all trials; derived values are computed once, after all values are added.
 
     Attributes:
-        name: flat, such as "optimizer/lr" or "layers/0".
-        domain: that the space has there; None where it has none that is known.
-        values: by trial's place; a trial where it is inactive is absent. Numbers, texts, truth values and
-            None stand as they are; anything else as text.
+        name: flat name, such as "optimizer/lr" or "layers/0".
+        domain: domain in the space, or None if it is unknown.
+        values: value in each trial, by the trial's index; trials in which it is inactive are missing.
+            Numbers, texts, truth values and None are kept; other values are converted to text.
     """
 
     name: str
@@ -48,38 +48,39 @@ class Hyperparameter:
 
     @cached_property
     def is_numeric(self) -> bool:
-        """True if all values are numbers, and were not drawn from a list."""
+        """True if all values are numbers and the domain is not a list of choices."""
         return not isinstance(self.domain, (Categorical, GridSearch)) and all(
             isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values.values()
         )
 
     @cached_property
     def choices(self) -> list[Any]:
-        """Return the values in the space's order, then further observed ones."""
+        """The choices in the space's order, then other observed values."""
         listed: Sequence[Any] = ()
         if isinstance(self.domain, Categorical):
             listed = self.domain.categories
         elif isinstance(self.domain, GridSearch):
             listed = self.domain.values
-        # What has domains of its own is found under further names. By type too, as True equals 1.
+        # Choices with inner domains appear under other names. The type is compared too, because True equals
+        # 1.
         every = [*(_leaf(each) for each in listed if not _holds_domain(each)), *self.values.values()]
         return list({(type(value), repr(value)): value for value in every}.values())
 
     @cached_property
     def is_mixed(self) -> bool:
-        """True if choices are equal without being the same, as 1, 1.0 and True are."""
+        """True if different choices compare as equal, such as 1, 1.0 and True."""
         return len(set(self.choices)) < len(self.choices)
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """Of a numeric one: the domain's, where it says, widened to the values that were tried."""
+        """Bounds of a numeric hyperparameter: the domain's, extended to the tried values."""
         ends = [
             end
             for end in (getattr(self.domain, "lower", None), getattr(self.domain, "upper", None))
             if isinstance(end, (int, float))
         ]
         if len(ends) == 2 and self.is_whole:
-            ends[1] -= 1  # the upper end of whole numbers is excluded
+            ends[1] -= 1  # integer domains exclude their upper end
         every = [*ends, *self.values.values()]
         return min(every), max(every)
 
@@ -90,7 +91,7 @@ class Hyperparameter:
 
     @cached_property
     def is_log(self) -> bool:
-        """True where the domain is logarithmic; without a domain, where values span three orders or more."""
+        """True if the domain is logarithmic; without a domain, if values span a factor of 1000 or more."""
         low, high = self.bounds
         if low <= 0:
             return False
@@ -98,11 +99,11 @@ class Hyperparameter:
 
 
 def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list[Hyperparameter]:
-    """Return what varies, or may: each hyperparameter with a domain, and each that differs between trials.
+    """Return each hyperparameter that has a domain or differs between trials.
 
     Args:
-        configs: of the trials.
-        space: the search space, as the experiment's file keeps it; what it doesn't say is told by the values.
+        configs: configurations of the trials.
+        space: search space from the experiment's file; missing domains are derived from the values.
     """
     found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):
@@ -121,7 +122,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
 
 def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Give name, value and domain of each leaf; `node` is what the space has at this place."""
+    """Yield name, value and domain of each leaf; `node` is the part of the space at this path."""
     while isinstance(node, When):
         node = node.content
     if isinstance(node, (Categorical, GridSearch)):
@@ -142,7 +143,7 @@ def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _branch(value: Any, options: Sequence[Any]) -> Any:
-    """The option that `value` was drawn from, where options have domains of their own; None otherwise."""
+    """Return the option that `value` was drawn from, if options have inner domains; otherwise None."""
     if not isinstance(value, Mapping) or not any(map(_holds_domain, options)):
         return None
     alike = [each for each in options if isinstance(each, Mapping) and each.keys() == value.keys()]
@@ -173,14 +174,14 @@ _DATED = ("COMPLETE", "PRUNED", "FAIL")
 def optuna_study(
     results: Sequence[Result], reader: Reader, objectives: Sequence[Objective], scope: str, name: str
 ) -> optuna.Study:
-    """Return the study.
+    """Return an Optuna study of the trials.
 
     Args:
         results: the trials.
-        reader: of their experiment.
-        objectives: one, or several.
-        scope: which of a trial's reports stands for it.
-        name: of the study.
+        reader: reader of their experiment.
+        objectives: one objective or several.
+        scope: selection of the reports that represent a trial.
+        name: name of the study.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
@@ -203,14 +204,14 @@ def optuna_trials(
     scope: str = "last",
     first_id: int = 0,
 ) -> list[FrozenTrial]:
-    """Return the trials as Optuna has them.
+    """Return the trials as Optuna's frozen trials.
 
     Args:
         results: the trials.
-        reader: of their experiment.
-        objectives: one, or several.
-        scope: which of a trial's reports stands for it.
-        first_id: Optuna's id of the first of them; the others follow.
+        reader: reader of their experiment.
+        objectives: one objective or several.
+        scope: selection of the reports that represent a trial.
+        first_id: Optuna's id for the first trial; later trials have consecutive ids.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
@@ -247,7 +248,7 @@ def optuna_trials(
                     **_last_values(result, objectives),
                 },
                 system_attrs={},
-                # Optuna has none for several objectives.
+                # Optuna has no intermediate values for several objectives.
                 intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
             )
         )
@@ -259,8 +260,8 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
 
     Args:
         result: the trial.
-        stop: the reason of the stop that was decided on its last report, if one was.
-        has_value: whether it has a finite value of the metric.
+        stop: reason of a stop that was decided on its last report, or None.
+        has_value: True if the trial has a finite value of the metric.
     """
     match result.status:
         case TrialStatus.ERROR:
@@ -269,7 +270,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
             return "RUNNING"
         case TrialStatus.PENDING:
             return "WAITING"
-    if stop is not None:  # the user's own rule and max_t say that a trial is complete
+    if stop is not None:  # a trial is complete after a stop by the user's rule or at max_t
         early = "stop" not in stop and stop.get("rule") != "max_t"
     else:
         early = bool(result.reason) and not result.reason.startswith("finished")
@@ -279,7 +280,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
 
 
 def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
-    """Return the domain's distribution, wide enough for what was tried; without a domain, the values' own."""
+    """Return the Optuna distribution of the domain, or of the values; it covers all tried values."""
     if parameter.is_numeric:
         low, high = parameter.bounds
         if parameter.is_whole:
@@ -287,7 +288,7 @@ def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
         else:
             made = kinds.FloatDistribution(low, high, log=parameter.is_log)
     else:
-        choices = parameter.choices  # Optuna can't tell those apart that are equal
+        choices = parameter.choices  # Optuna can't distinguish choices that compare as equal
         made = kinds.CategoricalDistribution(
             [str(each) for each in choices] if parameter.is_mixed else choices
         )
@@ -296,7 +297,7 @@ def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
 
 
 def param_of(parameter: Hyperparameter, place: int) -> Any:
-    """Return the value that a trial had, as its distribution knows it."""
+    """Return a trial's value in the form that its distribution uses."""
     value = parameter.values[place]
     return str(value) if not parameter.is_numeric and parameter.is_mixed else value
 
@@ -305,12 +306,12 @@ def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: st
     score = trial_score(history, objective.metric, objective.mode, scope, keep_all=False)
     if score is None and scope == "last" and history:
         last = lookup(history[-1], objective.metric)
-        return float(last) if is_number(last) and math.isinf(last) else None  # Optuna takes all but NaN
+        return float(last) if is_number(last) and math.isinf(last) else None  # Optuna accepts all but NaN
     return -score if score is not None and objective.mode == "min" else score
 
 
 def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, float]:
-    """Return what else the last report has as finite numbers, by flat name."""
+    """Return the other finite numbers of the last report, by flat name."""
     known = {"trial_id", "status", "reason", *(each.metric for each in objectives)}
     return {
         name: value
@@ -320,7 +321,7 @@ def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, f
 
 
 def _date(seconds: float | None) -> datetime.datetime:
-    # Optuna wants a date for all that has begun, or ended: a trial that never ran did both at no time.
+    # Optuna requires dates for started and ended trials. A trial that never ran gets the date 0.
     return datetime.datetime.fromtimestamp(seconds or 0.0)
 
 
@@ -335,18 +336,18 @@ def _intermediate(history: Sequence[Mapping[str, Any]], metric: str) -> dict[int
 def importances(
     parameters: Sequence[Hyperparameter], values: Sequence[float], mode: str, method: str = ""
 ) -> tuple[dict[str, float], str]:
-    """Return the share of each hyperparameter in the differences of the values, and the method in words.
+    """Return each hyperparameter's share in the differences between the values, and the method in words.
 
     Args:
-        parameters: over the trials.
-        values: one a trial.
+        parameters: hyperparameters of the trials.
+        values: one value per trial.
         mode: "min" or "max".
-        method: "forest": what the splits of scikit-learn's random forest by each hyperparameter explain.
-            "ped_anova": Optuna's, of which hyperparameters set the best tenth of the trials apart.
-            Empty: the forest where scikit-learn is installed, else Optuna's.
+        method: "forest": importance in scikit-learn's random forest, from its splits by each hyperparameter.
+            "ped_anova": Optuna's PED-ANOVA, which tells what distinguishes the best tenth of the trials.
+            Empty: the forest if scikit-learn is installed, else Optuna's.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: the method is unknown.
         MissingDependencyError: its package is not installed.
     """
     if method:
@@ -378,7 +379,7 @@ def _forest(parameters: Sequence[Hyperparameter], values: Sequence[float]) -> di
 
 
 def _columns(each: Hyperparameter, count: int) -> list[list[float]]:
-    """Return a hyperparameter as columns of numbers, one for each choice; NaN where it is inactive."""
+    """Return a hyperparameter as number columns, one for each choice; NaN in trials without it."""
     if each.is_numeric:
         return [[float(each.values.get(place, math.nan)) for place in range(count)]]
     words = [str(each.values[place]) if place in each.values else None for place in range(count)]

@@ -1,4 +1,4 @@
-"""Overview of an experiment from its folder, also while another process runs it."""
+"""Overview of an experiment from its folder, which another process may still be writing."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from trainkit.tune.store.schema import FILENAME
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
-"""A metric in SQL: its value, at the `paths` of it, and that as a number; NaN and infinities are texts."""
+"""SQL of a metric's value at its two `paths`, and of this value as a number; NaN and infinities are texts."""
 
 
 def experiments_in(root: Path) -> list[Path]:
-    """Return the folders of the experiments in `root`, by name; or `root` itself if it is one."""
+    """Return the experiment folders in `root`, sorted by name; or `root` itself if it is one."""
     if (root / FILENAME).exists():
         return [root]
     return sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
 
 
 def paths(metric: str) -> tuple[str, str]:
-    """Return the JSON paths of a metric: its name, and the nested one."""
+    """Return the two JSON paths of a metric: as a flat name, and nested."""
     return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
 
 
 def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment as JSON values, given the facts that its file holds."""
+    """Return the settings of an experiment as JSON values, from the facts in its file."""
     more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
     found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
     return found
 
 
 def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the search space as texts, by names such as "net/lr"."""
+    """Return the search space as texts by names such as "net/lr"."""
     return {
         name: str(value) if isinstance(value, Spelled) else repr(value)
         for name, value in flatten(facts["space"]).items()
@@ -57,13 +57,13 @@ def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 _OF_PLACE = ("trial_id", "attempt", "iteration", "verdict")
-"""Parts of a decision that tell where it was made, and what it was."""
+"""Keys of a decision that are not facts behind it."""
 
 
 def reasons_of(decision: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the facts that led to a decision of a scheduler or a stop rule, and those in words.
+    """Return the facts behind a decision of a scheduler or a stop rule, as values and in words.
 
-    The schedulers' words must have been loaded, by `load_words`.
+    `load_words` must have loaded the schedulers' words before.
     """
     facts = {name: value for name, value in decision.items() if name not in _OF_PLACE}
     return facts, str(facts["stop"]) if "stop" in facts else in_words(facts)
@@ -81,7 +81,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Entry of the log with its place in the order of all entries, and its time in seconds since 1970."""
+    """Entry of the log with its number in the log and its time in seconds since 1970."""
 
     seq: int
     time: float
@@ -90,22 +90,22 @@ class LogEvent:
 
 
 class LogReader(ExperimentReader):
-    """Reader of the log of an experiment, also while it is written."""
+    """Reader of an experiment's log, which may still be written."""
 
     def events(self, trial_id: str | None = None) -> list[LogEvent]:
-        """Return the log of a trial, or with None of the experiment as a whole, in order."""
+        """Return the log of a trial, or of the whole experiment for None, in order."""
         rows = self._rows(
             "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
         )
         return [LogEvent(*row) for row in rows]
 
     def last_event(self) -> int:
-        """Return the place of the last entry of the log; 0 if there is none."""
+        """Return the number of the last log entry; 0 for an empty log."""
         (row,) = self._rows("SELECT coalesce(max(seq), 0) FROM events")
         return int(row[0])
 
     def commands(self, after: int = 0) -> list[LogEvent]:
-        """Return the commands that were given to the experiment, in order; those after an entry."""
+        """Return the commands to the experiment after log entry `after`, in order."""
         rows = self._rows(
             "SELECT seq, time, kind, detail FROM events WHERE seq > ? AND kind = ? ORDER BY seq",
             after,
@@ -114,7 +114,7 @@ class LogReader(ExperimentReader):
         return [LogEvent(*row) for row in rows]
 
     def steering(self) -> Steering:
-        """Return the commands that still hold."""
+        """Return the commands that still apply."""
         found = Steering()
         for event in self.commands():
             command = decode(event.detail)
@@ -130,14 +130,14 @@ class LogReader(ExperimentReader):
         return found
 
     def stand_still(self) -> None:
-        """Have all that is read from here on be as it is now."""
+        """Freeze the reader's view: all later reads see the current state."""
         list(self._rows("BEGIN"))
 
     def counts(self, *, owned: bool) -> Counter[str]:
-        """Return how many trials are in each of STATES.
+        """Return the number of trials in each of STATES.
 
         Args:
-            owned: a process runs the experiment; else it was killed with the trials that run.
+            owned: True if a process runs the experiment; otherwise running trials count as interrupted.
         """
         self._connection.create_function("state_of", 2, state_of, deterministic=True)
         meant = {"interrupted": "pending"} if owned else {"running": "interrupted"}
@@ -147,14 +147,14 @@ class LogReader(ExperimentReader):
         return numbers
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """By trial, in the order suggested, its last report's metric, where that is a finite number.
+        """Return the metric in each trial's last report if it is finite, in the order of suggestion.
 
         Args:
-            metric: its name, or a path such as "eval/loss".
+            metric: name, or a path such as "eval/loss".
         """
         found = self._rows(
-            # However many reports there are, the last of each trial alone is looked up, and once. With a plus
-            # SQLite sorts the trials, rather than to search for each by an index.
+            # The subquery looks up only the last report of each trial. The plus makes SQLite sort the trials
+            # instead of searching for each by an index.
             f"SELECT trial_id, (SELECT {VALUE} FROM results r WHERE r.trial_id = t.trial_id "
             "ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t ORDER BY +trial_index",
             *paths(metric),
@@ -162,7 +162,7 @@ class LogReader(ExperimentReader):
         return {trial_id: value for trial_id, value in found if isinstance(value, (int, float))}
 
     def lengths(self) -> tuple[list[float], list[float]]:
-        """How long the last attempt of each ended trial took, and when that of each running one began."""
+        """Return durations of the ended trials' last attempts, and start times of running attempts."""
         rows = list(
             self._rows(
                 "SELECT max(a.started), e.ended, t.status FROM attempts a JOIN trials t USING (trial_id) "
@@ -174,7 +174,7 @@ class LogReader(ExperimentReader):
         return ended, [started for started, _, status in rows if status == TrialStatus.RUNNING]
 
     def reports_after(self, seq: int, trial_id: str | None = None) -> Iterator[tuple[int, Report]]:
-        """The reports committed since entry `seq`, each with its own, of one trial or of all."""
+        """Yield the reports committed after entry `seq`, each with its entry number, of one trial or all."""
         for entry, trial, attempt, iteration, metrics in self._rows(
             "SELECT seq, trial_id, attempt, iteration, metrics FROM results "
             "WHERE seq > ? AND (? IS NULL OR trial_id = ?) ORDER BY seq",
@@ -190,22 +190,22 @@ CUT_OFF = f"{INTERRUPTED.why}: the program that ran it is gone"
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """Overview of an experiment, also while another process runs it.
+    """Overview of an experiment that may be running in another process.
 
     Attributes:
-        folder: of the experiment.
-        owner: pid of the process that runs it; None if nobody does.
-        created: in seconds since 1970.
-        metric, mode: what "best" means; None where the experiment named no metric.
-        counted: numbers of trials by status, those that were interrupted apart from the others that are
-            PENDING; where nobody runs them, none is RUNNING.
-        best: id of the trial whose last report is best, with its value. None: there is no metric, no last
-            report has it as a finite number, or all trials have failed.
-        ending: why its last run ended; '' if it runs, or was killed.
-        total: how many trials it will have; None: without end, or not known.
-        trials: in the order suggested; empty where they are not asked for.
-        remaining_s: about how long it will take yet; None where that can't be said.
-        paused_by: who has paused it as a whole; '': nobody.
+        folder: folder of the experiment.
+        owner: pid of the process that runs it, or None.
+        created: creation time in seconds since 1970.
+        metric, mode: criterion for the best trial; None: the experiment has no metric.
+        counted: number of trials by state. Interrupted trials count separately from pending ones; without an
+            owner, no trial counts as running.
+        best: id of the trial with the best last report, and its value. None without a metric, if no last
+            report has a finite value, or if all trials have failed.
+        ending: reason for the end of the last run; '' if it is running or was killed.
+        total: total number of trials; None: no limit, or unknown.
+        trials: trials in the order of suggestion; empty if not requested.
+        remaining_s: estimated remaining seconds; None: unknown.
+        paused_by: person who paused the whole experiment, or ''.
     """
 
     folder: Path
@@ -230,18 +230,18 @@ class Overview:
         with_trials: bool = True,
         open_reader: Callable[[Path], LogReader] = LogReader,
     ) -> Overview:
-        """Look at the experiment in `folder`.
+        """Return the overview of the experiment in `folder`.
 
         Args:
-            folder: of the experiment.
-            now: the time.
-            with_trials: False leaves the trials out, and is several times as fast.
-            open_reader: opens the file.
+            folder: folder of the experiment.
+            now: current time.
+            with_trials: False omits the trials and is several times as fast.
+            open_reader: function that opens the file.
 
         Raises:
-            StoreError: there is none, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or foreign.
         """
-        owner = owner_of(folder)  # first: of one that ends now, the end is seen
+        owner = owner_of(folder)  # checked first, so that an end between this check and the reading is seen
         with open_reader(folder) as log:
             log.stand_still()
             facts = log.facts()
@@ -254,7 +254,7 @@ class Overview:
             paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
-                if trial.status is TrialStatus.RUNNING:  # what ran it was killed before it could say so
+                if trial.status is TrialStatus.RUNNING:  # a kill prevented a new status
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
         to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]
@@ -266,7 +266,7 @@ class Overview:
             metric=metric,
             mode=mode,
             counted={word: numbers[word] for word in STATES if numbers[word]},
-            # Where nobody has said which is better, none is.
+            # Without a mode, no value is better than another.
             best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
             total=total,
@@ -277,7 +277,7 @@ class Overview:
 
     @property
     def state(self) -> str:
-        """Such as 'runs in process 17, paused by ann', 'ended: all trials have ended', 'killed'."""
+        """State in words, such as 'runs in process 17, paused by ann' or 'ended: all trials have ended'."""
         paused = f", paused by {self.paused_by}" if self.paused_by else ""
         if self.owner is not None:
             return f"runs in process {self.owner or 'unknown'}{paused}"
@@ -285,12 +285,12 @@ class Overview:
 
     @property
     def counts(self) -> str:
-        """Such as '3 running, 10 finished, 2 stopped'."""
+        """Counts in words, such as '3 running, 10 finished, 2 stopped'."""
         return ", ".join(f"{number} {word}" for word, number in self.counted.items())
 
     @property
     def best_words(self) -> str:
-        """Such as 'loss=0.25 of 5f3a_00007', by last reports; '' where there is no report to go by."""
+        """Best trial by last report, such as 'loss=0.25 of 5f3a_00007'; '' without a report."""
         if self.best is None:
             return NONE_BEST if self.metric is not None and self.counted.keys() == _FAILED else ""
         trial_id, value = self.best
@@ -298,11 +298,11 @@ class Overview:
 
 
 _FAILED = {"failed"}
-"""The states of an experiment whose trials have all failed."""
+"""States of an experiment whose trials have all failed."""
 
 
 def _ending(events: Sequence[LogEvent]) -> str:
-    """Return the message at the end of the last run; '' if the run did not reach its end."""
+    """Return the reason for the end of the last run; '' if the run did not end regularly."""
     for event in reversed(events):
         if event.kind == "ended":
             return event.detail

@@ -1,4 +1,4 @@
-"""Files that trials and workers have printed to, and their last lines."""
+"""Files with printed output of trials and workers, and their last lines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trainkit.tune.results.overview import LogReader
 from trainkit.tune.trial.environment import log_files
 
 MAX_LINE = 10_000
-"""Characters that are shown of a line."""
+"""Maximum number of characters shown of a line."""
 MAX_READ = 64 * 1024 * 1024
-"""Bytes of a file that are searched, from its end."""
+"""Maximum number of bytes searched in a file, counted from its end."""
 _BLOCK = 1024 * 1024
 
 
 def printed_files(folder: Path, dirname: str, log_to_file: Any) -> list[Path]:
-    """Return the files that keep what a trial printed; [] where nothing is kept.
+    """Return the files with a trial's printed output; [] if no output is kept.
 
     Args:
-        folder: of the experiment.
-        dirname: of the trial's folder in it.
-        log_to_file: as in RunConfig; files by the names that True means are found whatever it is.
+        folder: folder of the experiment.
+        dirname: name of the trial's folder.
+        log_to_file: setting of RunConfig; files with the names for True are always found.
     """
     names = dict.fromkeys((*(log_files(log_to_file) or ()), *(log_files(True) or ())))
     found = (inside(folder, dirname, name) for name in names)
@@ -32,10 +32,10 @@ def printed_files(folder: Path, dirname: str, log_to_file: Any) -> list[Path]:
 
 
 def kept_files(reader: LogReader, dirname: str) -> list[Path]:
-    """Return the files of a trial that has the folder `dirname`.
+    """Return the files with the printed output of the trial in `dirname`.
 
     Raises:
-        ConfigError: nothing is kept.
+        ConfigError: no output is kept.
     """
     found = printed_files(reader.folder, dirname, reader.facts()["run_config"]["log_to_file"])
     if not found:
@@ -47,11 +47,11 @@ def kept_files(reader: LogReader, dirname: str) -> list[Path]:
 
 
 def inside(folder: Path, *names: str) -> Path | None:
-    """Return a path below `folder`, after all links are followed; None: there is none, or it leads out."""
+    """Return a path below `folder` with all links resolved; None if it is missing or leads outside."""
     try:
         base = folder.resolve(strict=True)
         found = base.joinpath(*names).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # a zero byte, a circle of links
+    except (OSError, ValueError, RuntimeError):  # includes zero bytes in names and circular links
         return None
     return found if found == base or base in found.parents else None
 
@@ -59,18 +59,18 @@ def inside(folder: Path, *names: str) -> Path | None:
 def last_lines(
     paths: Iterable[Path], search: str, most: int, *, max_line: int = MAX_LINE
 ) -> list[dict[str, Any]]:
-    """Return the last lines of text files, of those that hold `search`, in capitals or not.
+    """Return the last lines of text files that contain `search`, ignoring case.
 
-    A line of any length takes no more memory than a block.
+    Memory use stays within a block, however long a line is.
 
     Args:
-        paths: of the files.
-        search: text that a line has.
-        most: lines of each file.
-        max_line: characters that are kept of a line.
+        paths: paths of the files.
+        search: text that a line must contain.
+        most: maximum number of lines from each file.
+        max_line: maximum number of characters from a line.
 
     Returns:
-        Of each file `name`, `size` in bytes, `lines`, and `cut`, True if others may come before them.
+        For each file: `name`, `size` in bytes, `lines`, and `cut`, which is True if earlier lines may exist.
     """
     files = []
     for path in paths:
@@ -90,9 +90,9 @@ def last_lines(
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (start, line) from the last line to the first; of a long line, its beginning in a block.
+    """Yield (start, line) from the last line to the first; long lines are cut to a block.
 
-    The line that has not ended yet is among them.
+    An unfinished last line is included.
     """
     stop, tail, is_last = max(0, end - MAX_READ), b"", True
     position = end

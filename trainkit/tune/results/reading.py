@@ -1,4 +1,4 @@
-"""Readers of experiments: ours, and folders that Ray Tune wrote."""
+"""Readers of experiments by trainkit and by Ray Tune."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ _CHECKPOINT = re.compile(r"checkpoint_(?:epoch_)?(\d+)")
 
 
 def is_ray_folder(folder: Path) -> bool:
-    """True if Ray Tune, of any version, seems to have written `folder`."""
+    """Return True if `folder` looks like an experiment of Ray Tune, of any version."""
     return any(folder.glob(STATE)) or any(folder.glob(f"*/{PARAMS}")) or any(folder.glob(f"*/{RESULTS}"))
 
 
 class RayFolder:
-    """The experiment in `folder`, read-only; it answers what `ExperimentReader` answers.
+    """Read-only reader of Ray Tune's experiment in `folder`, with the methods of `ExperimentReader`.
 
     Raises:
-        StoreError: a file is not what Ray writes.
+        StoreError: a file does not have Ray's format.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._histories: dict[str, list[dict[str, Any]]] = {}  # read once for all that asks
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # cache, as several methods need them
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Nothing stays open."""
+        """Do nothing, because no file stays open."""
 
     def facts(self) -> dict[str, Any]:
-        """Ray keeps metric and mode in a pickle: they are not known here."""
+        """Return facts without metric and mode, which Ray keeps in a pickle."""
         return {"tune_config": {"metric": None, "mode": None}, "space": {}}
 
     def trials(self) -> list[Trial]:
-        """All trials, in the order of the state file, then of their folders' names."""
+        """Return all trials, in the order of the state file, then by folder name."""
         order = {trial_id: place for place, trial_id in enumerate(self._states)}
         found = sorted(self._folders.items(), key=lambda item: (order.get(item[0], len(order)), item[1].name))
         return [self._trial(index, trial_id, folder) for index, (trial_id, folder) in enumerate(found)]
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """The reports of a trial by iteration; of one reported twice, the later line."""
+        """Return the reports of a trial by iteration; of repeated iterations, the later line."""
         if trial_id not in self._histories:
             reports = _lines(self._folders[trial_id] / RESULTS)
             by_iteration = {
@@ -66,13 +66,13 @@ class RayFolder:
         return list(self._histories[trial_id])
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield the reports of each trial that has any."""
+        """Yield the reports of each trial that has reports."""
         for trial_id in self._folders:
             if history := self.history(trial_id):
                 yield trial_id, history
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """By checkpoint number, the report that names its folder, or else that of this iteration."""
+        """Return for each checkpoint number the report with its folder's name, or else of its iteration."""
         history = self.history(trial_id)
         named = {
             report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")
@@ -84,23 +84,23 @@ class RayFolder:
         }
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """Ray keeps none."""
+        """Return [], because Ray does not store decisions."""
         return []
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """Ray keeps none."""
+        """Return {}, because Ray does not store stop reasons."""
         return {}
 
     def exchanges(self) -> list[Exchange]:
-        """Ray keeps them in files of their own, which PopulationBasedTrainingReplay reads."""
+        """Return []; Ray stores exchanges in separate files, which PopulationBasedTrainingReplay reads."""
         return []
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """Ray keeps none."""
+        """Return [], because Ray does not store attempts."""
         return []
 
     def spans(self) -> list[Span]:
-        """A trial each, as Ray tells no attempts apart."""
+        """Return one span per trial, because Ray does not distinguish attempts."""
         trials = {trial.trial_id: trial for trial in self.trials()}
         spans = []
         for trial_id, (started, ended) in self.times().items():
@@ -111,7 +111,7 @@ class RayFolder:
         return sorted(spans, key=lambda span: span.started)
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """By trial, when it began and when it last reported, as its reports say."""
+        """Return the start of each trial and the time of its last report, from its reports."""
         times: dict[str, tuple[float | None, float | None]] = {}
         for trial_id, history in self.histories():
             first, last = history[0], history[-1]
@@ -123,7 +123,7 @@ class RayFolder:
 
     @cached_property
     def _folders(self) -> dict[str, Path]:
-        """By trial id, the folders that hold a trial."""
+        """Folders of trials, by trial id."""
         folders = {}
         for folder in sorted(self.folder.iterdir()):
             if folder.is_dir() and ((folder / PARAMS).exists() or (folder / RESULTS).exists()):
@@ -144,7 +144,7 @@ class RayFolder:
 
     @cached_property
     def _states(self) -> dict[str, dict[str, Any]]:
-        """By trial id, what the newest state file says of it; {} without one."""
+        """Entries of the newest state file, by trial id; {} without a state file."""
         files = sorted(self.folder.glob(STATE))
         if not files:
             return {}
@@ -202,7 +202,7 @@ class RayFolder:
 
 
 def _status(stated: Any, last: dict[str, Any], failure: Failure | None) -> TrialStatus:
-    """Return the status in the state file; without one, derive it from the trial's files."""
+    """Return the status in the state file; without it, derive the status from the trial's files."""
     if stated in list(TrialStatus):
         return TrialStatus(stated)
     if failure is not None:
@@ -214,7 +214,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with open(path, encoding="utf-8") as file:
-        # A last line without an end is one that Ray was just writing, or never finished.
+        # A last line without a line end is incomplete: Ray is writing it, or was stopped while writing.
         return [_parsed(line, path) for line in file if line.strip() and line.endswith("\n")]
 
 
@@ -231,50 +231,50 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 class Reader(Protocol):
-    """Reader of the experiment that results come from; close it soon, as a running one goes on writing."""
+    """Reader of the experiment behind results; close it soon, because a running experiment keeps writing."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the experiment as a whole, by name."""
+        """Return the facts about the whole experiment, by name."""
 
     def trials(self) -> list[Trial]:
-        """All trials in the order suggested."""
+        """Return all trials in the order of suggestion."""
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """The reports of a trial by iteration."""
+        """Return the reports of a trial by iteration."""
 
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield the reports of each trial that has any."""
+        """Yield the reports of each trial that has reports."""
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """By checkpoint number, the report that it came with."""
+        """Return the report of each checkpoint number."""
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the decisions on the reports of a trial, or of all."""
+        """Return the decisions on the reports of a trial, or of all trials."""
 
     def stops(self) -> dict[str, dict[str, Any]]:
-        """By trial, the reason of the stop that was decided on its last report, if one was."""
+        """Return the stop reason of each trial whose last report led to a stop."""
 
     def exchanges(self) -> list[Exchange]:
-        """How trials went on with other configurations, in order."""
+        """Return all changes of trials' configurations after the suggestion, in order."""
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """The runs of a trial."""
+        """Return the attempts of a trial."""
 
     def spans(self) -> list[Span]:
-        """When each attempt ran, and what became of it, in the order of their starts."""
+        """Return all attempts with their times and outcomes, in the order of their starts."""
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """By trial, when it began and when it ended, in seconds since 1970."""
+        """Return start and end of each trial, in seconds since 1970."""
 
 
 def open_experiment(folder: Path) -> Reader:
-    """Open the experiment in `folder` to read, be it finished or running.
+    """Open the experiment in `folder` for reading, whether finished or running.
 
     Raises:
-        StoreError: there is none, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or foreign.
     """
     if not (folder / FILENAME).exists() and is_ray_folder(folder):
         return RayFolder(folder)
@@ -282,14 +282,14 @@ def open_experiment(folder: Path) -> Reader:
 
 
 def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
-    """The folder that `path` means: itself, where the file that it names lies, or the copy of an address.
+    """Return the folder for `path`: the folder itself, a file's folder, or the local copy of an address.
 
     Args:
         path: a folder, a file in it, or an address such as "s3://bucket/experiment".
-        filesystem: of fsspec, that `path` is a path of; None: the one that it names.
+        filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
     Raises:
-        StoreError: there is nothing.
+        StoreError: the folder is missing.
         StorageError: the address can't be read.
     """
     place = locate(path, filesystem)
@@ -302,12 +302,12 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
 
 
 def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
-    """Return the folder of a trial that `path` means, in the folder of its experiment, which exists.
+    """Return the trial folder that `path` means; the experiment's folder above it exists.
 
     The folder of an experiment with a single trial, such as a trainer's run, means that trial.
 
     Raises:
-        StoreError: there is nothing, or `path` is of an experiment with another number of trials.
+        StoreError: the folder is missing, or `path` is an experiment without or with several trials.
         StorageError: the address can't be read.
     """
     place = locate(path, filesystem)
@@ -331,12 +331,12 @@ def _only_trial(experiment: Path) -> Path:
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the metric and mode by which an experiment is judged; None if it has none."""
+    """Return the metric and mode of an experiment; (None, None) without a single metric."""
     settings = facts["tune_config"]
     metric, mode = facts.get("objective", (settings["metric"], settings["mode"]))
     return (None, None) if isinstance(metric, list) else (metric, mode)
 
 
 def known_objectives(facts: Mapping[str, Any]) -> tuple[Objective, ...]:
-    """The objectives of the experiment with these facts, where it has several."""
+    """Return the objectives from an experiment's facts; () without several objectives."""
     return tuple(Objective(metric, mode) for metric, mode in facts.get("objectives", []))

@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainkit.tune")
 
 MAX_WIDTH = 40
-"""Characters of one value, where a result is shown."""
+"""Maximum number of characters of a value in a shown result."""
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """One trial's outcome.
+    """Outcome of one trial.
 
-    `metrics` is the last report, whatever it says; `best_metrics` the best one by `metric`, and
-    `best_checkpoint` the checkpoint that came with the best report among those that had one.
+    `metrics` is always the last report. `best_metrics` is the best report by `metric`. `best_checkpoint` is
+    the checkpoint with the best report among the reports that have a checkpoint.
 
     Attributes:
-        trial_id: unique in the experiment.
-        config: the hyperparameters.
-        metrics: the last report; {} if there was none.
-        status: where the trial stands.
-        reason: why, such as at which rung it was stopped.
-        error: what it raised, if it failed; None otherwise.
-        path: of the trial's folder.
-        metric, mode: what "best" means here; None where the experiment named no metric.
-        ranked_by: how `get_best_result` compared trials: "last", "all", ...; '' otherwise.
-        return_value: what a trainer's function returned on worker 0; None in a Tuner's trials.
+        trial_id: id, unique in the experiment.
+        config: hyperparameters.
+        metrics: last report; {} without a report.
+        status: status of the trial.
+        reason: reason for the status, such as the rung at which the trial was stopped.
+        error: error of a failed trial, otherwise None.
+        path: path of the trial's folder.
+        metric, mode: criterion for "best"; None: the experiment has no metric.
+        ranked_by: scope by which `get_best_result` compared trials: "last", "all", ...; otherwise ''.
+        return_value: return value of a trainer's function on worker 0; None for a Tuner's trials.
     """
 
     trial_id: str
@@ -71,15 +71,15 @@ class Result:
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
-        """Read one trial back, of a finished or running experiment, or of one that Ray Tune wrote.
+        """Read a trial of a finished or running experiment, or of an experiment of Ray Tune.
 
         Args:
-            path: of the trial's folder, in the experiment's, or of an experiment of one trial, such as
-                a trainer's run; or the trial's address, which is copied here.
-            storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
+            path: the trial's folder inside the experiment's folder; or the folder of an experiment with a
+                single trial, such as a trainer's run; or the trial's address, which is downloaded.
+            storage_filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
         Raises:
-            StoreError: there is no such trial.
+            StoreError: the trial does not exist.
         """
         folder = trial_folder(path, storage_filesystem)
         with open_experiment(folder.parent) as reader:
@@ -94,32 +94,32 @@ class Result:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """All reports by iteration; of one that a retry has repeated, the retry's."""
+        """All reports by iteration; a retry's report replaces the earlier report of the same iteration."""
         with self._reader() as reader:
             return [self._shown(with_config(report, self.config)) for report in reader.history(self.trial_id)]
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame:
-        """All reports as a table: a row each, nested keys joined by '/'. Needs pandas."""
+        """All reports as a table with a row each and nested keys joined by '/'. Needs pandas."""
         return pandas_frame([flatten(report) for report in self.history])
 
     @property
     def best_metrics(self) -> dict[str, Any] | None:
-        """The best report by `metric`; None without a metric, or where none was a finite number."""
+        """The best report by `metric`; None without a metric or without a finite value."""
         if self.metric is None:
             return None
         return best_row(self.history, self.metric, self.mode or "max")
 
     @cached_property
     def metric_analysis(self) -> dict[str, dict[str, float]]:
-        """By metric, over all reports: max, min, avg, last, last-5-avg, last-10-avg."""
+        """Statistics of each metric over all reports: max, min, avg, last, last-5-avg, last-10-avg."""
         return spread_of([flatten(report) for report in self.history])
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     @cached_property
     def best_checkpoints(self) -> list[tuple[Checkpoint, dict[str, Any]]]:
-        """The checkpoints that are kept, oldest first, each with the report that it came with."""
+        """The kept checkpoints with their reports, oldest first."""
         with self._reader() as reader:
             reports = reader.checkpoint_results(self.trial_id)
         return [
@@ -129,19 +129,19 @@ class Result:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The latest checkpoint; None if there is none."""
+        """The latest checkpoint; None without a checkpoint."""
         dirname = next(reversed(list(self._checkpoints.values())), None)
         return Checkpoint(Path(self.path, dirname)) if dirname is not None else None
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the best report by `metric`; the latest where there is no metric."""
+        """The checkpoint with the best report by `metric`; without a metric, the latest checkpoint."""
         if self.metric is None:
             return self.checkpoint
         return self.get_best_checkpoint(self.metric, self.mode or "max")
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint of the best report by `metric`; None, after a warning, if none has it."""
+        """Return the checkpoint with the best report by `metric`; None, after a warning, without one."""
         reports = [report for _, report in self.best_checkpoints]
         best = best_row(reports, metric, mode)
         if best is None and reports:
@@ -150,24 +150,24 @@ class Result:
             logger.warning("trial %s has kept no checkpoint with a finite %s", self.trial_id, what)
         return next((checkpoint for checkpoint, report in self.best_checkpoints if report is best), None)
 
-    # --- what happened ----------------------------------------------------------------------------
+    # --- history ----------------------------------------------------------------------------------
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """Return the scheduler's decisions on this trial's reports with their reasons: rung, rank, cutoff."""
+        """The scheduler's decisions on this trial's reports, with their reasons: rung, rank, cutoff."""
         with self._reader() as reader:
             return reader.decisions(self.trial_id)
 
     @property
     def attempts(self) -> list[Attempt]:
-        """The runs of this trial: the first, retries, and those that a restore went on with."""
+        """The attempts of this trial: its first run, retries, and resumptions by a restore."""
         with self._reader() as reader:
             return reader.attempts(self.trial_id)
 
     def lineage(self) -> list[Stretch]:
-        """Where the weights of its last report come from, in order: which trial trained how long, with what.
+        """Return the training history of the last report's weights, in order: trial, length and config.
 
-        More than one stretch where population based training made it take over the state of another trial.
+        Several stretches exist if population based training made the trial take over another trial's state.
         """
         with self._reader() as reader:
             trials = {trial.trial_id: trial for trial in reader.trials()}
@@ -175,29 +175,29 @@ class Result:
             last = trials[self.trial_id].last_result.get("training_iteration", 0)
             return lineage(reader.exchanges(), suggested, self.trial_id, last)
 
-    # --- older names, and Ray's for a trial -------------------------------------------------------
+    # --- older names, and names of Ray's trials ---------------------------------------------------
 
     @property
     def log_dir(self) -> Path:
-        """The trial's folder; the name that Ray 2.0 to 2.6 has for `path`."""
+        """Path of the trial's folder, under the name of Ray 2.0 to 2.6."""
         return Path(self.path)
 
     @property
     def logdir(self) -> str:
-        """The trial's folder; the name that a Ray trial has for it."""
+        """Path of the trial's folder, under the name of a Ray trial."""
         return self.path
 
     local_path = logdir
 
     @property
     def trainable_name(self) -> str:
-        """Name of the function or class; '' where the experiment doesn't say."""
+        """Name of the function or class; '' if unknown."""
         with self._reader() as reader:
             return str(reader.facts().get("trainable", ""))
 
     @property
     def experiment_tag(self) -> str:
-        """Index and hyperparameters that vary, as reports have them; '' before the first report."""
+        """Index and varying hyperparameters, as in reports; '' before the first report."""
         return str(self.metrics.get("experiment_tag", ""))
 
     @property
@@ -209,25 +209,25 @@ class Result:
 
     @property
     def error_file(self) -> str | None:
-        """Path of the file with the trial's error; None where the trial has not failed."""
+        """Path of the file with the trial's error; None if the trial has not failed or has no folder."""
         return f"{self.path}/error.txt" if self.error is not None and self.path else None
 
     def is_finished(self) -> bool:
-        """Return whether the trial has ended, one way or another."""
+        """Return True if the trial has ended, successfully or not."""
         return self.status.is_finished
 
     def has_checkpoint(self) -> bool:
-        """Return whether the trial has kept a checkpoint."""
+        """Return True if the trial has a kept checkpoint."""
         return bool(self._checkpoints)
 
     @property
     def last_result(self) -> dict[str, Any]:
-        """The last report; the name that a Ray trial has for `metrics`."""
+        """The last report, under the name of a Ray trial."""
         return self.metrics
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec filesystem in which `path` lies: this machine's. Needs fsspec."""
+        """The fsspec file system of `path`, which is the local one. Needs fsspec."""
         return load("fsspec", "file systems", "storage").filesystem("file")
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ class Result:
         return [*facts, ("path", self.path)] if self.path else facts
 
     def _shown(self, report: dict[str, Any]) -> dict[str, Any]:
-        """Return a report of the store as this result has it."""
+        """Return a stored report in the form that this result shows."""
         return report
 
     def _reader(self) -> Reader:
@@ -257,11 +257,11 @@ class Result:
 
 
 class AnalysisTrial(Result):
-    """A result as Ray's analyses have trials: its text is the trial's name, such as 'f_a4deb_00000'."""
+    """Result for Ray's analyses, whose text is the trial's name, such as 'f_a4deb_00000'."""
 
     @classmethod
     def of(cls, result: Result) -> AnalysisTrial:
-        """Return a result as a trial."""
+        """Return a Result as an AnalysisTrial."""
         return cls(**{each.name: getattr(result, each.name) for each in fields(result)})
 
     def __str__(self) -> str:
@@ -276,15 +276,15 @@ def result_of(
     errors: Mapping[tuple[str, int], BaseException] | None = None,
     open_reader: Callable[[], Reader] | None = None,
 ) -> Result:
-    """Return the result of `trial`, of the experiment in `folder`.
+    """Return the result of `trial` from the experiment in `folder`.
 
     Args:
-        trial: as read from the experiment.
-        folder: of the experiment; None: it has none.
-        metric: what "best" means.
+        trial: trial as read from the experiment.
+        folder: folder of the experiment, or None.
+        metric: metric for "best".
         mode: "min" or "max".
-        errors: exceptions themselves, by trial and attempt, where this process still has them.
-        open_reader: where details are read from; None: from `folder`.
+        errors: exceptions by trial and attempt, if this process still has them.
+        open_reader: function that opens a reader for details; None: read from `folder`.
     """
     error: BaseException | None = None
     if trial.failure is not None:
@@ -308,7 +308,7 @@ def result_of(
 
 
 def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report with the objects of `config`, which the file holds only as a mark; all else stays."""
+    """Return a report with the objects of `config`, of which the file holds only names."""
     return {**report, "config": complete(report["config"], config) if "config" in report else dict(config)}
 
 

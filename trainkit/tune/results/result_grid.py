@@ -1,4 +1,4 @@
-"""Results of an experiment: a ResultGrid with a Result per trial."""
+"""Results of an experiment: a ResultGrid with one Result per trial."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_ROWS = 10
-"""Trials in the table of a grid."""
+"""Maximum number of trials in the table of a grid."""
 
 
 class ResultGrid(Sequence[Result]):
-    """The results of an experiment, in the order suggested: `len`, index, iteration.
+    """Sequence of an experiment's results, in the order of suggestion.
 
     Args:
-        folder: of the experiment.
-        results: one per trial; looked at when the first of them is.
-        metric, mode: what "best" means where a method is given none.
-        objectives: where the experiment has several.
+        folder: folder of the experiment.
+        results: one result per trial; read at the first access to a result.
+        metric, mode: criterion for "best" if a method gets no other.
+        objectives: objectives of an experiment with several.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
         storage_filesystem: Any = None,
     ) -> ResultGrid:
-        """Read an experiment back, finished or running; also one that Ray Tune wrote.
+        """Read a finished or running experiment, also one of Ray Tune.
 
-        What it holds is as of now: of a running experiment, read it again to see more.
+        The results show the current state; read a running experiment again for later results.
 
         Args:
-            path: of the experiment's folder, wherever it lies now; or its address, which is copied here.
-            metric: what "best" means; None: as the experiment was started with.
-            mode: "min" or "max"; None: as the experiment was started with.
-            storage_filesystem: of fsspec, that `path` is a path of; None: the one that it names.
+            path: current path of the experiment's folder, or its address, which is downloaded.
+            metric: metric for "best"; None: the experiment's own.
+            mode: "min" or "max"; None: the experiment's own.
+            storage_filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
         Raises:
-            StoreError: there is none, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or foreign.
             StorageError: the address can't be read.
         """
         return cls.load(experiment_folder(path, storage_filesystem), metric=metric, mode=mode)
@@ -110,18 +110,18 @@ class ResultGrid(Sequence[Result]):
         errors: Mapping[tuple[str, int], BaseException] | None = None,
         configs: Mapping[str, dict[str, Any]] | None = None,
     ) -> ResultGrid:
-        """Load results in the process that ran the experiment, which knows more than its file.
+        """Load results in the process that ran the experiment and still has objects that the file lacks.
 
         Args:
-            folder: of the experiment.
-            metric: as above.
-            mode: as above.
-            objectives: where there are several; none: as the experiment was started with.
-            errors: exceptions themselves, by trial and attempt.
-            configs: configurations by trial, which may hold objects that text can't.
+            folder: folder of the experiment.
+            metric: metric for "best"; None: the experiment's own.
+            mode: "min" or "max"; None: the experiment's own.
+            objectives: several objectives; (): the experiment's own.
+            errors: exceptions by trial and attempt.
+            configs: configurations by trial, which may hold objects that the file can't hold.
 
         Raises:
-            StoreError: there is none, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or foreign.
         """
         with open_experiment(folder) as reader:
             known = metric_and_mode(reader.facts())
@@ -138,7 +138,7 @@ class ResultGrid(Sequence[Result]):
         return list(self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_given": self._results}  # which may be an iterator, and can't travel
+        return {**vars(self), "_given": self._results}  # an iterator can't be pickled
 
     def __len__(self) -> int:
         return len(self._results)
@@ -160,7 +160,7 @@ class ResultGrid(Sequence[Result]):
         return self._table().html()
 
     def _table(self) -> Table:
-        """Return the best trials by their last reports; the first ones without a metric."""
+        """Return the table of the best trials by last reports; without a metric, of the first trials."""
         counts = [count_words(len(self), "trial"), f"{self.num_terminated} terminated"]
         counts += [f"{self.num_errors} failed"] if self.num_errors else []
         counts += [f"{self.num_unfinished} unfinished"] if self.num_unfinished else []
@@ -204,27 +204,27 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec filesystem in which `experiment_path` lies: this machine's. Needs fsspec."""
+        """The fsspec file system of `experiment_path`, which is the local one. Needs fsspec."""
         return load("fsspec", "file systems", "storage").filesystem("file")
 
     @property
     def num_unfinished(self) -> int:
-        """How many trials have not ended: after Ctrl-C, those that `Tuner.restore` goes on with."""
+        """Number of trials that have not ended; after Ctrl-C, `Tuner.restore` resumes them."""
         return sum(not result.status.is_finished for result in self._results)
 
     @property
     def errors(self) -> list[BaseException]:
-        """Return the exceptions of failed trials, in the order suggested."""
+        """The exceptions of failed trials, in the order of suggestion."""
         return [result.error for result in self._results if result.error is not None]
 
     @property
     def num_errors(self) -> int:
-        """How many trials failed."""
+        """Number of failed trials."""
         return len(self.errors)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials ended without failing, by themselves or stopped."""
+        """Number of trials that ended without failing, by themselves or by a stop."""
         return sum(result.status is TrialStatus.TERMINATED for result in self._results)
 
     def get_best_result(
@@ -237,20 +237,20 @@ class ResultGrid(Sequence[Result]):
         """Return the best trial.
 
         Args:
-            metric: reported value to compare; None: the experiment's.
-            mode: "min" or "max"; None: the experiment's.
-            scope: which of a trial's reports stands for it: "last", "all" (its best), "avg" (their
-                mean), "last-5-avg" or "last-10-avg".
-            filter_nan_and_inf: leave out reports that are not finite numbers.
+            metric: reported value to compare; None: the experiment's metric.
+            mode: "min" or "max"; None: the experiment's mode.
+            scope: reports that represent a trial: "last", "all" (its best), "avg" (their mean), "last-5-avg"
+                or "last-10-avg".
+            filter_nan_and_inf: ignore reports that are not finite numbers.
 
         Returns:
-            Its result; `ranked_by` says the scope. `metrics` stays the last report and `best_metrics`
-            the best one, whatever the scope.
+            The result of the best trial, with the scope in `ranked_by`. For any scope, `metrics` is the last
+            report and `best_metrics` the best report.
 
         Raises:
-            MetricError: no trial reported the metric; those that were reported are named.
-            ConfigError: no metric or mode is known, and there are several trials to choose from; or `scope`
-                is none of these.
+            MetricError: no trial reported the metric; the message lists the reported names.
+            ConfigError: no metric or mode is known and the experiment has several trials; or `scope` is
+                unknown.
         """
         if len(self) == 1 and metric is None and self.metric is None:
             return self._results[0]
@@ -262,7 +262,7 @@ class ResultGrid(Sequence[Result]):
                 scores[trial_id] = score
         if not scores:
             self._explain_missing(metric, scope)
-        # max() keeps the first of equals, that is the trial suggested first.
+        # max() returns the first of equal trials, which is the first suggested.
         best = max(
             (result for result in self._results if result.trial_id in scores),
             key=lambda result: scores[result.trial_id],
@@ -272,18 +272,18 @@ class ResultGrid(Sequence[Result]):
     def pareto_front(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
     ) -> list[Result]:
-        """Return the trials that none is better than in every objective, in the order suggested.
+        """Return the trials that no other trial dominates, in the order of suggestion.
 
-        A trial dominates another if its last report is nowhere worse and somewhere better. Those with equal
-        values are all in; one that failed, or whose last report lacks an objective or has it as no finite
-        number, is not.
+        A trial dominates another if its last report is nowhere worse and somewhere better. Trials with equal
+        values are all included. A trial is left out if it failed, or if its last report lacks a finite value
+        of an objective.
 
         Args:
             metric: reported values; None: the experiment's objectives.
-            mode: "min" or "max" for each; None: the experiment's.
+            mode: "min" or "max" for each; None: the experiment's modes.
 
         Raises:
-            ConfigError: there are not several objectives.
+            ConfigError: fewer than two objectives are known.
         """
         objectives = self.objectives_or(metric, mode)
         entered: list[Result] = []
@@ -298,10 +298,10 @@ class ResultGrid(Sequence[Result]):
     def objectives_or(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
     ) -> tuple[Objective, ...]:
-        """Several objectives: those given, or else the experiment's.
+        """Return the given objectives, or else the experiment's.
 
         Raises:
-            ConfigError: there are none.
+            ConfigError: fewer than two objectives are known.
         """
         objectives = objectives_of(metric, mode) or (self.objectives if metric is None else ())
         if not objectives:
@@ -317,7 +317,7 @@ class ResultGrid(Sequence[Result]):
         """Return a table with a row per trial: its last report, and its configuration as config/... columns.
 
         Args:
-            filter_metric: instead of the last report, the one that is best by this metric.
+            filter_metric: metric that selects the best report of each trial instead of the last.
             filter_mode: "min" or "max", for `filter_metric`.
 
         Raises:
@@ -333,31 +333,31 @@ class ResultGrid(Sequence[Result]):
         return pandas_frame([best[each.trial_id] for each in self._results if each.trial_id in best])
 
     def histories(self) -> Iterator[tuple[Result, list[dict[str, Any]]]]:
-        """Give each trial that has reported with all its reports; one at a time is in memory."""
+        """Yield each trial that has reports, with all of them; only one trial's reports are in memory."""
         by_id = {result.trial_id: result for result in self._results}
         with self._reader() as reader:
             for trial_id, history in reader.histories():
-                if (result := by_id.get(trial_id)) is not None:  # a running experiment may have more by now
+                if (result := by_id.get(trial_id)) is not None:  # a running experiment may have newer trials
                     yield result, [with_config(report, result.config) for report in history]
 
     def decisions(self) -> list[dict[str, Any]]:
-        """Return what the scheduler decided on all trials' reports, in order, and why: rung, rank, cutoff."""
+        """Return the scheduler's decisions on all reports, in order, with reasons: rung, rank, cutoff."""
         with self._reader() as reader:
             return reader.decisions()
 
     def exchanges(self) -> list[Exchange]:
-        """Return how trials took over the states of others, or other configurations, in order."""
+        """Return all exchanges of states or configurations between trials, in order."""
         with self._reader() as reader:
             return reader.exchanges()
 
     @property
     def timeline(self) -> list[Span]:
-        """When each attempt of each trial ran, and what became of it, in the order of their starts."""
+        """All attempts of all trials with their times and outcomes, in the order of their starts."""
         with self._reader() as reader:
             return reader.spans()
 
     def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
-        """Return the hyperparameters that vary, under flat names, over `results`; None: over all trials."""
+        """Return the varying hyperparameters of `results` by flat names; None: of all trials."""
         with self._reader() as reader:
             space = reader.facts().get("space")
         chosen = self._results if results is None else results
@@ -366,16 +366,17 @@ class ResultGrid(Sequence[Result]):
     def to_optuna(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> optuna.Study:
-        """Return an Optuna study, in memory, with every trial: for Optuna's plots and importance measures.
+        """Return an in-memory Optuna study of all trials, for Optuna's plots and importance measures.
 
         Args:
-            metric: reported value that becomes a trial's value; None: the experiment's, or all of several.
-            mode: "min" or "max"; None: the experiment's.
-            scope: which of a trial's reports stands for it, as in `get_best_result`.
+            metric: reported value that becomes a trial's value; None: the experiment's metric, or all
+                objectives.
+            mode: "min" or "max"; None: the experiment's mode.
+            scope: reports that represent a trial, as in `get_best_result`.
 
         Returns:
-            The study. Trials that a scheduler stopped are PRUNED, those without a value FAIL; reports are
-            intermediate values by iteration; `user_attrs["trial_id"]` is the trial's id here.
+            The study. Trials stopped by a scheduler are PRUNED, trials without a value FAIL. Reports are
+            intermediate values by iteration. `user_attrs["trial_id"]` is the trial's id in the experiment.
 
         Raises:
             ConfigError: no metric or mode is known.
@@ -393,14 +394,14 @@ class ResultGrid(Sequence[Result]):
             kind: "curves" (learning curves), "lineage" (of a population), "parallel" (parallel coordinates),
                 "pareto" (front of two objectives), "rungs" (of a scheduler) or "timeline" (workers against
                 time).
-            ax: axes to draw into; None: a new figure, which no window shows until you ask for it.
-            **options: of the kind; see `trainkit.tune.plots`.
+            ax: axes to draw into; None: a new figure, which is not shown automatically.
+            **options: options of the kind; see `trainkit.tune.plots`.
 
         Returns:
-            The figure: a notebook shows it, `figure.savefig("curves.png")` writes it.
+            The figure. A notebook shows it, and `figure.savefig("curves.png")` writes it.
 
         Raises:
-            ConfigError: there is no such kind; those that there are are named.
+            ConfigError: the kind is unknown; the message lists the known kinds.
             MetricError: no trial reported the metric.
             MissingDependencyError: matplotlib is not installed.
         """
@@ -418,7 +419,7 @@ class ResultGrid(Sequence[Result]):
             yield from reader.histories()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the experiment as a whole: seed, space, settings."""
+        """Return the facts about the whole experiment: seed, space, settings."""
         with self._reader() as reader:
             return reader.facts()
 
@@ -445,12 +446,12 @@ class ResultGrid(Sequence[Result]):
 
 
 class MemoryGrid(ResultGrid):
-    """The results of an experiment in memory: all that a `ResultGrid` has, but for checkpoints and a folder.
+    """Results of an in-memory experiment; like a `ResultGrid`, but without checkpoints and a folder.
 
     Args:
-        store: what holds the records.
-        metric, mode: what "best" means where a method is given none.
-        errors: what trials raised, by trial and attempt.
+        store: store with the records.
+        metric, mode: criterion for "best" if a method gets no other.
+        errors: exceptions of trials, by trial and attempt.
     """
 
     def __init__(
@@ -469,12 +470,12 @@ class MemoryGrid(ResultGrid):
     ) -> Iterator[Result]:
         open_reader = self._store.reader
         for trial in open_reader().trials():
-            trial.checkpoints.clear()  # whatever they were, nothing of them is left
+            trial.checkpoints.clear()  # the files of an in-memory experiment's checkpoints no longer exist
             yield result_of(trial, None, metric, mode, errors, open_reader)
 
     @property
     def experiment_path(self) -> str:
-        """Such an experiment has no folder."""
+        """The word "memory", because the experiment has no folder."""
         return "memory"
 
     def _reader(self) -> Reader:

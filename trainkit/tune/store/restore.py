@@ -39,8 +39,7 @@ def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space,
     """Return the search space to continue with, and a list of its differences from the stored space.
 
     Raises:
-        ConfigError: the file can't hold the space and no space was given, or the given space has no
-            hyperparameter in common with it.
+        ConfigError: the file can't hold the space and none is given, or no hyperparameter is in both.
     """
     if given is None:
         if holds_opaque(stored):
@@ -239,8 +238,7 @@ def require_reported(
         finished: True if all trials have finished, so that no more reports come.
 
     Raises:
-        MetricError: a missing metric is misspelt, or no more reports come; the message gives the closest
-            name.
+        MetricError: a missing metric is misspelt, or comes too late; the message gives the closest name.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -277,8 +275,7 @@ class Restored:
         steering: commands that apply.
         added: configurations that users have added.
         commands: ids of the commands that were given.
-        owed: for a paused trial, a decision on an exchange or on other resources that was not carried out
-            yet.
+        owed: for each paused trial, a pending decision on an exchange or on other resources.
     """
 
     trials: list[Trial]
@@ -316,8 +313,7 @@ def restore_trials(
         checkpoints: policy for checkpoints from now on; None: unchanged.
 
     Raises:
-        ConfigError: a trial can't be resumed as requested, or the searcher suggests fewer configurations than
-            before.
+        ConfigError: a trial can't be resumed as requested, or the searcher suggests fewer trials than before.
         StoreError: the configuration of a trial to resume is damaged.
     """
     consulted = CheckedScheduler(scheduler)
@@ -509,8 +505,7 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # A searcher that supports resumed trials also gets the hidden end, as its next suggestions
-                # depended on it.
+                # A searcher that supports resumed trials also gets this end, on which it based suggestions.
                 if ended or proposals.hears_again:
                     proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
