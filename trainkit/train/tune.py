@@ -1,4 +1,4 @@
-"""A trainer as a trial of `tune.Tuner`."""
+"""Trainer as a trial of `tune.Tuner`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.trainable import Trainable
 
 TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
-"""(trainer, {"iteration": n}) to a result."""
+"""Function (trainer, {"iteration": n}) -> result."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class TrialPlan:
     """Settings that the trials of one trainable share.
 
     Attributes:
-        trainer_cls: `TorchTrainer`, or a subclass of it.
-        options: its arguments.
-        step: instead of an epoch of training and a validation; None for these.
+        trainer_cls: `TorchTrainer` or a subclass.
+        options: arguments of the trainer.
+        step: function that replaces an epoch of training and a validation; None for these.
     """
 
     trainer_cls: type[Any]
@@ -49,12 +49,12 @@ class TrialPlan:
 
 
 def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> None:
-    """Have what a worker prints go into the trial's files, as `log_to_file` asks; its first call.
+    """Redirect a worker's output to the trial's files, for `log_to_file`; the worker's first call.
 
     Args:
-        paths: of the files for stdout and stderr.
-        pid: the trial's own process, which prints there already.
-        hook: the user's, called next.
+        paths: paths of the files for stdout and stderr.
+        pid: id of the trial's own process, whose output is already redirected.
+        hook: the user's hook, called afterwards.
     """
     if os.getpid() != pid:
         divert(paths)
@@ -63,7 +63,7 @@ def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> 
 
 
 class TrainerTrainable(Trainable):
-    """A trial that is a trainer; `TorchTrainer.as_trainable` makes subclasses of it."""
+    """Trial that runs a trainer; `TorchTrainer.as_trainable` makes subclasses of it."""
 
     plan: ClassVar[TrialPlan]
 
@@ -77,9 +77,9 @@ class TrainerTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return a bundle for each worker, after an empty one for the trial's own process, which waits.
+        """Return an empty bundle for the trial's own process, which only waits, and a bundle for each worker.
 
-        With `use_local` the trial's process is worker 0, and its bundle the first.
+        With `use_local` the trial's process is worker 0 and uses the first worker's bundle.
         """
         options = cls.plan.options
         own: list[dict[str, float]] = [] if options.use_local else [{}]
@@ -104,7 +104,7 @@ class TrainerTrainable(Trainable):
         result: dict[str, Any] = self._trainer.train()
         if result.get(SHOULD_STOP):
             result["done"] = True
-        # Lightning validates at the end of an epoch, for its callbacks and schedulers to see.
+        # Lightning validates at the end of an epoch, where its callbacks and schedulers see the result.
         validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
         if validated or not self._trainer.has_validation:
             return result
@@ -121,7 +121,7 @@ class TrainerTrainable(Trainable):
             self._trainer.apply_all_operators(partial(override_operator, then=then, now=now))
 
     def _known_set_up(self) -> Sequence[Hyperparameters]:
-        """Return them by rank; [] as long as Lightning has made no optimizers."""
+        """Return the hyperparameters by rank; [] until Lightning has made optimizers."""
         if None in self._set_up:
             self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
         return [each for each in self._set_up if each is not None]
@@ -136,18 +136,18 @@ def override_operator(
     """Set the hyperparameters of a worker's operator that has loaded a checkpoint.
 
     Args:
-        operator: the worker's.
-        then: what `setup` made of the checkpoint's configuration, by rank.
-        now: what it has made of the present one, by rank.
+        operator: operator of the worker.
+        then: hyperparameters from the checkpoint's configuration, by rank.
+        now: hyperparameters from the current configuration, by rank.
     """
     before = then[min(operator.world_rank, len(then) - 1)]
     override_hyperparameters(*_steering(operator), then=before, now=now[operator.world_rank])
 
 
 def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
-    """Return what `setup` has made of the configuration; call it before anything is trained or loaded.
+    """Return the hyperparameters set by `setup`; call it before anything is trained or loaded.
 
-    Of a Lightning module what `configure_optimizers` has made, any time after it was called; None before.
+    For a Lightning module return those of `configure_optimizers`, at any time after it ran; None before.
     """
     if hasattr(operator, "lightning_trainer"):
         held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)
@@ -156,7 +156,7 @@ def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | Non
 
 
 def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
-    """Return the optimizers and schedulers that train: those registered, or Lightning's."""
+    """Return the optimizers and schedulers in use: the registered ones, or Lightning's."""
     trainer = getattr(operator, "lightning_trainer", None)
     if trainer is None:
         return operator._registered.optimizers, operator._registered.schedulers
@@ -179,6 +179,6 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
 
 
 def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of both; of a common name validation's, but counts are of training."""
+    """Merge the metrics of both: validation replaces equal names, except for training's counts."""
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}

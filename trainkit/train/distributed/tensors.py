@@ -1,8 +1,8 @@
-"""Tensors in nested containers, and tensors in pieces over several workers.
+"""Helpers for tensors in nested containers, and for tensors sharded over several workers.
 
     a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
 
-No collective is needed: the process that has all workers' pieces has the state.
+No collective is needed: a process with all workers' parts has the whole state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainkit.errors import CheckpointError
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Apply `function` to every tensor in `value`; containers are rebuilt in their own class."""
+    """Apply `function` to every tensor in `value`; containers keep their class."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -29,7 +29,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
             return items
         if not isinstance(value, MutableMapping):
             return type(value)(items)  # type: ignore[call-arg]
-        # Copied, not made anew: a defaultdict's factory, or a state's `_metadata`, is part of what it is.
+        # A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`.
         clone = copy.copy(value)
         for key, item in items.items():
             clone[key] = item
@@ -42,12 +42,12 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return `batch` on `device`; pinned tensors are copied while the CPU goes on."""
+    """Return `batch` on `device`; pinned tensors are copied asynchronously."""
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
 
 
 def channels_last(batch: Any) -> Any:
-    """Return `batch` with its images, (samples, channels, height, width), in torch's channels_last format."""
+    """Return `batch` with its images (samples, channels, height, width) in torch's channels_last format."""
     return map_tensors(
         lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor,
         batch,
@@ -67,7 +67,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device of the first tensor in `value`; None if there is none."""
+    """Return the device of the first tensor in `value`; None if it has no tensor."""
     return next((tensor.device for tensor in tensors_in(value)), None)
 
 
@@ -77,13 +77,13 @@ def cpu_copy(state: Any) -> Any:
 
 
 def is_spread(value: Any) -> bool:
-    """Return True for a DTensor, which is spread over several workers."""
-    # Not by its class: that takes half a second to import, and one worker has no use for it.
+    """Return True for a DTensor, which is sharded over several workers."""
+    # isinstance would import the class, which takes half a second that a single worker does not need.
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this worker's part of a tensor or DTensor, sharing its memory."""
+    """Return this worker's part of a tensor or DTensor; it shares the memory."""
     with torch.no_grad():
         held: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).detach()
     return held
@@ -94,7 +94,7 @@ class Box:
     """A part of a tensor.
 
     Attributes:
-        offset: of its first element in the whole, one number a dimension.
+        offset: position of its first element in the whole tensor, a number for each dimension.
         tensor: its values.
     """
 
@@ -104,12 +104,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Spread:
-    """A tensor in pieces that don't overlap.
+    """A tensor in parts that don't overlap.
 
     Attributes:
-        shape: of the whole.
-        dtype: of its values.
-        boxes: the pieces that are known here; all of them, or one worker's.
+        shape: shape of the whole tensor.
+        dtype: data type of its values.
+        boxes: the parts known here: all parts, or the parts of one worker.
     """
 
     shape: tuple[int, ...]
@@ -120,15 +120,15 @@ class Spread:
         """Return the tensor on the CPU.
 
         Raises:
-            CheckpointError: pieces are missing.
+            CheckpointError: parts are missing.
         """
         return self.part((0,) * len(self.shape), self.shape)
 
     def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """Return the part of the tensor that begins at `offset` and has `shape`, on the CPU.
+        """Return the part that begins at `offset` and has shape `shape`, on the CPU.
 
         Raises:
-            CheckpointError: pieces of it are missing.
+            CheckpointError: values of it are missing.
         """
         result = torch.empty(tuple(shape), dtype=self.dtype)
         filled = 0
@@ -150,22 +150,22 @@ class Spread:
 
 
 def detached(state: Any, *, copy: bool = True) -> Any:
-    """Return an independent copy of `state` on the CPU, with DTensors in pieces.
+    """Return an independent copy of `state` on the CPU, with DTensors as `Spread`.
 
     Args:
         state: nested containers with tensors.
-        copy: False for what is sent to another process at once, which copies it: whole tensors that are on
-            the CPU already stay as they are.
+        copy: False for a state that is sent to another process immediately, which copies it: whole tensors on
+            the CPU are then not copied here.
     """
     return map_tensors(functools.partial(_detached, copy=copy), state)
 
 
 def joined(states: Sequence[Any]) -> Any:
-    """Return the states of all workers as one: mappings are united, pieces put together.
+    """Merge the states of all workers: mappings are united, parts of tensors are combined.
 
     Args:
-        states: nested alike, one a worker, in order of rank; of what is no container and not in pieces, the
-            first worker's stands. So does what the others have otherwise: an operator's own state may differ.
+        states: states of equal structure, by rank. For other values the first worker's is used, even if the
+            others differ, because an operator's own state may differ between workers.
     """
     first = states[0]
     if isinstance(first, Spread):
@@ -187,11 +187,11 @@ def whole(state: Any) -> Any:
 
 
 Keys = tuple[Any, ...]
-"""Keys of mappings and indices of lists that lead to a value in nested containers."""
+"""Keys and indices that lead to a value in nested mappings and lists."""
 
 
 def map_state(function: Callable[[Any, Keys], Any], state: Any, where: Keys = ()) -> Any:
-    """Return `state` with the results of `function(leaf, keys)` in place of all that is no container.
+    """Return `state` with each leaf replaced by `function(leaf, keys)`.
 
     Args:
         function: called with a leaf, and the keys and indices that lead to it.
@@ -210,14 +210,14 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
     """Return this worker's part of `leaf` in the layout of `like`, a DTensor or a plain tensor.
 
     Args:
-        leaf: whole, or in pieces that are all known.
-        like: of the same shape as the whole.
+        leaf: a whole tensor, or a `Spread` with all parts.
+        like: a tensor with the shape of the whole.
 
     Returns:
-        A new tensor on the device of `like`, with its data type.
+        A new tensor with the device and data type of `like`.
 
     Raises:
-        CheckpointError: pieces are missing.
+        CheckpointError: parts are missing.
     """
     if not is_spread(like):
         value = leaf.whole() if isinstance(leaf, Spread) else leaf
@@ -229,7 +229,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         part = leaf.detach()[
             _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
         ]
-    # Laid out by what it is to be like: an offloaded tensor's part is on another device than its mesh.
+    # Allocated like `like` itself, because an offloaded tensor's part is on another device than its mesh.
     with torch.no_grad():
         result = torch.empty_like(like)
         local(result).copy_(part)
@@ -237,7 +237,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
 
 
 def shape_of(leaf: Any) -> tuple[int, ...] | None:
-    """Return the shape of the whole tensor; None of other values."""
+    """Return the shape of the whole tensor; None for other values."""
     return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
 
 
@@ -250,13 +250,13 @@ def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
 
 
 def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
-    # Sent as it is, a part of a larger tensor would take the whole of it along.
+    # Sending a view of a larger tensor would send the whole storage.
     part = tensor.untyped_storage().nbytes() != tensor.nbytes
     return tensor.detach().to("cpu", copy=copy or part)
 
 
 def _place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the local shape, and its offset in the whole."""
+    """Return the local shape and its offset in the whole tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -267,7 +267,7 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` in the class of `original`, with its attributes, such as a state's `_metadata`."""
+    """Return `items` in the class of `original`, with its attributes, such as `_metadata`."""
     if type(original) is dict:
         return items
     clone: Any = copy.copy(original)

@@ -4,8 +4,9 @@
                                         ▲                       setup, hooks, ...
                                         └──── before FitLoop.run, and after each epoch
 
-`fit` runs in a greenlet: a stack of its own on the same thread, so hooks run on the main thread, and `fit`
-ends by returning. Validation runs inside it too, where Lightning catches the errors of hooks.
+`fit` runs in a greenlet, a separate stack on the same thread. Hooks therefore run on the main thread, and
+`fit` ends by returning. Validation also runs inside the greenlet, where Lightning catches the errors of
+hooks.
 """
 
 from __future__ import annotations
@@ -45,22 +46,22 @@ from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
 class Logged:
-    """Collects what `self.log` left in Lightning's result collections, by the names in `callback_metrics`."""
+    """Collector of the values that `self.log` left with Lightning, by their names in `callback_metrics`."""
 
     def __init__(self) -> None:
         self._values: dict[str, torch.Tensor] = {}
         self._origins: dict[str, Origin] = {}
 
     def clear(self) -> None:
-        """Forget everything: another epoch begins."""
+        """Forget all values when another epoch begins."""
         self._values, self._origins = {}, {}
 
     def take(self, results: Any, *, last: Origin) -> None:
-        """Take all that was logged since the loop began.
+        """Take all values logged since the loop began.
 
         Args:
             results: the loop's collection, before it is reset.
-            last: stands behind a value that was logged for a step only.
+            last: origin of a value that was logged for a step only.
         """
         for _, metric in results.valid_items():
             meta = metric.meta
@@ -83,10 +84,10 @@ class Logged:
 
 
 def _origin(metric: Any) -> Origin:
-    """Return the number of samples and the step behind an epoch's value on this worker."""
+    """Return the number of samples, or the reduction, of an epoch's value on this worker."""
     meta = metric.meta
     if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
-        return Origin(1.0)  # The same on all workers: a torchmetrics metric, or sync_dist=True.
+        return Origin(1.0)  # Equal on all workers: a torchmetrics metric, or sync_dist=True.
     if meta.is_mean_reduction:
         return Origin(float(metric.cumulated_batch_size))
     how = "sum" if meta.is_sum_reduction else "max" if meta.is_max_reduction else "min"
@@ -94,11 +95,11 @@ def _origin(metric: Any) -> Origin:
 
 
 class StandIn:
-    """A batch whose samples another worker counts: it is run, and leaves no trace in what is logged.
+    """Run of a batch that another worker counts: it leaves no trace in the logged values.
 
     Args:
         results: the loop's collection.
-        module: whose torchmetrics metrics are left as they are.
+        module: the module whose torchmetrics metrics stay unchanged.
     """
 
     def __init__(self, results: Any, module: torch.nn.Module) -> None:
@@ -113,14 +114,14 @@ class StandIn:
         results.log = self._log
 
     def end(self) -> None:
-        """End the batch, after all of its hooks."""
+        """End the batch after all its hooks."""
         vars(self._results).pop("log", None)
         for metric, kept in self._metrics:
             for name, value in kept.items():
                 setattr(metric, name, value)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        # Lightning logs as ever, since workers may meet in it.
+        # Lightning must log, because workers may communicate in it.
         before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
         self._logs(*args, **kwargs)
         for key, metric in self._results.items():
@@ -129,7 +130,7 @@ class StandIn:
 
 
 _SUMS = ("value", "cumulated_batch_size")
-"""Attributes in which a logged value is accumulated."""
+"""Attributes that accumulate a logged value."""
 
 
 def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def samples_in(batch: Any) -> int:
-    """Return the size of a batch: the length of the first tensor in it; 1 if there is none."""
+    """Return the size of a batch: the length of its first tensor; 1 without a tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else 1
     if isinstance(batch, Mapping):
@@ -148,7 +149,7 @@ def samples_in(batch: Any) -> int:
 
 
 def numbers_in(returned: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those entries of what a step returned that can be averaged: numbers and one-element tensors."""
+    """Return the entries of a step's result that can be averaged: numbers and one-element tensors."""
     return {name: value for name, value in returned.items() if _is_number(value)}
 
 
@@ -167,7 +168,7 @@ def _holds_tensor(part: Any) -> bool:
 
 
 def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-    """Return a method that calls `method`, then `then`."""
+    """Return a function that calls `method` and then `then`."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
@@ -178,7 +179,7 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
 
 
 class LightningFeed(Feed):
-    """Feed of a loader that Lightning makes and runs through; keeps the state that its order depends on."""
+    """Feed of a loader that Lightning makes and iterates over; it stores the state of the loader's order."""
 
     def __init__(self) -> None:
         super().__init__((), group=ProcessGroup(), training=False)
@@ -190,18 +191,18 @@ class LightningFeed(Feed):
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
     ) -> Iterator[Batch]:
-        # Not timed: how long Lightning waits for its batches is not seen here.
+        # Not timed, because Lightning's waiting for batches is not visible here.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
     def _ticks(self) -> Iterator[Batch]:
-        # Lightning has the batches: these only count them.
+        # Lightning has the real batches; these only count them.
         while not self.over:
             self.taken += 1
             yield Batch(None, FULL_WEIGHT)
 
     def attach(self, feed: Feed) -> None:
-        """Take over the loader that Lightning has made."""
+        """Use the loader that Lightning has made."""
         self._real = feed
         feed.load_state(self._held)
         self._held = {}
@@ -221,7 +222,7 @@ class LightningFeed(Feed):
 
 @contextmanager
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield the iterator that counts the batches of a block, and end it with the block."""
+    """Yield an iterator that counts the batches of the block, and end it with the block."""
     ticks = iter(iterator)
     try:
         yield ticks
@@ -232,27 +233,27 @@ def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any
 
 
 Predicted = tuple[list[Any], float]
-"""One worker's predictions by batch, and how many batches of all workers count."""
+"""One worker's predictions by batch, and the number of all workers' batches that count."""
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
-"""Of Lightning's checkpoint: the configuration, which is the trainer's, and may hold what no file should."""
+"""Keys of Lightning's checkpoint with the configuration, which the trainer has; it may hold secrets."""
 
 
 class LightningFit:
-    """One run of `Trainer.fit`, an epoch at a time.
+    """A run of `Trainer.fit`, one epoch at a time.
 
     Args:
-        worker: the worker's place.
-        split: this worker's share of a loader.
-        shared: called with the training feed as soon as it is there.
+        worker: the worker's device and ranks.
+        split: loader -> feed with this worker's share.
+        shared: called with the training feed as soon as it exists.
         group: all workers.
-        state: what `checkpoint` returned, to begin from; its weights are in the module already.
+        state: a result of `checkpoint` to start from; the module already has its weights.
 
     Attributes:
-        trainer: Lightning's.
-        set_up: what `configure_optimizers` made, before a state was loaded into it; None until then.
-        weight: factor for the current batch's loss, so that averaged gradients are the whole batch's.
-        range_test: sets the rate of each step, and looks at its loss; None but in a test.
+        trainer: Lightning's trainer.
+        set_up: hyperparameters from `configure_optimizers`, before a state was loaded; None until then.
+        weight: factor for the current batch's loss, so that averaged gradients equal the whole batch's.
+        range_test: test that sets the rate of each step and reads its loss; None outside of a test.
     """
 
     trainer: Any
@@ -285,7 +286,7 @@ class LightningFit:
     # -- from outside --------------------------------------------------------------------------
 
     def begin(self, trainer: Any, module: Any, **data: Any) -> None:
-        """Let Lightning set up everything, as far as its first epoch; what it raises, this raises."""
+        """Let Lightning set up everything, up to its first epoch; raise what Lightning raises."""
         self.trainer = trainer
         self._limit = trainer.limit_train_batches
         loop, connector = trainer.fit_loop, trainer._logger_connector
@@ -294,7 +295,7 @@ class LightningFit:
         connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
         connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
-        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
+        # Lightning's handlers would prevent SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
         connector = trainer._checkpoint_connector
         connector.restore_training_state = self._noting_set_up(connector.restore_training_state)
@@ -313,15 +314,15 @@ class LightningFit:
 
     @property
     def alive(self) -> bool:
-        """Return True if the fit waits for the next epoch."""
+        """True if the fit waits for the next epoch."""
         return bool(self._greenlet)
 
     def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Run one epoch, with all that Lightning does in it.
+        """Run one epoch, with everything that Lightning does in it.
 
         Args:
-            num_steps: batches of the epoch, at most one pass; None for what Lightning would run.
-            ticks: one is taken for each batch, for whoever counts them.
+            num_steps: number of batches, at most one pass; None: as many as Lightning would run.
+            ticks: iterator that is advanced once for each batch, to count it.
         """
         trainer = self.trainer
         self._check_alive()
@@ -330,12 +331,12 @@ class LightningFit:
                 f"Lightning has trained the {trainer.max_epochs} epochs of trainer_args['max_epochs']: give "
                 f"more, or leave it out, as train() is called for each epoch anyway"
             )
-        trainer.should_stop = False  # Told, and the caller goes on.
+        trainer.should_stop = False  # The result reports it, and the caller may continue.
         resize(trainer, self._limit if num_steps is None else num_steps)
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
-        # Lightning itself tells samplers alone.
+        # Lightning itself only calls set_epoch of samplers.
         for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
@@ -352,7 +353,7 @@ class LightningFit:
         )
 
     def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Run Lightning's own validation loop, of `num_steps` batches of each loader."""
+        """Run Lightning's own validation loop over `num_steps` batches of each loader."""
         self._check_alive()
         self._validation = Meters()
         self._logged.clear()
@@ -365,11 +366,11 @@ class LightningFit:
         """Run Lightning's own prediction loop.
 
         Args:
-            dataloaders: what it runs through; None for the module's own.
-            num_steps: batches of each loader over all workers; None for all.
+            dataloaders: data for the loop; None: the module's own loaders.
+            num_steps: batches of each loader over all workers; None: all.
 
         Returns:
-            For each loader, this worker's predictions, and the number of all workers' batches that count.
+            For each loader, this worker's predictions and the number of all workers' batches that count.
         """
         self._check_alive()
         found: list[Predicted] = []
@@ -380,20 +381,20 @@ class LightningFit:
         """Return Lightning's checkpoint without the weights."""
         trainer = self.trainer
         held = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        # The module is listed with the operator's models, which are in the state already.
+        # The module is one of the operator's models, so the state already has its weights.
         known = trainer.lightning_module.state_dict()
         held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
 
     def end(self) -> None:
-        """Let Lightning end in order: its hooks for the end of training, of the fit, and for tearing down."""
+        """Let Lightning end cleanly, with its hooks for the end of training, end of the fit, and teardown."""
         if self.alive:
             self._switch(self._stop)
 
     # -- told by Lightning ---------------------------------------------------------------------
 
     def share(self, loader: Any) -> Any:
-        """Return this worker's share of a loader, with as many batches as the others have."""
+        """Return this worker's share of a loader, with equally many batches on all workers."""
         if self._dealt is not None:
             loader, batches = whole_batches(loader, self._group)
             self._dealt.append(batches)
@@ -405,7 +406,7 @@ class LightningFit:
         return feed.loader
 
     def begin_training_batch(self, batch: Any, index: int) -> None:
-        """Note that a batch is about to be trained on."""
+        """Prepare for a training batch, before Lightning runs it."""
         next(self._ticks, None)
         if self.range_test is not None:
             self.range_test.begin()
@@ -414,13 +415,13 @@ class LightningFit:
         self._samples = self._count(batch, self.weight)
 
     def end_training_batch(self, outputs: Any) -> None:
-        """Count the batch that was trained on."""
+        """Count a finished training batch."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         metrics: dict[str, Any] = {NUM_SAMPLES: self._samples}
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning divides it, as its gradients are added up.
+            # Lightning divides the loss, because its gradients are accumulated.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times
@@ -433,7 +434,7 @@ class LightningFit:
             self.range_test.end(metrics, weight)
 
     def begin_validation_batch(self, batch: Any, index: int, loader_index: int = 0) -> None:
-        """Note that a batch is about to be validated on."""
+        """Prepare for a validation batch, before Lightning runs it."""
         fitting = self.trainer.state.fn == type(self.trainer.state.fn).FITTING
         if not fitting:
             next(self._ticks, None)
@@ -443,11 +444,11 @@ class LightningFit:
         self._validated = self._count(batch, weight), weight > 0
 
     def begin_validation(self) -> None:
-        """Begin a pass over the validation data; results of an earlier one of the epoch are forgotten."""
+        """Begin a pass over the validation data; results of an earlier pass in the epoch are dropped."""
         self._validation = Meters()
 
     def end_validation_batch(self, outputs: Any) -> None:
-        """Count the batch that was validated on; a loss returned by itself is `val_loss`."""
+        """Count a finished validation batch; a loss that is returned alone is named `val_loss`."""
         returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
         samples, counted = self._validated
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
@@ -455,7 +456,7 @@ class LightningFit:
     # -- in the greenlet -----------------------------------------------------------------------
 
     def _noting_set_up(self, restore: Callable[[], None]) -> Callable[[], None]:
-        """Return `restore`, which Lightning calls once optimizers are made, preceded by a look at them."""
+        """Return `restore`, which Lightning calls after making optimizers; record hyperparameters first."""
 
         def both() -> None:
             schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
@@ -465,17 +466,17 @@ class LightningFit:
         return both
 
     def _when_told(self) -> None:
-        """Run the loop once an epoch is asked for, in place of `FitLoop.run`."""
+        """Run the loop when an epoch is requested; this replaces `FitLoop.run`."""
         if self._await_order():
             self._run_loop()
 
     def _after_epoch(self) -> None:
-        """Wait for the next epoch at the end of `FitLoop.on_advance_end`, after all hooks of this one."""
+        """Wait for the next epoch at the end of `FitLoop.on_advance_end`, after all hooks of this epoch."""
         if not self._await_order():
-            raise StopIteration  # As a loader that ends does: Lightning leaves the loop in order.
+            raise StopIteration  # Lightning leaves the loop cleanly, as if the loader ended.
 
     def _await_order(self) -> bool:
-        """Wait outside; True to go on, False to end."""
+        """Wait for an order from outside; return True to continue, False to end."""
         while True:
             outside = self._greenlet.parent
             order = outside.switch()
@@ -490,7 +491,7 @@ class LightningFit:
         return False
 
     def _run_validation(self, num_steps: int | None) -> None:
-        """Run the loop of `Trainer.validate` within the fit, and restore the state of the fit afterwards."""
+        """Run the loop of `Trainer.validate` inside the fit, and restore the state of the fit afterwards."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         before = trainer.limit_val_batches
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
@@ -499,7 +500,7 @@ class LightningFit:
             for name in kept
         }
         try:
-            # Callbacks see that it is no validation of the fit: it counts for no early stopping.
+            # Callbacks can tell it from a validation of the fit, so it does not count for early stopping.
             with self._aside("VALIDATING"):
                 if num_steps is not None:
                     trainer.limit_val_batches = num_steps
@@ -510,7 +511,7 @@ class LightningFit:
             vars(connector).update(metrics)
 
     def _run_prediction(self, dataloaders: Any, num_steps: int | None) -> list[Predicted]:
-        """Run the loop of `Trainer.predict` within the fit, with its setup and teardown."""
+        """Run the loop of `Trainer.predict` inside the fit, with its setup and teardown."""
         trainer, loop = self.trainer, self.trainer.predict_loop
         call = importlib.import_module(type(trainer).__module__.rpartition(".")[0] + ".call")
         before, source, self._dealt = trainer.limit_predict_batches, loop._data_source.instance, []
@@ -518,7 +519,7 @@ class LightningFit:
             loop._data_source.instance = dataloaders
         if num_steps is not None:
             trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
-        # Lightning would make other batch samplers, to tell of indices.
+        # Lightning would replace the batch samplers to record indices.
         vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
         loop._combined_loader, loop.return_predictions = None, True
         try:
@@ -538,10 +539,10 @@ class LightningFit:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Let Lightning do something else than to fit in the block, such as "VALIDATING"."""
+        """Set Lightning's state to another function than fitting, such as "VALIDATING", during the block."""
         state = self.trainer.state
         before = state.fn, state.stage
-        # A look at the model in between must not change how its training goes on.
+        # Validation or prediction must not change the random numbers of the training.
         generators = generator_states()
         state.fn, state.stage = (getattr(type(each), what) for each in before)
         try:
@@ -557,7 +558,7 @@ class LightningFit:
     # -- inside --------------------------------------------------------------------------------
 
     def _switch(self, *order: Callable[[], bool | None]) -> None:
-        """Run the greenlet until it waits again, or ends."""
+        """Run the greenlet until it waits again or ends."""
         self._greenlet.parent = greenlet.getcurrent()
         with quiet_lightning():
             try:
@@ -583,7 +584,7 @@ class LightningFit:
         return weight.averaged
 
     def _count(self, batch: Any, weight: float) -> int:
-        """Return the samples of the batch that count; none if another worker counts them."""
+        """Return the number of samples in the batch; 0 if another worker counts them."""
         if weight > 0:
             return samples_in(batch)
         trainer = self.trainer
@@ -597,4 +598,4 @@ class LightningFit:
 
 
 def _no_handlers() -> None:
-    """Register no signal handlers, in place of Lightning's own method."""
+    """Register no signal handlers; this replaces Lightning's method."""

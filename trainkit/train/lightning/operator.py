@@ -1,7 +1,7 @@
-"""Operators made of Lightning modules: Lightning's own loops train, epoch by epoch.
+"""Operators from Lightning modules: Lightning's own loops train, epoch by epoch.
 
-Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html; the method
-`TrainingOperator.from_ptl` is RaySGD v1's.
+Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html. The method
+    `TrainingOperator.from_ptl` comes from RaySGD v1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def package_of(cls: Any, kind: str) -> str | None:
-    """Return the package whose `kind`, such as "LightningModule", is a base of `cls`; None without."""
+    """Return the package whose `kind`, such as "LightningModule", is a base of `cls`; None if none is."""
     for base in getattr(cls, "__mro__", ()):
         for name in PACKAGES:
             if base.__name__ == kind and base.__module__.startswith(f"{name}."):
@@ -45,7 +45,7 @@ def require_module_class(cls: Any) -> str:
     """Return the package of a LightningModule's class.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `cls` is something else.
         MissingDependencyError: neither package is installed.
     """
     if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
@@ -67,7 +67,7 @@ def _installed(name: str) -> bool:
 
 
 def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
-    """Return the keys of the configuration that `made_from` gives to none of `classes`."""
+    """Return the configuration keys that `made_from` passes to none of `classes`."""
     taken: set[str] = set()
     for cls in classes:
         parameters = inspect.signature(cls).parameters
@@ -80,7 +80,7 @@ def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """Make an instance of the user's class, given the whole configuration or those of its keys that it takes.
+    """Make an instance of the user's class from the whole configuration, or from the keys that it takes.
 
     Raises:
         ConfigError: a parameter without a default is not in `config`.
@@ -118,7 +118,7 @@ _OURS = {
     "num_nodes": "num_workers= of TorchTrainer says how many",
     "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
 }
-"""Arguments of Lightning's trainer that are not Lightning's to know here, and what to do instead."""
+"""Arguments of Lightning's trainer that trainkit controls, and what to use instead."""
 
 _PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -158,7 +158,7 @@ def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str,
     """Return the trainer's step settings as arguments of Lightning's trainer.
 
     Raises:
-        ConfigError: `given` says it too.
+        ConfigError: `given` contains one of them too.
     """
     asked: dict[str, Any] = {}
     if step.precision != "32":
@@ -180,21 +180,21 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 for _package in PACKAGES:
-    session.register(_package)  # It takes seconds to import.
+    session.register(_package)  # Importing it takes seconds.
 
 
 class LightningMethods:
-    """The methods of an operator that has Lightning train; put before `TrainingOperator` by `from_ptl`.
+    """Methods of an operator that trains with Lightning; `from_ptl` puts them before `TrainingOperator`.
 
     Attributes:
-        lightning_trainer: Lightning's `Trainer`, once training, validation or a loaded state called for it.
-        validates_in_training: an epoch of training ends with Lightning's own validation.
+        lightning_trainer: Lightning's `Trainer`; None until training, validation or a loaded state needs it.
+        validates_in_training: True if an epoch of training ends with Lightning's own validation.
     """
 
     _plan: ClassVar[LightningPlan]
     validates_in_training: ClassVar[bool] = True
 
-    # Of `TrainingOperator`:
+    # Attributes of `TrainingOperator`:
     model: Any
     _registered: Registered
     _stepper: Stepper
@@ -207,17 +207,17 @@ class LightningMethods:
 
     _fit: LightningFit | None = None
     _sharded: bool
-    """The module's parameters are spread over the workers."""
+    """True if the module's parameters are sharded over the workers."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
         plan = self._plan
-        # Precision, accumulation and clipping are Lightning's to carry out.
+        # Lightning handles precision, accumulation and clipping.
         self._stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
-        # Not placed by us, Lightning's strategy does it; listed, so that weights have their place in a state.
+        # Lightning's strategy places the module; it is listed so that the state includes its weights.
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
             self._shard()
@@ -236,10 +236,10 @@ class LightningMethods:
         if self._has_validation():
             self._validation_feed = LightningFeed()
         if self._overrides_of_module("configure_model"):
-            self._running()  # It has no weights before.
+            self._running()  # Its weights do not exist earlier.
 
     def get_model(self) -> Any:
-        """Return this worker's `LightningModule`, as RaySGD's operators of Lightning modules do."""
+        """Return this worker's `LightningModule`, like RaySGD's operators of Lightning modules."""
         return self.model
 
     @property
@@ -248,13 +248,13 @@ class LightningMethods:
 
     @property
     def lightning_set_up(self) -> Hyperparameters | None:
-        """The hyperparameters that `configure_optimizers` made of the configuration; None before."""
+        """Hyperparameters that `configure_optimizers` derived from the configuration; None before it ran."""
         return None if self._fit is None else self._fit.set_up
 
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
-        """Run one epoch of Lightning's, with its validation; return the logged values, and counts."""
+        """Run one Lightning epoch with its validation; return the logged values and counts."""
         del info, epoch_idx  # Lightning has its own.
         if not isinstance(self._train_feed, LightningFeed):
             raise ConfigError(
@@ -267,7 +267,7 @@ class LightningMethods:
         return metrics
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
-        """Run Lightning's validation loop, with its hooks; return the logged values, and counts."""
+        """Run Lightning's validation loop with its hooks; return the logged values and counts."""
         del info
         feed = self._validation_feed
         num_steps = feed.num_steps if isinstance(feed, LightningFeed) else None
@@ -275,12 +275,12 @@ class LightningMethods:
             return self._running().validate(num_steps, ticks)
 
     def begin_range_test(self, test: RangeTest) -> None:
-        """Let `test` set the rates of the steps to come, and look at their losses."""
+        """Let `test` set the rates of the following steps and read their losses."""
         fit = self._running()
         fit.range_test = test
         trainer = fit.trainer
         test.optimizers = trainer.optimizers
-        # The weights of a test are nobody's: they must not be kept, stop it, or be logged as training.
+        # A test's weights are discarded: no checkpoint, early stopping or logger may use them.
         apart = ("Checkpoint", "EarlyStopping")
         trainer.callbacks = [
             each for each in trainer.callbacks if not any(_is_a(each, name) for name in apart)
@@ -288,7 +288,7 @@ class LightningMethods:
         trainer.logger = None
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
-        """Run Lightning's prediction loop; arguments as of `TorchTrainer.predict`."""
+        """Run Lightning's prediction loop; arguments are those of `TorchTrainer.predict`."""
         owner, kind = self._plan.module_cls, "LightningModule"
         if self.datamodule is not None:
             owner, kind = type(self.datamodule), "LightningDataModule"
@@ -300,16 +300,16 @@ class LightningMethods:
         return self._running().predict(loader, num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's checkpoint; empty before it has begun."""
+        """Return Lightning's checkpoint; empty before Lightning has begun."""
         if self._fit is None:
             return {}
         return {"lightning": self._fit.checkpoint() if self._fit.alive else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """End what runs, in order, and begin again from a checkpoint of Lightning's.
+        """End the current fit cleanly, and start a new one from Lightning's checkpoint.
 
         Raises:
-            CheckpointError: Lightning doesn't take it; what was there goes on.
+            CheckpointError: Lightning refuses the checkpoint; the previous state continues.
         """
         if "lightning" in state_dict and state_dict["lightning"] is None:
             raise CheckpointError("this state was taken after Lightning's fit had ended by an error")
@@ -332,7 +332,7 @@ class LightningMethods:
             try:
                 self._fit.end()
             except Exception:
-                # Raised too, but at a shutdown nobody may be left to be told.
+                # The error is also raised, but in a shutdown nothing may report it.
                 log.exception("Lightning's hooks at the end of the fit failed")
                 raise
 
@@ -365,7 +365,7 @@ class LightningMethods:
         """Return this worker's devices and ranks, if Lightning can train with them.
 
         Raises:
-            ConfigError: the trainer was given what Lightning does in its own way, or can't do here.
+            ConfigError: the trainer has settings that Lightning handles itself or can't support here.
         """
         context, strategy = self._context, self._context.strategy
         wrong = []
@@ -404,7 +404,7 @@ class LightningMethods:
         )
 
     def _shard(self) -> None:
-        """Spread the module's parameters, before Lightning makes optimizers of them."""
+        """Shard the module's parameters before Lightning makes optimizers of them."""
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         if not self.model.automatic_optimization:
@@ -414,7 +414,7 @@ class LightningMethods:
             )
         self._strategy.place([self.model], [], {})
         for step in ("training_step", "validation_step", "predict_step"):
-            # Lightning calls these, and not the module.
+            # Lightning calls these methods directly, not the module.
             if self._overrides_of_module(step):
                 register_fsdp_forward_method(self.model, step)
 
@@ -422,7 +422,7 @@ class LightningMethods:
         return _defines(self._plan.module_cls, method, self._base("LightningModule"))
 
     def _trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of Lightning's trainer: quiet, and endless, unless the user says otherwise."""
+        """Return the arguments of Lightning's trainer: quiet and endless, unless the user sets them."""
         given, step = dict(self._plan.trainer_args), self._context.step
         return {
             "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
@@ -439,8 +439,8 @@ class LightningMethods:
         }
 
     def _split(self, loader: Any) -> Feed:
-        # Of validation data too each worker gets as many batches as the others, as Lightning's DDP and
-        # sync_dist meet in every one.
+        # Validation data is also split into equally many batches per worker, because Lightning's DDP and
+        # sync_dist communicate in each batch.
         feed = self._strategy.split_data(loader, training=True)
         feed.advice = "give each worker's loader equally many"
         return feed
@@ -468,23 +468,23 @@ def _defines(cls: type[Any], method: str, base: Any) -> bool:
 
 
 def _is_a(callback: Any, name: str) -> bool:
-    """Return True if `callback` extends Lightning's class of that name, of either of its packages."""
+    """Return True if `callback` extends the Lightning class `name` of either package."""
     return any(base.__name__ == name for base in type(callback).__mro__)
 
 
 def _is_fsdp(strategy: Strategy) -> bool:
-    # Loaded already if the strategy is one: it takes half a second to import.
+    # If the strategy is FSDP, its module is already loaded; importing it takes half a second.
     loaded = sys.modules.get("trainkit.train.strategies.fsdp")
     return loaded is not None and isinstance(strategy, loaded.FSDPStrategy)
 
 
 def lightning_operator(base: type[T], module_cls: type[Any], **arguments: Any) -> type[T]:
-    """Return a subclass of `base`, a `TrainingOperator`, that has Lightning train `module_cls`.
+    """Return a subclass of `base`, a `TrainingOperator`, that trains `module_cls` with Lightning.
 
     Args:
         base: the operator's class.
         module_cls: the user's subclass of LightningModule.
-        **arguments: of `LightningPlan`.
+        **arguments: arguments of `LightningPlan`.
     """
     plan = LightningPlan(module_cls=module_cls, package=require_module_class(module_cls), **arguments)
     attributes = {"_plan": plan, "__doc__": module_cls.__doc__, "__module__": module_cls.__module__}

@@ -1,7 +1,8 @@
-"""Strategy, environment and callback of a Lightning trainer within a worker.
+"""Strategy, environment and callback of a Lightning trainer inside a worker.
 
-Lightning comes as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes don't mix; the
-user's module decides. So what must be a subclass of one of theirs is made here when the package is known.
+Lightning exists as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes can't be mixed.
+The user's module decides which one is used. Subclasses of Lightning's classes are therefore made here, after
+the package is known.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from trainkit.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInfo:
-    """The worker's place among the others.
+    """Device and ranks of a worker.
 
     Attributes:
-        device: where the module lives.
-        rank: of this worker, from 0.
-        local_rank: the same among those of its machine.
-        world_size: how many workers there are.
+        device: device of the module.
+        rank: rank of this worker, from 0.
+        local_rank: its rank among the workers of its machine.
+        world_size: number of workers.
     """
 
     device: torch.device
@@ -40,11 +41,11 @@ class WorkerInfo:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C on its way through Lightning, which would ignore the next one and exit the process."""
+    """Ctrl-C inside Lightning, which at KeyboardInterrupt would ignore the next one and exit the process."""
 
 
 class _Direct:
-    """Launcher of a process that runs already."""
+    """Launcher for a process that is already running."""
 
     is_interactive_compatible = True
 
@@ -55,13 +56,13 @@ class _Direct:
             raise Interrupted from error
 
     def kill(self, signum: int) -> None:
-        """Do nothing: it started no process."""
+        """Do nothing, because no process was started."""
 
 
 class _InWorker:
-    """Put before one of Lightning's strategies: its processes are ours, and so is the dealing of samples."""
+    """Mixin before a Lightning strategy: trainkit owns the processes and the split of the samples."""
 
-    fit: Any  # the LightningFit, which is told of loaders, losses and checkpoints
+    fit: Any  # The LightningFit, which handles loaders, losses and checkpoints.
     model: Any
 
     def _configure_launcher(self) -> None:
@@ -83,7 +84,7 @@ class _InWorker:
             and isinstance(tensor, torch.Tensor)
             and not tensor.is_complex()
         ):
-            # Workers' sample counts differ here, as nothing is padded; a mean of integers would be cut off.
+            # Workers' sample counts differ, because nothing is padded. A mean of integers would be truncated.
             tensor = tensor if tensor.is_floating_point() else tensor.double()
         return lightning.reduce(tensor, group, reduce_op)
 
@@ -95,19 +96,19 @@ class _InWorker:
         model = self.model
         lightning.teardown()
         if isinstance(model, DistributedDataParallel):
-            # As in our own DDP strategy: they must not be what frees the process group.
+            # As in DDPStrategy.leave: freeing these must not free the process group.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
 
 
 class _Sharded:
-    """Put before `_InWorker` if the module's parameters are spread over the workers, by our own strategy."""
+    """Mixin before `_InWorker` if trainkit's own strategy has sharded the module's parameters."""
 
     optimizers: Any
     _lightning_module: Any
 
     def configure_ddp(self) -> None:
-        """Do nothing: the module gathers its parameters, and brings its gradients together, by itself."""
+        """Do nothing: the module itself gathers its parameters and reduces its gradients."""
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         sharded = importlib.import_module("trainkit.train.strategies.sharded")
@@ -125,7 +126,7 @@ class _Sharded:
         lightning.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
 
     def teardown(self) -> None:
-        # It stays where its mesh is: the workers go on with it.
+        # The module stays on its mesh, because the workers continue to use it.
         lightning: Any = super()
         module, self._lightning_module = self._lightning_module, None
         try:
@@ -135,7 +136,7 @@ class _Sharded:
 
 
 class _Environment:
-    """Lightning's `ClusterEnvironment`: the workers are there, and have met."""
+    """Lightning's `ClusterEnvironment` for workers that are already joined."""
 
     creates_processes_externally = True
     main_address = "127.0.0.1"
@@ -150,13 +151,13 @@ class _Environment:
         return self.worker.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: it is given."""
+        """Do nothing: the size is fixed."""
 
     def global_rank(self) -> int:
         return self.worker.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: it is given."""
+        """Do nothing: the rank is fixed."""
 
     def local_rank(self) -> int:
         return self.worker.local_rank
@@ -170,13 +171,13 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
 
     Args:
         package: `pytorch_lightning` or `lightning.pytorch`.
-        asked: what `trainer_args` has under "strategy": a name such as "ddp", a `DDPStrategy`, or None.
-        worker: the worker's place.
-        fit: to be told of loaders, losses and checkpoints.
-        sharded: the module's parameters are spread over the workers.
+        asked: value of "strategy" in `trainer_args`: a name such as "ddp", a `DDPStrategy`, or None.
+        worker: the worker's device and ranks.
+        fit: a `LightningFit`, which handles loaders, losses and checkpoints.
+        sharded: True if the module's parameters are sharded over the workers.
 
     Raises:
-        ConfigError: `asked` is another one.
+        ConfigError: `asked` is another strategy.
     """
     if sharded and asked is not None:
         raise ConfigError(
@@ -197,7 +198,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
             if isinstance(asked, data_parallel)
             else data_parallel(**names.get(asked or "ddp", {}))
         )
-        # Lightning takes the device by the rank on this machine; each worker sees its own devices only.
+        # Lightning selects the device by local rank, but each worker only sees its own devices.
         strategy.parallel_devices = [worker.device] * (worker.local_rank + 1)
         environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
         strategy.cluster_environment = type(
@@ -205,13 +206,13 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         )()
     bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
     adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)  # As it is, but of another class.
+    result = adopted.__new__(adopted)  # A copy of the strategy with another class.
     vars(result).update(vars(strategy))
     return result
 
 
 def make_callback(package: Any, fit: Any) -> Any:
-    """Return the callback that tells `fit`, a `LightningFit`, of each batch."""
+    """Return the callback that notifies `fit`, a `LightningFit`, of each batch."""
     return package.callbacks.LambdaCallback(
         on_train_batch_start=lambda trainer, module, *batch: fit.begin_training_batch(*batch),
         on_train_batch_end=lambda trainer, module, outputs, *batch: fit.end_training_batch(outputs),
@@ -222,14 +223,14 @@ def make_callback(package: Any, fit: Any) -> Any:
 
 
 def resize(trainer: Any, limit: float) -> None:
-    """Give the next epoch as many batches as `limit_train_batches=limit` would have.
+    """Give the next epoch as many batches as `limit_train_batches=limit` asks for.
 
-    Lightning asks for that only when it makes the loaders, so what it derives from it is set here.
+    Lightning reads this setting only when it makes the loaders, so the values derived from it are set here.
     """
     loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
     trainer.limit_train_batches = limit
     if loader is None:
-        return  # The loop asks when it starts.
+        return  # The loop reads the limit when it starts.
     loader.limits = [_limited(item, limit) for item in loader.flattened]
     combine = min if loader._mode == "min_size" else max
     loop.max_batches = combine(loader.limits)
@@ -241,7 +242,7 @@ def resize(trainer: Any, limit: float) -> None:
 
 
 def _limited(loader: Any, limit: float) -> float:
-    """Return the batches of a pass, as `limit_train_batches` says: a number of them, or a share of all."""
+    """Return the batches of a pass for `limit_train_batches`: a number of batches, or a share of all."""
     try:
         length: float = len(loader)
     except (TypeError, NotImplementedError):
@@ -255,12 +256,12 @@ _ADVICE = (
     r".*does not have many workers",
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
 )
-"""Lightning's advice on the normal path that can't be followed here."""
+"""Lightning's advice about normal use that can't be followed here."""
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Leave out Lightning's greetings and advice, but not its warnings of mistakes."""
+    """Hide Lightning's greetings and advice, but not its warnings about mistakes."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "lightning")]
     greeting = [logger for logger in loggers if logger.level == logging.INFO]
     for logger in greeting:

@@ -1,4 +1,4 @@
-"""The worker that an operator runs in, and the models and optimizers registered with it."""
+"""Context of an operator's worker, and the models and optimizers that the operator registered."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trainkit.train.strategies.single import SingleStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Given to an operator's constructor; the default is a single process on the CPU.
+    """Worker of an operator, passed to its constructor; the default is a single process on the CPU.
 
     Attributes:
-        strategy: how models and data are spread.
-        local_rank: this worker's number among those of its machine.
+        strategy: strategy for models and data.
+        local_rank: this worker's rank among the workers of its machine.
         step: precision, accumulation, clipping.
-        use_tqdm: whether a progress bar is wanted.
-        scheduler_step_freq: "batch", "epoch", "manual", or None if there are no schedulers.
+        use_tqdm: True to show a progress bar.
+        scheduler_step_freq: "batch", "epoch", "manual", or None without schedulers.
     """
 
     strategy: Strategy = field(default_factory=lambda: SingleStrategy(Place(devices=(torch.device("cpu"),))))
@@ -39,16 +39,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registered:
-    """Registered objects of an operator: models as placed and wrapped, optimizers, schedulers, criterion."""
+    """Registered objects of an operator: placed and wrapped models, optimizers, schedulers."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
 
     def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
-        """Raise ConfigError if the optimizers would train nothing of `models`, or of `criterion`.
+        """Raise ConfigError if no optimizer holds a parameter of `models` or `criterion`.
 
-        One of several may hold other parameters, such as a temperature that is no model's.
+        Some optimizers may hold only other parameters, such as a temperature.
         """
         modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
         owned = {id(parameter) for module in modules for parameter in module.parameters()}
@@ -61,12 +61,12 @@ class Registered:
 
 
 def as_list(value: Any, kind: type[T], what: str) -> list[T]:
-    """Return `value`, one or a list or tuple, as a list.
+    """Return `value`, a single object or a list or tuple, as a list.
 
     Raises:
-        ConfigError: it is empty, or something in it is not a `kind`.
+        ConfigError: `value` is empty, or an item is not a `kind`.
     """
-    # Not any iterable: nn.Sequential is one, and is one model.
+    # Other iterables count as one object, for example an nn.Sequential, which is one model.
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items or not all(isinstance(item, kind) for item in items):
         raise ConfigError(f"register({what}=): give one {kind.__name__} or a list of them, not {value!r}")
@@ -74,14 +74,14 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
 
 
 def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
-    """Return `items` as their owner gave them: a list or a tuple if `given` was one, else the only one."""
+    """Return `items` in the form of `given`: a list or a tuple if it was one, else the only item."""
     if isinstance(given, tuple):
         return tuple(items)
     return items if isinstance(given, list) else items[0]
 
 
 def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
-    """Raise ConfigError if the arguments of wrappers are not what can be taken."""
+    """Raise ConfigError if the arguments of wrappers are not acceptable."""
     if ddp_args is not None and not isinstance(ddp_args, Mapping):
         raise ConfigError(
             f"register(ddp_args={ddp_args!r}): give a dictionary; all models are wrapped by it. To wrap them "
@@ -95,7 +95,7 @@ def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
 
 
 def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
-    """Raise ConfigError if `schedulers` could not be stepped as `scheduler_step_freq` says."""
+    """Raise ConfigError if `schedulers` can't be stepped with this `scheduler_step_freq`."""
     wrong = [item for item in schedulers if not callable(getattr(item, "step", None))]
     if wrong:
         raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); give learning rate schedulers")

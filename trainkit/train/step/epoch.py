@@ -1,4 +1,4 @@
-"""One epoch of training or validation: the loop over batches, its progress bar, modes of models."""
+"""Epoch of training or validation: the loop over batches, its progress bar, modes of models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.step.metrics import EpochMetrics, Meters
 
 _REFRESH_S = 0.1
-"""Between two readings of the loss: each waits for the device."""
+"""Seconds between two readings of the loss, each of which waits for the device."""
 
 
 def require_tqdm() -> None:
@@ -27,10 +27,10 @@ def require_tqdm() -> None:
 
 
 class ProgressBar:
-    """Count of an epoch's batches on standard error, with the last loss behind it.
+    """Progress bar of an epoch's batches on standard error, followed by the last loss.
 
     Args:
-        total: batches that there will be; None if not known.
+        total: number of batches; None if unknown.
         description: text before the bar.
     """
 
@@ -42,35 +42,35 @@ class ProgressBar:
         self._read_at = -_REFRESH_S
 
     def show(self, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of the current batch."""
+        """Store the metrics of the current batch."""
         self._loss = next((metrics[name] for name in ("train_loss", "val_loss") if name in metrics), None)
 
     def advance(self) -> None:
-        """Count one batch as done."""
+        """Count one finished batch."""
         if self._loss is not None and (now := SYSTEM.monotonic()) - self._read_at >= _REFRESH_S:
             self._read_at = now
             self._bar.set_postfix(loss=float(self._loss), refresh=False)
         self._bar.update()
 
     def close(self) -> None:
-        """End the line, with the last loss."""
+        """End the line with the last loss."""
         if self._loss is not None:
             self._bar.set_postfix(loss=float(self._loss), refresh=False)
         self._bar.close()
 
 
 def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
-    """Return the text before the bar: "train 3", or "train 3/10" where the caller's info has `num_epochs`."""
+    """Return the text before the bar: "train 3", or "train 3/10" if `info` has `num_epochs`."""
     epochs = f"/{info['num_epochs']}" if "num_epochs" in info else ""
     return f"{what} {epoch}{epochs}"
 
 
 class EpochBatches(Iterator[Any]):
-    """One epoch's batches as a loop of the user's own takes them: the data alone.
+    """Iterator over an epoch's batches for a user's own loop: only the data.
 
     Args:
-        batches: from the feed.
-        bar: counts the batches.
+        batches: batches of the feed.
+        bar: progress bar that counts the batches.
     """
 
     def __init__(self, batches: Iterator[Batch], bar: ProgressBar | None = None) -> None:
@@ -84,7 +84,7 @@ class EpochBatches(Iterator[Any]):
         return batch.data
 
     def weighted(self) -> Iterator[Batch]:
-        """Return the same batches, with their weights."""
+        """Return the batches with their weights."""
         return self._batches if self.bar is None else iter(self._take, None)
 
     def _take(self) -> Batch | None:
@@ -96,7 +96,7 @@ class EpochBatches(Iterator[Any]):
 
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
-"""`train_batch` or `validate_batch`: (batch, batch_info) to metrics."""
+"""`train_batch` or `validate_batch`: (batch, batch_info) -> metrics."""
 
 
 def run_epoch(
@@ -114,11 +114,11 @@ def run_epoch(
     Args:
         step: called with the batch and a dictionary: `info`, `batch_idx` and `global_step`.
         batches: this worker's batches of the epoch.
-        info: passed on to every step.
+        info: passed to every step.
         first_step: the `global_step` of the first batch.
         before_step: called before each step, with the weight of its batch.
-        after_step: called after each step, such as a scheduler's step.
-        bar: shows the metrics.
+        after_step: called after each step, for example to step a scheduler.
+        bar: progress bar that shows the metrics.
     """
     meters = Meters()
     for index, (data, weight) in enumerate(batches):
@@ -134,7 +134,7 @@ def run_epoch(
 
 
 def enter_training(models: Sequence[nn.Module]) -> None:
-    """Put `models` into training mode, but leave frozen ones, such as a teacher, as they are."""
+    """Put `models` into training mode, except frozen ones, such as a teacher."""
     for model in models:
         if not _is_frozen(model):
             model.train()
@@ -142,7 +142,7 @@ def enter_training(models: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Put `models` into evaluation mode; frozen ones are left as they were found."""
+    """Put `models` into evaluation mode; afterwards frozen ones get their previous mode back."""
     frozen = [module for model in models if _is_frozen(model) for module in model.modules()]
     before = [(module, module.training) for module in frozen]
     for model in models:

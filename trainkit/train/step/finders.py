@@ -1,7 +1,7 @@
-"""Searches for a learning rate and a batch size, as Lightning's `Tuner` has them.
+"""Searches for a learning rate and a batch size, like those of Lightning's `Tuner`.
 
-The range test trains a step at each of many rates, from small to large, and looks at how the loss falls. The
-search for a batch size doubles it until memory runs out.
+The range test trains one step at each of many rates, from small to large, and records how the loss falls. The
+search for a batch size doubles the size until memory runs out.
 
 Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3;
 Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.tuner.tuning.Tuner.html
@@ -22,7 +22,7 @@ from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES
 
 _MEMORY = 0.98
-"""Share of the past in the smoothed loss; as Lightning's."""
+"""Share of the previous value in the smoothed loss; Lightning's value."""
 
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = (
 
 
 def learning_rates(mode: str, low: float, high: float, count: int) -> list[float]:
-    """Return `count` rates from `low` to `high`, in equal steps or, if "exponential", equal factors."""
+    """Return `count` rates from `low` to `high`, with equal differences or (if "exponential") factors."""
     shares = [index / (count - 1) for index in range(count)]
     if mode == "linear":
         return [low + (high - low) * share for share in shares]
@@ -44,8 +44,8 @@ class LRFinder:
 
     Attributes:
         mode: "exponential" or "linear".
-        results: "lr", the rates, and "loss", the smoothed loss after each; fewer than were asked for if the
-            test was stopped early.
+        results: "lr", the rates, and "loss", the smoothed loss after each rate. Both are shorter if the test
+            was stopped early.
     """
 
     mode: str
@@ -55,8 +55,8 @@ class LRFinder:
         """Return the rate at which the loss falls most steeply.
 
         Args:
-            skip_begin: so many losses at the beginning don't count, as they are hardly smoothed.
-            skip_end: so many at the end don't, as the loss grows there.
+            skip_begin: number of losses to ignore at the beginning, where they are hardly smoothed.
+            skip_end: number of losses to ignore at the end, where the loss grows.
 
         Returns:
             The rate; None if fewer than two finite losses are left.
@@ -76,7 +76,7 @@ class LRFinder:
         Args:
             suggest: mark the suggested rate.
             show: show the figure.
-            ax: matplotlib's axes to draw on; default, those of a new figure.
+            ax: matplotlib axes to draw on; default: axes of a new figure.
 
         Returns:
             The figure.
@@ -101,21 +101,22 @@ class LRFinder:
 
 
 class RangeTestOverError(Exception):
-    """The range test has seen enough: all rates, or a loss that has grown too much."""
+    """End of the range test: after all rates, or when the loss has grown too much."""
 
 
 class RangeTest:
-    """A learning rate range test in one worker; all workers come to the same losses.
+    """Learning rate range test in one worker; all workers get equal losses.
 
     Args:
-        rates: one for each step of the optimizers.
+        rates: a rate for each step of the optimizers.
         metric: name of the loss among the metrics of a step.
-        threshold: the test is over when the loss is above so many times its best; None: not before its end.
+        threshold: the test ends when the loss exceeds its best value by this factor; None: only after all
+            rates.
         group: all workers.
 
     Attributes:
-        losses: smoothed, one for each rate tested so far.
-        optimizers: whose rates are set.
+        losses: smoothed losses, one for each tested rate.
+        optimizers: optimizers whose rates are set.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class RangeTest:
         self._sum = self._samples = 0.0
 
     def begin(self) -> None:
-        """Set the rate of the step that the next batch belongs to."""
+        """Set the rate for the step of the next batch."""
         rate = self._rates[len(self.losses)]
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             if isinstance(group["lr"], torch.Tensor):
@@ -148,7 +149,7 @@ class RangeTest:
 
         Raises:
             RangeTestOverError: no further batch is needed.
-            ConfigError: no worker's step has returned the metric.
+            ConfigError: no worker's step returned the metric.
         """
         if self._metric in metrics and weight.averaged > 0:
             samples = float(metrics.get(NUM_SAMPLES, 1))
@@ -165,7 +166,7 @@ class RangeTest:
                 f"lr_find(metric={self._metric!r}): train_batch returned no such metric, but {names}"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
-        # As it starts from 0: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
+        # Corrects the average's start at 0: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
         grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best
@@ -175,15 +176,15 @@ class RangeTest:
 
 @dataclass
 class BatchSizeSearch:
-    """A search for the largest batch that fits; pure.
+    """Search for the largest batch size that fits, as a pure computation.
 
     Attributes:
-        mode: "power" doubles, or halves, until that fails; "binsearch" then looks in between.
-        size: to be tried next.
-        largest: no larger size is tried.
-        unit: sizes are multiples of it.
-        fits: the largest size that is known to fit; 0 before any does.
-        fails: the smallest size that is known not to fit.
+        mode: "power" doubles or halves the size until this fails; "binsearch" then searches in between.
+        size: size to try next.
+        largest: largest size to try.
+        unit: all sizes are multiples of it.
+        fits: largest size known to fit; 0 until one fits.
+        fails: smallest size known not to fit.
     """
 
     mode: Literal["power", "binsearch"]
@@ -194,11 +195,11 @@ class BatchSizeSearch:
     fails: int | None = None
 
     def told(self, fitted: bool, *, whole: bool = False) -> bool:
-        """Take the outcome for `size`; return True if there is another one to try.
+        """Take the outcome for `size`; return True if another size is to be tried.
 
         Args:
-            fitted: memory sufficed.
-            whole: all data was one batch, so that a larger size changes nothing.
+            fitted: True if the memory was sufficient.
+            whole: True if one batch held all data, so that a larger size changes nothing.
         """
         tried = self.size
         if fitted:
@@ -216,7 +217,7 @@ class BatchSizeSearch:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if `error` says that a device, or the machine, had no memory left."""
+    """Return True if `error` reports that a device or the machine ran out of memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
     )

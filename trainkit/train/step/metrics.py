@@ -1,4 +1,4 @@
-"""Means over an epoch and over workers, weighted by the number of samples behind each value.
+"""Means over an epoch and over workers, weighted by the number of samples of each value.
 
 step's metrics ──▶ Meters (tensors stay on their device) ──epoch's end──▶ EpochMetrics ──▶ reduce_metrics
                                                                           one a worker      of all workers
@@ -18,18 +18,18 @@ from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
 
 _CHUNK = 512
-"""Values kept one by one before they are packed into one tensor: bounds the memory of a long epoch."""
+"""Number of values kept individually before they are packed into a tensor; limits the memory of an epoch."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a result: `weight` samples, and its `step` (0 for a mean).
+    """Origin of a metric's value.
 
     Attributes:
-        weight: samples.
-        step: the one it belongs to; 0 for an epoch's.
-        how: the workers' values become one as a "mean", "sum", "max" or "min".
-        broken_at: the first step, counted in the epoch, whose value was no finite number.
+        weight: number of samples.
+        step: the step of the value; 0 for a mean over an epoch.
+        how: how the workers' values are combined: "mean", "sum", "max" or "min".
+        broken_at: first step of the epoch with a value that was not finite.
     """
 
     weight: float
@@ -39,7 +39,7 @@ class Origin:
 
 
 class EpochMetrics(dict[str, Any]):
-    """One worker's result of one epoch: a plain dictionary that also knows the origin of its values."""
+    """One worker's result of an epoch: a plain dictionary that also has the origin of its values."""
 
     def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         super().__init__(values)
@@ -50,7 +50,7 @@ class EpochMetrics(dict[str, Any]):
 
 
 class _Series:
-    """All values of one metric in an epoch, with their weights."""
+    """Values of one metric in an epoch, with their weights."""
 
     __slots__ = ("chunks", "pending", "steps", "weights")
 
@@ -67,12 +67,12 @@ class _Series:
 
     def values(self, name: str) -> torch.Tensor:
         self.pack(name)
-        # The epoch's only wait for the device. Sums are in float64, on the CPU: not every device has it.
+        # The only wait for the device in an epoch. Sums use float64 on the CPU, because some devices lack it.
         return torch.cat([chunk.cpu().double() for chunk in self.chunks])
 
 
 class Meters:
-    """Collects the metrics of an epoch's steps without waiting for the device."""
+    """Collector of the metrics of an epoch's steps that never waits for the device."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
@@ -80,14 +80,14 @@ class Meters:
         self._samples: float = 0
 
     def add(self, metrics: Mapping[str, Any], *, counted: bool = True) -> None:
-        """Take one step's metrics.
+        """Add the metrics of one step.
 
         Args:
-            metrics: numbers or one-element tensors by name; `num_samples` is their weight, 1 if absent.
-            counted: False for a step whose samples belong to another worker: a step, but no samples.
+            metrics: numbers or one-element tensors by name; `num_samples` is their weight, 1 if missing.
+            counted: False for a step whose samples another worker counts: the step counts, but no samples.
 
         Raises:
-            ConfigError: it is not a dictionary.
+            ConfigError: `metrics` is not a dictionary.
         """
         step = self._steps
         self._steps += 1
@@ -106,7 +106,7 @@ class Meters:
             series = self._series.get(name)
             if series is None:
                 series = self._series[name] = _Series()
-            # Detached: a loss that is kept must not keep its graph, and with it all activations.
+            # Detached, because a stored loss would keep its graph and all activations alive.
             series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
             series.weights.append(weight)
             series.steps.append(step)
@@ -125,7 +125,7 @@ class Meters:
             data = series.values(name)
             weights = torch.tensor(series.weights, dtype=torch.float64)
             weight = float(weights.sum())
-            # A mean over no samples is NaN, and must not spoil that over the others.
+            # A mean over no samples is NaN and must not affect the mean over the others.
             counted = torch.where(weights == 0, 0.0, data)
             values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
@@ -138,13 +138,13 @@ class Meters:
 
 
 def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one result made of all workers' results.
+    """Merge the results of all workers into one.
 
-    Numbers become means weighted by samples (of the last step only, for `last_` values), sample
-    counts are added, and of what is no number the first worker's value stands.
+    Numbers become means weighted by samples (for `last_` values, of the last step only), sample counts are
+    added, and for other values the first worker's is used.
 
     Args:
-        results: one a worker, in order of rank; at least one.
+        results: one result for each worker, by rank; at least one.
     """
     reduced: dict[str, Any] = {}
     for name in dict.fromkeys(name for result in results for name in result):
@@ -162,16 +162,16 @@ def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return a warning on the first metric that became NaN or infinite; None if all are finite.
+    """Return a warning about the first metric that became NaN or infinite; None if all are finite.
 
     Args:
-        results: of the workers, by rank.
+        results: results of the workers, by rank.
     """
     found: list[tuple[float, int, str]] = []
     for rank, result in results.items():
         origins = result.origins if isinstance(result, EpochMetrics) else {}
         found += [(at.broken_at, rank, name) for name, at in origins.items() if at.broken_at is not None]
-        # What a loop of the user's own returns has no origin.
+        # The results of a user's own loop have no origins.
         found += [
             (math.inf, rank, name)
             for name, value in result.items()
@@ -186,7 +186,7 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `result` with each one-element tensor as a number, which can be sent, stored and compared."""
+    """Return `result` with one-element tensors as numbers, which can be sent, stored and compared."""
     tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         return result
@@ -207,7 +207,7 @@ def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
 
 
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
-    """Return the mean of the values of the latest step; unweighted if none of them has samples."""
+    """Return the mean of the values of the latest step; unweighted if they have no samples."""
     latest = max(origin.step for origin in origins)
     chosen = [
         (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest

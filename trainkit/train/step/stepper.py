@@ -1,10 +1,10 @@
-"""One training step around the user's forward pass: weigh the loss, scale it, accumulate, clip, step.
+"""Training step around the user's forward pass: weight the loss, scale it, accumulate, clip, step.
 
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
 
-Weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a model as a
-whole, which wrapped and spread ones don't bear. Here each worker averages the parameters that it holds.
-Source: Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
+Weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a whole model,
+which fails for wrapped and sharded models. Here each worker averages the parameters that it holds. Source:
+Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
 https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
 
@@ -26,12 +26,12 @@ from trainkit.train.strategies.base import StepSettings, Strategy
 
 
 class WeightAverage:
-    """Averages of the parameters that are on this worker.
+    """Averages of this worker's parameters.
 
     Args:
-        decay: share of the average that stays at each step.
-        strategy: that has placed the models.
-        models: as placed.
+        decay: weight of the old average at each step.
+        strategy: the strategy that placed the models.
+        models: placed models.
     """
 
     def __init__(self, decay: float, strategy: Strategy, models: Sequence[nn.Module]) -> None:
@@ -39,7 +39,7 @@ class WeightAverage:
         self._updates = 0
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         strategy.reshard()
-        # A shared parameter, and its average, stand under each of its names.
+        # A shared parameter and its average appear under each of its names.
         self._live = [_held(strategy.unwrap(model)) for model in models]
         unique = {id(parameter): parameter for named in self._live for parameter in named.values()}
         averages = {key: parameter.detach().clone() for key, parameter in unique.items()}
@@ -49,7 +49,7 @@ class WeightAverage:
         self._pairs = [(parameter, averages[key]) for key, parameter in unique.items()]
 
     def update(self) -> None:
-        """Take the parameters into the averages, after a step of the optimizers."""
+        """Update the averages with the parameters, after a step of the optimizers."""
         averages, live = (
             [local(average) for _, average in self._pairs],
             [local(each) for each, _ in self._pairs],
@@ -62,7 +62,7 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the models have the averages as their parameters in the block."""
+        """Use the averages as the models' parameters inside the block."""
         self._strategy.reshard()
         self._swap()
         try:
@@ -72,7 +72,7 @@ class WeightAverage:
             self._swap()
 
     def models(self) -> list[dict[str, torch.Tensor]]:
-        """Return the averages by the names of their parameters, for each model."""
+        """Return the averages of each model by parameter name."""
         return self._averages
 
     def state(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class WeightAverage:
         return {"updates": self._updates, "models": self._averages}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Take over a whole state; None, of a run without averages, begins with the parameters."""
+        """Load a whole state; None, from a run without averages, starts from the current parameters."""
         self._updates = 0 if state is None else state["updates"]
         for number, named in enumerate(self._averages):
             for name, average in named.items():
@@ -101,19 +101,19 @@ def _held(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Stepper:
-    """Takes an operator's optimizer steps.
+    """Optimizer steps of an operator.
 
     Args:
         settings: precision, accumulation, clipping.
-        strategy: carries out forward and backward.
-        registered: what is trained.
-        weight: returns the weight of the batch that was taken last, for loops of the user's own, which never
+        strategy: strategy that runs forward and backward.
+        registered: registered models, optimizers and schedulers.
+        weight: function that returns the weight of the last taken batch, for a user's own loops, which never
             call `begin`.
-        global_step: returns the number of this training step, for messages.
+        global_step: function that returns the number of the training step, for messages.
 
     Attributes:
-        average: of the weights, if `ema_decay` asks for it and models are there.
-        joins: some batches may be repeated without weight, so that a step must ask for the weight.
+        average: average of the weights, if `ema_decay` asks for it and models are registered.
+        joins: True if some batches may be repeated with weight 0, so that a step must use the weight.
     """
 
     def __init__(
@@ -129,15 +129,17 @@ class Stepper:
         self._registered = registered
         self._scaler = strategy.make_scaler() if settings.precision == "fp16" else None
         if self._scaler is not None:
-            # It has no scale before it has scaled something, and a worker that has no loss never does.
+            # The scaler has no scale until it has scaled a tensor, and a worker without a loss never scales
+            # one.
             self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
         self._accumulates = settings.grad_accumulation_steps > 1
         self._current_weight = weight
         self._global_step = global_step
         self._weight: BatchWeight | None = None
-        # Of the current batch: whether step() was called, and whether the optimizers were stepped.
+        # For the current batch: step() was called; the optimizers were stepped.
         self._called = self._stepped = False
-        # Ever: what a step of the user's own has used of what was asked for.
+        # Since the start: calls by a user's own step of autocast, backward and optimizer_step; the check was
+        # made.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
@@ -145,20 +147,20 @@ class Stepper:
         self.joins = False
 
     def placed(self) -> None:
-        """Begin to average weights, if that is asked for; called once models are registered."""
+        """Start averaging weights if `ema_decay` asks for it; called after models are registered."""
         if (decay := self._settings.ema_decay) is not None:
             self.average = WeightAverage(decay, self._strategy, self._registered.models)
 
     def begin_epoch(self) -> None:
-        """Start from no gradients: an epoch that failed, or `setup`, may have left some."""
+        """Clear gradients, which a failed epoch or `setup` may have left."""
         self._weight = self._kept = None
-        # Gradients that a step of the user's own keeps from one epoch to the next are its own affair.
+        # A user's own step may keep gradients from one epoch to the next on purpose.
         if self._ended or not self._checked:
             for optimizer in self._registered.optimizers:
                 optimizer.zero_grad()
 
     def begin(self, weight: BatchWeight) -> None:
-        """Begin a batch, before `train_batch` is called with it."""
+        """Begin a batch before `train_batch` is called with it."""
         self._weight = weight
         self._called, self._stepped = False, weight.closes_step
         if self._accumulates:
@@ -181,7 +183,7 @@ class Stepper:
         return self._stepped
 
     def check(self) -> None:
-        """Raise ConfigError if a step of the user's own went past what was asked for."""
+        """Raise ConfigError if a user's own step ignores a setting."""
         self._checked = True
         settings = self._settings
         if settings.precision != "32" and not self._cast:
@@ -198,16 +200,16 @@ class Stepper:
             raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
-        """Leave out the checks: others, such as a strategy, keep to what was asked for."""
+        """Turn off the checks, because another part, such as a strategy, applies the settings."""
         self._cast = self._weighed = self._ended = True
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return a block that runs in the asked precision."""
+        """Return a context manager that runs its block in the trainer's precision."""
         self._cast = True
         return self._settings.autocast(self._strategy.devices[0])
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss that backward starts from: weighted and scaled."""
+        """Return the loss for backward: weighted and scaled."""
         self._weighed = True
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
@@ -237,7 +239,7 @@ class Stepper:
     def step(self) -> bool:
         """Step all optimizers if the accumulation is complete; return True if they were stepped.
 
-        With fp16 they are not, on any worker, where a gradient overflowed.
+        With fp16 no worker steps if a gradient overflowed.
         """
         self._called = self._ended = True
         weight = self._weight or self._current_weight()
@@ -252,7 +254,7 @@ class Stepper:
             for optimizer in optimizers:
                 optimizer.step()
             self._stepped = True
-        # After all of them have stepped: they may share parameters.
+        # Only after all optimizers have stepped, because they may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad()
         if self._stepped and self.average is not None:
@@ -260,19 +262,19 @@ class Stepper:
         return self._stepped
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the scaler; empty without one."""
+        """Return the state of the scaler; empty without a scaler."""
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the result of `state`; one of another precision is ignored."""
+        """Load a result of `state`; the state of another precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
     def _step_scaled(
         self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], weight: BatchWeight
     ) -> bool:
-        # Torch's scaler refuses an optimizer without gradients, as a skipped batch leaves it; a strategy's
-        # own knows of other workers' gradients, and waits for all of them.
+        # torch's scaler refuses an optimizer without gradients, for example after a skipped batch. A
+        # strategy's own scaler considers other workers' gradients and waits for all workers.
         shared = type(scaler) is not torch.amp.GradScaler
         held = [optimizer for optimizer in optimizers if shared or _gradients([optimizer])]
         for optimizer in held:
@@ -281,8 +283,8 @@ class Stepper:
                 self._hooked.append(optimizer)
             scaler.unscale_(optimizer)
         self._finish_gradients(optimizers, weight)
-        # The scaler leaves out optimizer.step() at an overflow, and does not say so; to compare its scale
-        # before and after would wait for the device once more.
+        # At an overflow the scaler silently skips optimizer.step(). Comparing its scale before and after
+        # would make another wait for the device.
         self._stepped = False
         for optimizer in held:
             scaler.step(optimizer)
@@ -294,7 +296,7 @@ class Stepper:
         self._stepped = True
 
     def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
-        """Correct the weight of the gradients, and clip them."""
+        """Correct the weight of the gradients and clip them."""
         limit = self._settings.max_grad_norm
         if weight.correction != 1 and (gradients := _gradients(optimizers)):
             torch._foreach_mul_([local(gradient) for gradient in gradients], weight.correction)
@@ -310,7 +312,7 @@ def _no_step(settings: StepSettings) -> str:
 
 
 class _Kept:
-    """A gradient to which the next batch's is added; its version changes with every write to it."""
+    """Gradient to which the next batch's is added; each write to it changes its version."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
@@ -319,7 +321,7 @@ class _Kept:
 
     @classmethod
     def of(cls, optimizers: Iterable[torch.optim.Optimizer]) -> _Kept | None:
-        """Return the first gradient; None if a strategy that shards gradients keeps them elsewhere."""
+        """Return the first gradient; None if a strategy that shards gradients stores them elsewhere."""
         return next(map(cls, _with_gradients(optimizers)), None)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Durations of the parts of a step, measured with `profile=True`: RaySGD's timers under its names."""
+"""Durations of the parts of a step, measured with `profile=True`, under the names of RaySGD's timers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OFF: AbstractContextManager[None] = nullcontext()
 
 
 class TimerStat:
-    """Durations of one block of code, in seconds; a context manager that measures its body.
+    """Durations of one block of code in seconds; a context manager that measures its body.
 
     Args:
-        wait: called before each reading of the clock, such as to let a GPU finish what it was given.
+        wait: function called before each reading of the clock, for example to wait for a GPU.
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
@@ -42,7 +42,7 @@ class TimerStat:
             self.push(self._now() - started)
 
     def push(self, seconds: float) -> None:
-        """Count one more duration."""
+        """Add a duration."""
         self._samples.append(seconds)
 
     def reset(self) -> None:
@@ -51,37 +51,37 @@ class TimerStat:
 
     @property
     def count(self) -> int:
-        """How many were measured."""
+        """Number of measured durations."""
         return len(self._samples)
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean duration."""
         return statistics.fmean(self._samples)
 
     @property
     def median(self) -> float:
-        """Their median."""
+        """Median duration."""
         return statistics.median(self._samples)
 
     @property
     def sum(self) -> float:
-        """Their sum."""
+        """Sum of the durations."""
         return sum(self._samples)
 
     @property
     def max(self) -> float:
-        """The longest."""
+        """Longest duration."""
         return max(self._samples)
 
     @property
     def first(self) -> float | None:
-        """The first; None before it."""
+        """First duration; None if there is none."""
         return self._samples[0] if self._samples else None
 
     @property
     def last(self) -> float | None:
-        """The last; None before the first."""
+        """Last duration; None if there is none."""
         return self._samples[-1] if self._samples else None
 
     def _now(self) -> float:
@@ -91,7 +91,7 @@ class TimerStat:
 
 
 class TimerCollection:
-    """Timers by name; until they are enabled, `record` measures nothing and costs nothing.
+    """Timers by name. Until they are enabled, `record` measures nothing and costs nothing.
 
     Args:
         wait: see `TimerStat`.
@@ -103,24 +103,24 @@ class TimerCollection:
 
     @property
     def enabled(self) -> bool:
-        """Return True if times are measured."""
+        """True if times are measured."""
         return self._enabled
 
     def record(self, key: str) -> AbstractContextManager[None]:
-        """Return a block whose duration counts as one more `key`."""
+        """Return a context manager whose duration is added to the timer `key`."""
         return self._timers[key] if self._enabled else _OFF
 
     @contextmanager
     def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
-        """Measure a block in two parts, divided by a function that it calls between them.
+        """Measure a block in two parts, separated by a function that the block calls.
 
         Args:
             first: name of the part before the function's first call.
-            second: name of the part after it; not counted if there was no call.
+            second: name of the part after it; not counted without a call.
             between: the function.
 
         Returns:
-            What to call in place of the function.
+            The function to call instead of `between`.
         """
         with ExitStack() as part:
             part.enter_context(self.record(first))
@@ -137,16 +137,16 @@ class TimerCollection:
             yield cross
 
     def switch(self, on: bool) -> None:
-        """Measure anew, or not at all."""
+        """Forget all durations, and turn measuring on or off."""
         self.reset()
         self._enabled = on
 
     def enable(self) -> None:
-        """Measure from now on."""
+        """Start measuring."""
         self._enabled = True
 
     def disable(self) -> None:
-        """Measure no more; what was measured stays."""
+        """Stop measuring; measured durations are kept."""
         self._enabled = False
 
     def reset(self) -> None:
@@ -155,7 +155,7 @@ class TimerCollection:
             timer.reset()
 
     def stats(self, mean: bool = True, last: bool = False) -> dict[str, float]:
-        """Return seconds by name: "mean_<key>_s" and, if asked for, "last_<key>_s"."""
+        """Return seconds by name: "mean_<key>_s" and, if requested, "last_<key>_s"."""
         found: dict[str, float] = {}
         for key, timer in self._timers.items():
             if mean and timer.count:

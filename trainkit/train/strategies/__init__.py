@@ -1,1 +1,1 @@
-"""Ways to spread a model over workers and devices: one file each, on the classes of base.py."""
+"""Strategies to distribute a model over workers and devices: one file each, based on base.py."""

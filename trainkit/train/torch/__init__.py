@@ -1,4 +1,4 @@
-"""Training functions of the user's own on a group of workers, under the names of Ray Train."""
+"""Users' training functions on a group of workers, under the names of Ray Train."""
 
 from trainkit.lazy import from_stub
 

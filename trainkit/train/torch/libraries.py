@@ -1,8 +1,8 @@
-"""Libraries in a worker: refused where they would train otherwise than they were asked to, and say nothing.
+"""Checks of libraries in a worker that would silently train differently than requested.
 
-On the CPU, Accelerate leaves out FSDP and fp16 without a word. `PartialState()` without `cpu=True` takes each
-of several processes for the only one, and each of them would train a model of its own. Lightning's strategies
-`ddp_fork`, `ddp_spawn` and `ddp_notebook` start processes in each worker, which wait for each other for ever.
+On the CPU, Accelerate silently ignores FSDP and fp16. `PartialState()` without `cpu=True` treats each of
+several processes as the only one, so each would train a separate model. Lightning's strategies `ddp_fork`,
+`ddp_spawn` and `ddp_notebook` start processes in each worker that wait for each other forever.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trainkit.errors import ConfigError
 
 
 def watch_libraries() -> None:
-    """Check from now on what libraries make of this process, as soon as each is imported."""
+    """Check each library's use of this process as soon as the library is imported."""
     _watch(CHECKS)
 
 
 def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
-    """Have the first rank of a script warn once if Accelerate takes each for the only one.
+    """Make the first rank of a script warn once if Accelerate treats each rank as the only one.
 
     Args:
-        rank: of this process.
-        ranks: how many there are.
-        tell: a function of the warning's text.
+        rank: rank of this process.
+        ranks: number of ranks.
+        tell: function that receives the warning's text.
     """
     if rank != 0:
         return
@@ -56,13 +56,13 @@ def _watch(checks: Mapping[str, Callable[[Any], None]]) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Has the checks of a library made once it is imported."""
+    """Import hook that runs a library's checks after its import."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[Callable[[Any], None]]] = {}
 
     def add(self, name: str, check: Callable[[Any], None]) -> None:
-        """Have a module that is not imported yet checked."""
+        """Register a check for a module that is not imported yet."""
         if check not in self._awaited.setdefault(name, []):
             self._awaited[name].append(check)
         if self not in sys.meta_path:
@@ -82,7 +82,7 @@ class _OnImport(MetaPathFinder):
         return spec
 
     def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
-        execute(module)  # one that was only looked for, or has failed, is awaited still
+        execute(module)  # Only after success: a failed module stays registered.
         for check in self._awaited.pop(name, ()):
             check(module)
 
@@ -91,10 +91,10 @@ _ON_IMPORT = _OnImport()
 
 
 def check_states(module: Any) -> None:
-    """Have Accelerate's two states checked whenever they are made or asked for.
+    """Check Accelerate's two states whenever they are made or requested.
 
     Args:
-        module: `accelerate.state`.
+        module: the module `accelerate.state`.
     """
     _check_after(module.PartialState, check_processes)
     _check_after(module.AcceleratorState, check_mode)
@@ -103,7 +103,7 @@ def check_states(module: Any) -> None:
 def _check_after(state: Any, check: Callable[[Any], None]) -> None:
     plain = state.__init__
     made = getattr(plain, "checks", ())
-    if check in made:  # an engine without processes of its own runs several workers here
+    if check in made:  # An engine without separate processes runs several workers here.
         return
 
     @functools.wraps(plain)
@@ -116,10 +116,10 @@ def _check_after(state: Any, check: Callable[[Any], None]) -> None:
 
 
 def check_processes(state: Any) -> None:
-    """Refuse a `PartialState` that does not know the other workers.
+    """Raise ConfigError for a `PartialState` that does not know the other workers.
 
     Raises:
-        ConfigError: it counts other processes than there are.
+        ConfigError: its number of processes is wrong.
     """
     import torch.distributed as dist
 
@@ -133,10 +133,10 @@ def check_processes(state: Any) -> None:
 
 
 def check_mode(state: Any) -> None:
-    """Refuse an `AcceleratorState` on the CPU that was asked for what only GPUs do.
+    """Raise ConfigError for an `AcceleratorState` on the CPU with settings that need GPUs.
 
     Raises:
-        ConfigError: it was asked for FSDP or fp16.
+        ConfigError: FSDP or fp16 was requested.
     """
     if state.device.type != "cpu":
         return
@@ -154,10 +154,10 @@ def check_mode(state: Any) -> None:
 
 
 def check_launcher(module: Any) -> None:
-    """Have Lightning refuse to start processes of its own in a process group that is there already.
+    """Make Lightning refuse to start processes if a process group already exists.
 
     Args:
-        module: Lightning's, with the launcher of its strategies that fork and spawn.
+        module: Lightning's module with the launcher of its fork and spawn strategies.
     """
     launcher = module._MultiProcessingLauncher
     plain = launcher.launch
@@ -190,4 +190,4 @@ CHECKS: dict[str, Callable[[Any], None]] = {
         check_launcher,
     ),
 }
-"""Checks of a library by the module of it that they change."""
+"""Checks of libraries, by the library's module that they patch."""

@@ -1,7 +1,7 @@
 """Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
 
-Where this process has imported both packages of Lightning's, the instances are those of either, and a
-strategy is made again by the package of the trainer that takes it.
+If this process has imported both of Lightning's packages, instances belong to either, and a strategy is
+rebuilt with the package of the trainer that uses it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning t
 
 
 def _lightnings(kind: type) -> type:
-    """Return the first of Lightning's classes that a strategy extends."""
+    """Return the first Lightning class that a strategy extends."""
     return next(base for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
 
 
 class _Extending(ABCMeta):
-    """Class of a strategy that extends another package's class than its base, which stays as it is."""
+    """Metaclass for a strategy that extends another package's class than its unchanged base does."""
 
     theirs: type
 
@@ -41,7 +41,7 @@ class _Extending(ABCMeta):
 
 
 class _OnWorker(OfEitherPackage):
-    """Part of a strategy that says which device and which samples this worker has."""
+    """Part of a strategy that gives the device and the samples of this worker."""
 
     NEEDS_GPUS = False
     world_size: int
@@ -57,7 +57,7 @@ class _OnWorker(OfEitherPackage):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        """Take the trainer's accelerator, the first that a strategy is told of the trainer's package."""
+        """Store the trainer's accelerator, which is the first sign of the trainer's package."""
         kind = type(self)
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, self.NAME)
@@ -88,16 +88,16 @@ class _OnWorker(OfEitherPackage):
 
 
 class RayDDPStrategy(_OnWorker, FIRST.strategies.DDPStrategy):  # type: ignore[misc]
-    """Lightning's `DDPStrategy`, with its arguments, in the process group of the workers."""
+    """Lightning's `DDPStrategy` with its arguments, in the process group of the workers."""
 
     NAME = "strategies.DDPStrategy"
 
 
 class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore[misc]
-    """Lightning's `FSDPStrategy`, with its arguments, in the process group of the workers.
+    """Lightning's `FSDPStrategy` with its arguments, in the process group of the workers.
 
     Raises:
-        ConfigError: as the trainer begins, on a worker without a GPU.
+        ConfigError: when the trainer starts on a worker without a GPU.
     """
 
     NAME = "strategies.FSDPStrategy"
@@ -105,7 +105,7 @@ class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore
 
 
 class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # type: ignore[misc]
-    """Lightning's `DeepSpeedStrategy`, with its arguments, in the process group of the workers.
+    """Lightning's `DeepSpeedStrategy` with its arguments, in the process group of the workers.
 
     Raises:
         lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
@@ -132,24 +132,24 @@ class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironmen
         return get_context().get_node_rank()
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: it is given."""
+        """Do nothing: the size is fixed."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: it is given."""
+        """Do nothing: the rank is fixed."""
 
     def teardown(self) -> None:
-        """Do nothing: Lightning's takes WORLD_SIZE out of the environment."""
+        """Do nothing: Lightning's method would remove WORLD_SIZE from the environment."""
 
 
 def prepare_trainer(trainer: Any) -> Any:
-    """Return a Lightning trainer as it is, if it trains together with the other workers.
+    """Return a Lightning trainer unchanged if it trains together with the other workers.
 
     Args:
         trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or one with
-            another of the strategies here.
+            another strategy of this module.
 
     Raises:
-        ConfigError: its strategy is another one, or it counts other workers than there are.
+        ConfigError: it has another strategy, or a wrong rank or number of workers.
     """
     strategy, context = trainer.strategy, get_context()
     if not isinstance(strategy, _OnWorker):
@@ -169,14 +169,14 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type: ignore[misc]
-    """Reports what Lightning has logged, and a checkpoint, after each training epoch.
+    """Callback that reports Lightning's logged values and a checkpoint after each training epoch.
 
-    The metrics are those of `trainer.callback_metrics`, with "epoch" and "step". The checkpoint has the file
-    `checkpoint.ckpt`; go on from it by `trainer.fit(model, ckpt_path=...)`.
+    The metrics are `trainer.callback_metrics`, with "epoch" and "step". The checkpoint holds the file
+    `checkpoint.ckpt`; resume from it with `trainer.fit(model, ckpt_path=...)`.
 
     Args:
-        checkpoint_upload_mode: as of `trainkit.train.report`.
-        validation: as of `trainkit.train.report`.
+        checkpoint_upload_mode: see `trainkit.train.report`.
+        validation: see `trainkit.train.report`.
     """
 
     NAME = "callbacks.Callback"

@@ -1,6 +1,6 @@
-"""Models and loaders of a training function, brought to a worker's device and to all workers.
+"""Preparation of models and loaders in a training function, for a worker's device and several workers.
 
-Each of these works outside a trainer, too: a plain script is one worker on its own device.
+All functions also work outside a trainer, where a plain script is one worker with its own device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def get_devices() -> list[torch.device]:
     """Return the devices of this worker: its GPUs, or the CPU.
 
-    Outside a trainer, the first GPU of this process if it sees any.
+    Outside a trainer: the first GPU if this process sees any, else the CPU.
     """
     context = train_context()
     if context is not None:
@@ -52,14 +52,15 @@ def prepare_model(
     """Return a model on this worker's device, wrapped so that the workers train it together.
 
     Args:
-        model: whole, and equal on all workers or made so by the wrapper.
-        move_to_device: True, or the device; False leaves it where it is.
+        model: a whole model, equal on all workers, or made equal by the wrapper.
+        move_to_device: True, or the device; False does not move the model.
         parallel_strategy: "ddp": `DistributedDataParallel`; "fsdp": `FullyShardedDataParallel`; "fsdp2": the
-            model itself, its parameters sharded by `fully_shard`; None: as it is. One worker wraps nothing.
+            model itself, with parameters sharded by `fully_shard`; None: unchanged. A single worker never
+            wraps.
         parallel_strategy_kwargs: further arguments of the wrapper.
 
     Raises:
-        ConfigError: there is no such strategy.
+        ConfigError: the strategy is unknown.
     """
     if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
         raise ConfigError(
@@ -101,28 +102,28 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
 ) -> DataLoader[Any]:
-    """Return a loader of this worker's share of the samples, whose batches are on its device.
+    """Return a loader of this worker's share of the samples, with batches on its device.
 
-    The share is that of torch's `DistributedSampler`, which shuffles if the loader does: call
-    `loader.sampler.set_epoch(epoch)` before each epoch, where there are several workers.
+    torch's `DistributedSampler` splits the samples, and shuffles if the loader does. With several workers
+    call `loader.sampler.set_epoch(epoch)` before each epoch.
 
     Args:
-        data_loader: of all samples.
-        add_dist_sampler: share the samples; not done for one worker, for an iterable data set, and where a
-            `DistributedSampler` is there already, also within a batch_sampler.
-        move_to_device: bring batches to the device.
-        auto_transfer: copy the next batch to a GPU while the present one is worked on.
+        data_loader: a loader of all samples.
+        add_dist_sampler: share the samples. Ignored with one worker, with an iterable data set, and if the
+            loader already has a `DistributedSampler`, even inside a batch_sampler.
+        move_to_device: move batches to the device.
+        auto_transfer: copy the next batch to a GPU while the current one is used.
 
     Raises:
-        ConfigError: `data_loader` is no `DataLoader`; or the samples are to be shared, and the loader has a
-            sampler or a batch_sampler of the user's own.
+        ConfigError: `data_loader` is not a `DataLoader`; or the samples are to be shared, and the loader has
+            the user's own sampler or batch_sampler.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
             f"prepare_data_loader: a {type(data_loader).__name__} is no DataLoader: give a "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
-    if isinstance(data_loader, _PreparedLoader):  # its batches would count twice
+    if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, its batches would count twice.
         data_loader = data_loader._loader
     streams = isinstance(data_loader.dataset, IterableDataset)
     batches = data_loader.batch_sampler
@@ -145,14 +146,14 @@ def prepare_data_loader(
 
 
 class _AutocastForward:
-    """The forward of a model in half precision.
+    """Forward method of a model in half precision.
 
-    It has the model as an attribute, so that copies and files of the model have a forward of their own.
+    It has the model as an attribute, so that copies and pickles of the model get their own forward.
 
     Args:
-        model: its forward is taken as it stands.
-        device: kind of device.
-        dtype: of the computation.
+        model: the model; its current forward is called.
+        device: type of the device.
+        dtype: data type of the computation.
     """
 
     def __init__(self, model: nn.Module, device: str, dtype: torch.dtype) -> None:
@@ -163,7 +164,7 @@ class _AutocastForward:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The forward in full precision; by this name `inspect.signature` finds its arguments."""
+        """The forward in full precision; under this name `inspect.signature` finds its arguments."""
         forward: Callable[..., Any] = self._own or functools.partial(type(self._model).forward, self._model)
         return forward
 
@@ -173,12 +174,12 @@ class _AutocastForward:
 
 
 class _Precision:
-    """Mixed precision of this process, as `accelerate` has set it.
+    """Mixed precision of this process, set by `accelerate`.
 
     Attributes:
-        on: models that are prepared compute in half precision.
-        prepared_in: the context of the training function that has prepared a model last.
-        scaler: of losses in fp16; None: there is none, as for bf16 on the CPU.
+        on: True if prepared models compute in half precision.
+        prepared_in: context of the training function that last prepared a model.
+        scaler: scaler of losses in fp16; None without one, as for bf16 on the CPU.
     """
 
     on = False
@@ -187,13 +188,14 @@ class _Precision:
 
 
 def accelerate(amp: bool = False) -> None:
-    """Train with automatic mixed precision: call it before models and optimizers are prepared.
+    """Train with automatic mixed precision; call it before models and optimizers are prepared.
 
     Args:
-        amp: forward passes in fp16 with scaled losses on a GPU, in bf16 on the CPU; False: in full precision.
+        amp: True: forward passes in fp16 with scaled losses on a GPU, in bf16 on the CPU; False: full
+            precision.
 
     Raises:
-        ConfigError: this training function has prepared a model already, which would stay as it is.
+        ConfigError: this training function has already prepared a model, which would stay unchanged.
     """
     context = train_context()
     if amp and context is not None and context is _Precision.prepared_in:
@@ -205,14 +207,14 @@ def accelerate(amp: bool = False) -> None:
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return `optimizer`, whose step takes the scaling of losses back where `accelerate` has asked for it."""
+    """Return `optimizer`; its step unscales the gradients if `accelerate` scales losses."""
     scaler, plain = _Precision.scaler, optimizer.step
     if scaler is None:
         return optimizer
 
     @functools.wraps(plain)
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
-        # A schedule may have wrapped this function: what the scaler calls is the optimizer's own.
+        # A schedule may have wrapped this function, but the scaler must call the optimizer's own step.
         outer = optimizer.step
         optimizer.step = plain  # type: ignore[method-assign]
         try:
@@ -222,23 +224,24 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             optimizer.step = outer  # type: ignore[method-assign]
         return loss
 
-    # Schedules of torch take the function out of the bound method.
+    # torch's schedulers read the function from the bound method.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
 
 
 def backward(tensor: torch.Tensor) -> None:
-    """Compute the gradients of `tensor`, a loss; scaled where `accelerate` has asked for it."""
+    """Compute the gradients of `tensor`, a loss, which is scaled if `accelerate` asked for it."""
     scaler = _Precision.scaler
     scaled = tensor if scaler is None else scaler.scale(tensor)
     scaled.backward()  # type: ignore[no-untyped-call]
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Seed all generators of this process, and let torch use algorithms that repeat their results only.
+    """Seed all generators of this process, and restrict torch to deterministic algorithms.
 
     Args:
-        seed: of Python's, NumPy's and torch's generators; equal on all workers unless the rank is added.
+        seed: seed of Python's, NumPy's and torch's generators; equal on all workers unless the caller adds
+            the rank.
     """
     random.seed(seed)
     torch.manual_seed(seed)
@@ -247,7 +250,8 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    # Without it cuBLAS refuses to be deterministic (docs.nvidia.com/cuda/cublas, "Results reproducibility").
+    # Without this variable cuBLAS is not deterministic (docs.nvidia.com/cuda/cublas, "Results
+    # reproducibility").
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -256,14 +260,14 @@ def _world_size() -> int:
 
 
 def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return an equal loader of this worker's share."""
+    """Return an equal loader, but of this worker's share."""
     if loader.batch_size is None:
         raise ConfigError(
             "prepare_data_loader: this loader has a batch_sampler, or doesn't batch: give it a "
             "DistributedSampler yourself, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
-    # Those that a loader makes by itself: torchdata's classes of loaders have samplers of their own.
+    # Samplers that a loader made itself; torchdata's loaders have their own classes of samplers.
     made = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata") and type(sampler).__name__
     shuffles = made == "RandomSampler" and not sampler.replacement  # type: ignore[attr-defined]
     plain = shuffles or type(sampler) is SequentialSampler
@@ -280,15 +284,15 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 class _PreparedLoader(DataLoader[Any]):
-    """A loader whose batches are counted, and on a device.
+    """Loader with counted batches on a device.
 
     Args:
-        loader: of the batches; its attributes are this one's.
-        device: a GPU; None leaves batches where they are.
-        ahead: copy the next batch while the present one is worked on.
+        loader: loader of the batches; this object shares its attributes.
+        device: a GPU; None does not move batches.
+        ahead: copy the next batch while the current one is used.
     """
 
-    __slots__ = ("_ahead", "_loader", "_prefetcher")  # the attributes proper are the loader's own
+    __slots__ = ("_ahead", "_loader", "_prefetcher")  # All other attributes belong to the loader.
 
     def __init__(self, loader: DataLoader[Any], device: torch.device | None, ahead: bool) -> None:
         self.__dict__ = vars(loader)
@@ -297,9 +301,9 @@ class _PreparedLoader(DataLoader[Any]):
         self._ahead = ahead
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PreparedLoader.__slots__:  # not set yet, as while it is unpickled
+        if name in _PreparedLoader.__slots__:  # Not set yet, for example during unpickling.
             raise AttributeError(name)
-        return getattr(self._loader, name)  # methods and properties of the user's own class
+        return getattr(self._loader, name)  # Methods and properties of the user's class.
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -1,7 +1,7 @@
-"""A script on a group of workers, in torchrun's place: each is a rank that runs it as a program of its own.
+"""Run of a script on a group of workers, like torchrun: each worker is a rank and runs the whole script.
 
-The launcher's process loads no torch. It gives the ranks its own standard streams, so that what they print
-comes as it is, and the port at which they meet, which it holds from the beginning.
+The launcher's process does not load torch. It passes its own standard streams to the ranks, so that their
+output appears unchanged, and the port where they meet, which it holds from the beginning.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class ScriptOptions:
 
     Attributes:
         command: the script, module or program, and its arguments.
-        kind: which of these it is; a program runs in a process of its own.
-        fresh: each rank is a new Python process; False: a fork of one that has imported torch.
-        num_workers: ranks.
-        bundle: resources of each.
-        variables: of the environment, for all ranks; None removes one.
-        sees_own_gpus: each rank sees its own GPUs alone, and LOCAL_RANK is 0; False: it sees all.
-        address, port: where the ranks meet; port 0: one that is free.
-        max_restarts: times that all ranks are started again after a failure.
-        restarts: times that they were.
-        shutdown_s: seconds that the ranks have after SIGINT or SIGTERM.
+        kind: type of the command; a program runs in a separate process.
+        fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
+        num_workers: number of ranks.
+        bundle: resources of each rank.
+        variables: environment variables for all ranks; None removes one.
+        sees_own_gpus: True: each rank only sees its own GPUs, and LOCAL_RANK is 0; False: it sees all.
+        address, port: where the ranks meet; port 0: any free port.
+        max_restarts: how often all ranks are restarted after a failure.
+        restarts: number of restarts so far.
+        shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM.
         search_path: the launcher's `sys.path`, without the folder of its own script.
     """
 
@@ -78,7 +78,7 @@ class ScriptOptions:
     use_local: bool = field(default=False, init=False)
     meets: bool = field(default=True, init=False)
     backend: str = field(default="", init=False)
-    # One rank may go on for hours when the others have ended, such as with a last evaluation.
+    # A rank may continue for hours after the others have ended, for example with a last evaluation.
     timeout_s: float = field(default=float("inf"), init=False)
 
     @classmethod
@@ -89,9 +89,9 @@ class ScriptOptions:
 
         Args:
             command: see `ScriptOptions`.
-            workers: ranks, as `ranks_of` takes them.
-            cpus: of each; None: 1, but for a single rank all.
-            gpus: that each sees alone; 0: it sees all.
+            workers: number of ranks, in a form for `ranks_of`.
+            cpus: CPUs of each rank; None: 1, or all CPUs for a single rank.
+            gpus: number of GPUs that each rank sees alone; 0: each rank sees all GPUs.
             **more: the other attributes.
 
         Raises:
@@ -109,10 +109,10 @@ class ScriptOptions:
 
 
 class ScriptError(Exception):
-    """A rank's script has raised.
+    """Exception in a rank's script.
 
     Args:
-        rank: that it raised on.
+        rank: the rank that raised it.
         kind: name of the exception's class.
         text: its traceback; "" if the script's own `sys.excepthook` has shown it.
     """
@@ -126,16 +126,16 @@ class ScriptError(Exception):
 
 
 class RendezvousHost:
-    """The store that the ranks meet at, in a process that outlives each of them."""
+    """Host of the store where the ranks meet; its process outlives the ranks."""
 
     def __init__(self) -> None:
         self._store: Any = None
 
     def listen(self, folder: str) -> None:
-        """Serve a new store at the launcher's port; the one before it is gone.
+        """Serve a new store at the launcher's port; the previous store is gone.
 
         Args:
-            folder: of the launcher's channel.
+            folder: folder of the launcher's channel.
         """
         import torch.distributed as dist
 
@@ -155,7 +155,7 @@ class ScriptWorker(GroupMember):
     _rank: int
 
     def start(self, spec: WorkerSpec[ScriptOptions]) -> frozenset[str]:
-        """Take the launcher's streams, and tell the script by its environment which rank this is."""
+        """Take over the launcher's streams, and set the environment variables of this rank."""
         options = self._options = spec.options
         rank = self._rank = spec.rank
         for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(rank))):
@@ -182,11 +182,11 @@ class ScriptWorker(GroupMember):
         return frozenset()
 
     def run(self) -> NoReturn:
-        """Run the script, and end this process as a program ends.
+        """Run the script, and end this process like a program.
 
         Raises:
-            ScriptError: the script raised.
-            LostOthersError: it raised because another rank is gone.
+            ScriptError: the script raised an exception.
+            LostOthersError: the script raised it because another rank is gone.
         """
         end: BaseException | None = None
         code = 0
@@ -198,7 +198,7 @@ class ScriptWorker(GroupMember):
         except BaseException as raised:
             end = raised
         if end is not None and not isinstance(end, SystemExit | KeyboardInterrupt):
-            end = self._failure(end)  # told to the launcher, which shows the cause alone
+            end = self._failure(end)  # The launcher receives it and shows only the cause.
         killed_by = signal.SIGINT if isinstance(end, KeyboardInterrupt) else max(0, -code)
         if isinstance(end, SystemExit):
             code = process.exit_code(end)
@@ -209,7 +209,7 @@ class ScriptWorker(GroupMember):
         if isinstance(end, Exception):
             raise end
         code = process.flush_streams(code)
-        if killed_by:  # as the program was: whoever waits is told the signal
+        if killed_by:  # By the program's signal, so that waiting processes see this signal.
             faulthandler.disable()
             if killed_by != signal.SIGKILL:
                 signal.signal(killed_by, signal.SIG_DFL)
@@ -232,12 +232,12 @@ class ScriptWorker(GroupMember):
         else:
             path = os.path.abspath(command[0])
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-            # Unlike by `runpy.run_path` it stays `__main__` while threads and exit functions end.
+            # Unlike with `runpy.run_path`, the module stays `__main__` while threads and exit functions end.
             loader = SourceFileLoader("__main__", path)
             main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
             sys.modules["__main__"] = main
-            # Without this module's own `from __future__ import annotations`.
+            # dont_inherit: without this file's own `from __future__ import annotations`.
             code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)  # noqa: S102 - it is asked for
 
@@ -250,11 +250,11 @@ class ScriptWorker(GroupMember):
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
-        """Return what an error is told as; SystemExit if the script's own `sys.excepthook` ends it so."""
+        """Return the exception to report for an error, or the SystemExit of the script's `sys.excepthook`."""
         text = _traceback(error)
         if lost_peer(error):
             return LostOthersError(None, text)
-        # torch.distributed has one that puts the rank before each line, which the launcher's line tells.
+        # torch.distributed's hook puts the rank before each line; the launcher's line already names it.
         own = (None, "sys", "torch.distributed.distributed_c10d")
         if getattr(sys.excepthook, "__module__", None) not in own:
             try:
@@ -268,7 +268,7 @@ class ScriptWorker(GroupMember):
 
 
 def _traceback(error: BaseException) -> str:
-    """Return an error's traceback as text; take the frames of this module from the error."""
+    """Return an error's traceback as text, and remove this module's frames from the error."""
     shown = error.__traceback__
     while shown is not None and shown.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         shown = shown.tb_next
@@ -283,11 +283,11 @@ def descriptors(folder: str, key: str) -> list[int]:
     """Return open files of the launcher.
 
     Args:
-        folder: of its channel.
-        key: that it gives them for.
+        folder: folder of the launcher's channel.
+        key: key under which the launcher offers the files.
 
     Raises:
-        LookupError: it gives none for that, or has ended.
+        LookupError: the launcher offers no files for this key, or has ended.
     """
     with _place(folder) as place, socket.socket(socket.AF_UNIX) as asking:
         asking.connect(place)
@@ -299,7 +299,7 @@ def descriptors(folder: str, key: str) -> list[int]:
 
 @contextlib.contextmanager
 def _place(folder: str) -> Iterator[str]:
-    """Yield a path of the channel's socket that is short enough for one, however long the folder's is."""
+    """Yield a path of the channel's socket that is short enough, however long the folder's path is."""
     fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{_CHANNEL}"
@@ -308,10 +308,10 @@ def _place(folder: str) -> Iterator[str]:
 
 
 class DescriptorChannel:
-    """A socket at which this program gives open files to the session's workers.
+    """Socket where this program gives open files to the session's workers.
 
     Args:
-        folder: that only this user can open.
+        folder: a folder that only this user can open.
 
     Attributes:
         given: descriptors by key.
@@ -328,7 +328,7 @@ class DescriptorChannel:
     def _serve(self) -> None:
         while True:
             asking, _ = self._listening.accept()
-            with asking, contextlib.suppress(OSError):  # it was killed, and needs none, or it says nothing
+            with asking, contextlib.suppress(OSError):  # The client was killed or sends nothing.
                 asking.settimeout(_LAST_WORDS_S)
                 if fds := self.given.get(asking.recv(64).decode(errors="replace")):
                     socket.send_fds(asking, [b"\0"], fds)
@@ -338,13 +338,13 @@ class DescriptorChannel:
 
 
 def every_rank(text: str) -> Callable[[int], int]:
-    """Return by rank which streams a setting of torchrun names: 1 stdout, 2 stderr, 3 both.
+    """Return a function from a rank to the streams in a setting of torchrun: 1 stdout, 2 stderr, 3 both.
 
     Args:
-        text: such as "3" for all ranks, or "0:1,1:2" by rank.
+        text: a setting such as "3" for all ranks, or "0:1,1:2" by rank.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: `text` has another form.
     """
     parts = [part.rpartition(":") for part in text.split(",")]
     fits = all(
@@ -360,15 +360,15 @@ def every_rank(text: str) -> Callable[[int], int]:
 
 @dataclass(kw_only=True)
 class RankStreams:
-    """Where the ranks' output goes.
+    """Destinations of the ranks' output.
 
     Attributes:
-        log_dir: folder for files; None: a temporary one, if any are asked for.
-        run_id: folder of this run in there.
-        redirects: the streams that go to a file, as torchrun's flag has it; see `every_rank`.
-        tee: those that go to a file and, line by line, to the console.
+        log_dir: folder for files; None: a temporary folder, if files are requested.
+        run_id: name of this run's folder in it.
+        redirects: streams that go to a file, in the form of torchrun's flag; see `every_rank`.
+        tee: streams that go to a file and, line by line, to the console.
         shown: ranks whose output the console shows; None: all.
-        role: in the prefix of such lines.
+        role: name in the prefix of these lines.
     """
 
     log_dir: str | None = None
@@ -388,12 +388,12 @@ class RankStreams:
         }
 
     def sent(self) -> None:
-        """Close what the ranks have now."""
+        """Close the descriptors, after the ranks have received them."""
         while self._opened:
             os.close(self._opened.pop())
 
     def finish(self) -> None:
-        """Wait for the last lines of ranks that have ended."""
+        """Wait for the last lines of ended ranks."""
         self.sent()
         while self._copying:
             self._copying.pop().join(_LAST_WORDS_S)
@@ -436,10 +436,10 @@ def _copy(reading: int, file: int, console: int, prefix: bytes) -> None:
 
 
 def ranks_of(asked: str) -> int:
-    """Return the number of ranks that `asked` names: a number, "gpu", "cpu", or "auto" for either.
+    """Return the number of ranks for `asked`: a number, "gpu", "cpu", or "auto" for GPUs if any, else CPUs.
 
     Raises:
-        ConfigError: it is none, or this machine shows no GPU.
+        ConfigError: `asked` has another form, or this machine has no GPU.
     """
     gpus = devices.gpu_count()
     if asked == "gpu" and not gpus:
@@ -452,12 +452,12 @@ def ranks_of(asked: str) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line of the launcher's own; from a signal's handler too."""
+    """Print a line of the launcher itself; allowed in a signal handler."""
     tell(f"trainkit: {text}\n")
 
 
 def tell(text: str) -> None:
-    """Print text on standard error as it is, but for what no file can hold."""
+    """Print text on standard error unchanged; characters that can't be encoded are escaped."""
     left = text.encode(errors="backslashreplace")
     while left:
         left = left[os.write(2, left) :]
@@ -465,12 +465,12 @@ def tell(text: str) -> None:
 
 @dataclass(frozen=True)
 class RankFailure:
-    """What ended a run.
+    """Reason for the end of a run.
 
     Attributes:
-        event: in a line, with the rank.
+        event: a line with the event and the rank.
         code: exit code for the launcher.
-        text: the rank's traceback; "" if there is none, or it is shown already.
+        text: the rank's traceback; "" if it has none or has already shown it.
     """
 
     event: str
@@ -479,11 +479,11 @@ class RankFailure:
 
 
 class Launcher:
-    """A run of a script: its session, its ranks, and what follows when one fails.
+    """A run of a script: its session, its ranks, and the reaction to a failed rank.
 
     Args:
         options: the script and its ranks.
-        streams: of the ranks.
+        streams: destinations of the ranks' output.
     """
 
     def __init__(self, options: ScriptOptions, streams: RankStreams) -> None:
@@ -496,16 +496,16 @@ class Launcher:
         """Run the script on all ranks; return the launcher's exit code.
 
         Raises:
-            ConfigError: the port is taken.
+            ConfigError: the port is in use.
             InfeasibleError: the machine has too few GPUs.
         """
         options = self._options
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs ignore Ctrl-C
+                if signal.getsignal(number) != signal.SIG_IGN:  # A shell's background jobs ignore Ctrl-C.
                     signal.signal(number, self._signalled)
-            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it
+            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it.
             runtime.init(
                 engine="local",
                 num_cpus=options.num_workers * options.bundle["CPU"],
@@ -551,9 +551,9 @@ class Launcher:
             self._streams.sent()
             pids = group.call("apply", os.getpid)
             for rank, pid in enumerate(pids):
-                with contextlib.suppress(ProcessLookupError):  # killed already, which the next call tells
+                with contextlib.suppress(ProcessLookupError):  # Killed; the next call reports this.
                     self._ranks[rank] = os.pidfd_open(pid)
-            runtime.get(listening)  # it serves a new store, before any script looks for one
+            runtime.get(listening)  # The store must run before any script needs it.
             group.call("run")
         except (TaskError, GangError) as error:
             return failure_of(error, self._options.num_workers, pids)
@@ -565,7 +565,7 @@ class Launcher:
         return None
 
     def _is_end(self, error: BaseException) -> bool:
-        """Return True if a rank has ended in order, or as this program was told to have it end."""
+        """Return True if a rank has ended cleanly, or after this program received a signal."""
         return self._signal is not None or is_exit(error)
 
     def _signalled(self, number: int, frame: types.FrameType | None) -> None:
@@ -586,17 +586,17 @@ class Launcher:
 
     def _send(self, number: int, told: str = "") -> None:
         for rank, fd in list(self._ranks.items()):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # The rank has ended.
                 signal.pidfd_send_signal(fd, number)
                 if told:
                     say(f"rank {rank} {told}")
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that listens there.
+    """Return a socket that listens at this address and port.
 
     Raises:
-        ConfigError: the port is taken, or the address is none of this machine.
+        ConfigError: the port is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -609,15 +609,15 @@ def listening_at(address: str, port: int) -> socket.socket:
 
 
 def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> RankFailure:
-    """Return what the ranks' failure is told as.
+    """Return the report about a failure of the ranks.
 
     Args:
-        error: that the call of the ranks raised.
-        world_size: how many there are.
-        pids: of the ranks, in their order.
+        error: error of the call to the ranks.
+        world_size: number of ranks.
+        pids: process ids by rank.
 
     Raises:
-        BaseException: `error`, if it came from none of the ranks' scripts.
+        BaseException: `error`, if no rank's script caused it.
     """
     others = "; the others were ended" if world_size > 1 else ""
     cause = error.cause if isinstance(error, TaskError) else error.__cause__

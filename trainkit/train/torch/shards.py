@@ -1,4 +1,4 @@
-"""Data sets shared among the workers of a function trainer."""
+"""Sharing of data sets among the workers of a training function."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainkit.tune.core.checks import require, require_whole
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How the data sets of a trainer are shared among its workers.
+    """Settings for sharing a trainer's data sets among its workers.
 
     Args:
-        datasets_to_split: "all", or the names of those that are shared; each worker gets the others whole.
-        seed: the order of an indexable data set is drawn anew for each epoch, from this and the epoch's
-            number; None: as it lies. A `DataLoader` over the shard needs `shard.set_epoch` before each pass.
+        datasets_to_split: "all", or the names of the data sets to share; each worker gets the others whole.
+        seed: shuffle an indexable data set in each epoch, with this seed plus the epoch's number; None: no
+            shuffling. With a `DataLoader` over the shard, call `shard.set_epoch` before each pass.
 
     Raises:
         ConfigError: a value is out of range.
@@ -43,10 +43,10 @@ class DataConfig:
 
 
 class Batches:
-    """Batches that a shard gives, pass by pass.
+    """Batches of a shard; each iteration is a new pass.
 
     Args:
-        start: begins a pass.
+        start: function that starts a pass.
     """
 
     def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
@@ -56,27 +56,27 @@ class Batches:
         return metered(self._start())
 
     def map(self, function: Callable[[Any], Any]) -> Batches:
-        """Return the batches that `function` makes of these."""
+        """Return the batches after `function` is applied to each of them."""
         return Batches(lambda: map(function, self._start()))
 
 
 class DatasetShard:
     """One worker's share of a data set; each pass over it is an epoch.
 
-    The workers' shards are equally long: samples that would make some longer are left out. Of an indexable
-    data set a worker has the samples rank, rank + n, rank + 2 n, ... of the epoch's order.
+    All shards have equal lengths; surplus samples are left out. For an indexable data set a worker has the
+    samples rank, rank + n, rank + 2 n, ... of the epoch's order.
 
-    A pass begins with `iter`, at its first sample, however far the pass before it came: that one's epoch is
-    over, though it was broken off. Only `load_state_dict` lets a pass begin in the middle.
+    `iter` always starts a pass at the first sample. An interrupted earlier pass is complete: its epoch is
+    over. Only `load_state_dict` makes a pass start in the middle.
 
-    A `DataLoader` reads an indexable shard by index, which is no pass: the order stays the same until
-    `set_epoch` is called. Processes of a loader with `persistent_workers=True` are not told of it.
+    A `DataLoader` reads an indexable shard by index, which is not a pass: the order stays constant until
+    `set_epoch` is called. Loader processes with `persistent_workers=True` do not see this call.
 
     Args:
         data: indexable with a length, or any iterable.
-        rank: of the worker.
-        world_size: number of workers that share it.
-        seed: as of `DataConfig`.
+        rank: rank of the worker.
+        world_size: number of workers that share the data set.
+        seed: see `DataConfig`.
     """
 
     def __init__(self, data: Any, rank: int, world_size: int, seed: int | None = None) -> None:
@@ -93,11 +93,11 @@ class DatasetShard:
         return len(self._data) // self._world_size
 
     def count(self) -> int:
-        """Return the number of this worker's samples; a stream is passed over for it."""
+        """Return the number of this worker's samples; a stream is read completely for this."""
         return len(self) if _indexable(self._data) else sum(1 for _ in self._of_stream())
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample of this worker in the epoch's order, so that a `DataLoader` can take the shard."""
+        """Return a sample of this worker in the epoch's order, so that a `DataLoader` can read the shard."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         return self._data[self._order(self._position["epoch"])[index % len(self)]]
@@ -106,27 +106,27 @@ class DatasetShard:
         return self._begin(iter)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be the epoch `epoch`, which decides the order where there is a seed."""
+        """Make `epoch` the epoch of the next pass; with a seed it determines the order."""
         self.load_state_dict({"epoch": epoch, "taken": 0})
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far the latest pass has come: "epoch", and the samples "taken" of it.
+        """Return the position of the latest pass: "epoch", and the number of samples "taken".
 
-        Samples are counted as they leave the shard. Those that a `DataLoader` reads by index are not counted;
-        those that something else fetches ahead of the training loop are counted early.
+        A sample counts when it leaves the shard. Samples that a `DataLoader` reads by index do not count.
+        Samples that are prefetched before the training loop needs them count early.
         """
         return dict(self._position)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next pass, and no later one, go on from where `state_dict` was called.
+        """Make the next pass, and only this pass, continue where `state_dict` was called.
 
-        It goes on with the same samples if it is made by the same method, with the same arguments
-        `local_shuffle_buffer_size` and `local_shuffle_seed`.
+        It continues with equal samples if the same method starts it, with equal `local_shuffle_buffer_size`
+        and `local_shuffle_seed`.
         """
         self._position = self._next = {"epoch": state["epoch"], "taken": state["taken"]}
 
     def iter_rows(self) -> Iterator[Any]:
-        """Return this worker's samples, one by one."""
+        """Return an iterator over this worker's samples."""
         return iter(self)
 
     def iter_torch_batches(
@@ -141,17 +141,18 @@ class DatasetShard:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
     ) -> Batches:
-        """Return batches of tensors, which can be passed over again: each pass is an epoch.
+        """Return batches of tensors, which can be iterated over repeatedly: each pass is an epoch.
 
         Args:
-            batch_size: samples in a batch of this worker.
-            collate_fn: makes a batch of a list of samples; None: torch's default.
-            drop_last: leave out a last batch that is not full.
-            device: where the tensors are to be.
-            dtypes: of all tensors, or by key.
-            prefetch_batches: Ray's; without effect.
-            local_shuffle_buffer_size: draw each sample from so many that come next; None: in order.
-            local_shuffle_seed: of these draws, which are the same in each pass.
+            batch_size: number of samples in a batch of this worker.
+            collate_fn: function from a list of samples to a batch; None: torch's default.
+            drop_last: leave out an incomplete last batch.
+            device: device for the tensors.
+            dtypes: data type of all tensors, or data types by key.
+            prefetch_batches: Ray's argument; has no effect.
+            local_shuffle_buffer_size: draw each sample from a buffer of this many next samples; None: no
+                shuffling.
+            local_shuffle_seed: seed of these draws, which are equal in each pass.
 
         Raises:
             ConfigError: the buffer's size is below 1.
@@ -177,8 +178,8 @@ class DatasetShard:
         return self.iter_torch_batches(**options).map(partial(map_tensors, lambda tensor: tensor.numpy()))
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Begin a pass, and return its samples in the order that `drawn` makes of the epoch's."""
-        # Each pass counts in a position of its own, so that one that was broken off can't change the next.
+        """Start a pass, and return its samples; `drawn` reorders the epoch's order."""
+        # Each pass has its own position, so that an interrupted pass can't change the next one.
         position = self._position = self._next
         self._next = {"epoch": position["epoch"] + 1, "taken": 0}
         return self._samples(position, drawn)
@@ -187,18 +188,18 @@ class DatasetShard:
         self, position: dict[str, int], drawn: Callable[[Iterable[Any]], Iterator[Any]]
     ) -> Iterator[Any]:
         indexable = _indexable(self._data)
-        # From the first, also where a pass goes on in the middle: the draws before it are made again.
+        # Starts at the first sample even when resuming, so that earlier draws are repeated.
         places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
         for place in itertools.islice(places, position["taken"], None):
             sample = self._data[place] if indexable else place
-            # Counted before it is given away: a state that is saved in the loop's body has it done.
+            # Counted before the yield, so that a state saved in the loop's body includes this sample.
             position["taken"] += 1
             yield sample
         if self._position is position:
             self._position = self._next
 
     def _order(self, epoch: int) -> Sequence[int]:
-        """Return the indices of this worker's samples in an epoch; the latest draw is kept."""
+        """Return the indices of this worker's samples in an epoch; the latest order is cached."""
         samples = len(self._data)
         mine = slice(self._rank, len(self) * self._world_size, self._world_size)
         if self._seed is None:
@@ -210,7 +211,7 @@ class DatasetShard:
         return self._drawn[1]
 
     def _of_stream(self) -> Iterator[Any]:
-        """Return this worker's sample of each full round of all workers."""
+        """Yield this worker's sample of each complete round over all workers."""
         source = iter(self._data)
         while len(several := list(itertools.islice(source, self._world_size))) == self._world_size:
             yield several[self._rank]
@@ -220,18 +221,18 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
     """Return the shards of a data set, by rank.
 
     Args:
-        data: a Ray Dataset; or indexable with a length, such as a torch data set or one of Hugging Face; or
-            any iterable that can start again, and gives the same samples in the same order each time.
+        data: a Ray Dataset; or indexable with a length, such as a torch or Hugging Face data set; or any
+            iterable that can restart and gives equal samples in equal order each time.
         workers: number of shards.
-        name: in `datasets`.
-        config: of the trainer.
+        name: key in `datasets`.
+        config: configuration of the trainer.
 
     Raises:
-        ConfigError: the data set is none of these, or it is a dictionary, a text or a table; or it has fewer
-            samples than there are workers.
+        ConfigError: `data` has another type, such as a dictionary, a text or a table; or it has fewer samples
+            than workers.
     """
     shared = config.datasets_to_split == "all" or name in config.datasets_to_split
-    if hasattr(data, "streaming_split"):  # Ray's own
+    if hasattr(data, "streaming_split"):  # Ray's own.
         shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
         return shards
     # pandas' frames and series; tables of polars and pyarrow.
@@ -253,7 +254,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
 
 
 def _indexable(data: Any) -> bool:
-    # torch's IterableDataset inherits a __getitem__ that only raises.
+    # torch's IterableDataset inherits a `__getitem__` that only raises.
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
 

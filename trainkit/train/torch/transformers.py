@@ -1,4 +1,4 @@
-"""Transformers' own `Trainer` in a training function; served at `trainkit.train.huggingface.transformers`."""
+"""Transformers' own `Trainer` in a training function; public as `trainkit.train.huggingface.transformers`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _Callback: Any = load(
 _utils: Any = load("transformers.trainer_utils", "Transformers trainers", "transformers")
 
 _DEVICES = ("_setup_devices", "_n_gpu", "distributed_state")
-"""Attributes of `TrainingArguments` that say what this process has, which a trial finds for itself."""
+"""Attributes of `TrainingArguments` about this process's devices; a trial determines its own."""
 
 BACKEND = "trainkit"
 """Name of the backend of a prepared trainer's `hyperparameter_search`."""
 
 
 class TransformersReportCallback(_Callback):  # type: ignore[misc]
-    """Reports what the Trainer has logged, with a checkpoint, each time that the Trainer saves one.
+    """Callback that reports the Trainer's logged metrics with a checkpoint whenever the Trainer saves one.
 
-    The metrics are the latest of each name. The checkpoint has Transformers' own in its folder `checkpoint`;
-    go on from it by `trainer.train(resume_from_checkpoint=...)`. What is to be reported has to be logged
-    before the save: let `eval_strategy` and `save_strategy` be the same.
+    The report holds the latest value of each metric. The checkpoint holds Transformers' own checkpoint in its
+    folder `checkpoint`; resume from it with `trainer.train(resume_from_checkpoint=...)`. Metrics must be
+    logged before the save: use equal `eval_strategy` and `save_strategy`.
     """
 
     CHECKPOINT_NAME = "checkpoint"
@@ -51,24 +51,24 @@ class TransformersReportCallback(_Callback):  # type: ignore[misc]
         for entry in state.log_history:
             metrics.update(entry)
         if dist.is_initialized():
-            dist.barrier()  # Each worker has written files of its own by then.
+            dist.barrier()  # Afterwards each worker has written its own files.
         _report_saved(metrics, args, state)
 
 
 def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
-    """Report with the checkpoint that Transformers has just saved, if it has on this machine."""
+    """Report, with Transformers' latest checkpoint if this worker's machine has it."""
     source = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
     if get_context().get_local_rank() != 0 or not os.path.isdir(source):
         report(metrics)
         return
     with temporary_folder("trainkit_checkpoint_") as folder:
         name = TransformersReportCallback.CHECKPOINT_NAME
-        os.symlink(source, os.path.join(folder, name))  # report() copies what it leads to
+        os.symlink(source, os.path.join(folder, name))  # report() follows the link and copies.
         report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
 class _Ready(IterableDataset[Any]):
-    """Batches that are this worker's already."""
+    """Data set of batches that already belong to this worker."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -78,20 +78,20 @@ class _Ready(IterableDataset[Any]):
 
 
 def prepare_trainer(trainer: Any) -> Any:
-    """Let a Transformers `Trainer` take batches of `get_dataset_shard(...).iter_torch_batches(...)`.
+    """Make a Transformers `Trainer` accept batches of `get_dataset_shard(...).iter_torch_batches(...)`.
 
-    They are its `train_dataset`, its `eval_dataset`, or one of several of these. Data sets of other kinds are
-    shared among the workers by Transformers, as ever. As the number of batches is not known, training on them
+    They may be its `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s. Transformers
+    shares other data sets among the workers as usual. The number of batches is unknown, so training on them
     needs `TrainingArguments(max_steps=...)`.
 
-    In a program of yours, the prepared trainer's `hyperparameter_search` knows the backend "trainkit": its
-    further arguments are those of `search`.
+    In your own program, the prepared trainer's `hyperparameter_search` has the backend "trainkit", with the
+    further arguments of `search`.
 
     Args:
-        trainer: changed in place, and returned.
+        trainer: the trainer; it is changed in place and returned.
 
     Raises:
-        ConfigError: a data set is a shard itself, or can be passed over only once.
+        ConfigError: a data set is a shard itself, or can be iterated over only once.
     """
     evaluated = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     for data in (trainer.train_dataset, *evaluated.values()):
@@ -104,7 +104,7 @@ def prepare_trainer(trainer: Any) -> Any:
     plain: Any = type(trainer)
 
     class Prepared(plain):  # type: ignore[misc]
-        """The trainer's class, with loaders of ready batches, and with a backend of its searches."""
+        """Subclass of the trainer's class, with loaders of ready batches and a search backend."""
 
         def hyperparameter_search(self, *arguments: Any, backend: Any = None, **options: Any) -> Any:
             if backend == BACKEND:
@@ -126,14 +126,14 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 def _loader(data: Any) -> DataLoader[Any] | None:
-    """Return a loader of ready batches; None: they are not ready."""
+    """Return a loader of ready batches; None if the batches are not ready."""
     if not isinstance(data, Iterable) or isinstance(data, Dataset) or hasattr(data, "__getitem__"):
         return None
     return DataLoader(_Ready(data), batch_size=1, collate_fn=lambda batches: batches[0])
 
 
 class _SearchCallback(_Callback):  # type: ignore[misc]
-    """Reports each evaluation, with the checkpoint if one is saved after it."""
+    """Callback that reports each evaluation, with a checkpoint if one is saved after it."""
 
     def __init__(self, objective: Callable[[dict[str, float]], float]) -> None:
         self.reports = 0
@@ -141,17 +141,17 @@ class _SearchCallback(_Callback):  # type: ignore[misc]
         self._due: dict[str, Any] | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **more: Any) -> None:
-        """Report, or leave it to the save that follows."""
+        """Report, or let the following save report."""
         told = {**metrics, "objective": self._objective(dict(metrics))}
         self.reports += 1
-        # By "best", whether there is a save is decided after this.
+        # With "best", Transformers decides about a save only after this call.
         if control.should_save and args.save_strategy != "best":
             self._due = told
         else:
             report(told)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Report with the checkpoint."""
+        """Report with the saved checkpoint."""
         if self._due is not None:
             told, self._due = self._due, None
             _report_saved(told, args, state)
@@ -168,26 +168,26 @@ def search(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> Any:
-    """Search the `TrainingArguments` of a Transformers trainer; each trial is one process with a copy of it.
+    """Search the `TrainingArguments` of a Transformers trainer; each trial is a process with a copy of it.
 
     Args:
-        trainer: with a `model_init`.
-        hp_space: a function of None that returns a search space, such as
-            {"learning_rate": tune.loguniform(1e-5, 1e-2)}.
-        compute_objective: a number of the metrics of an evaluation; None: Transformers' own choice, the
+        trainer: a trainer with a `model_init`.
+        hp_space: function that receives None and returns a search space, such as {"learning_rate":
+            tune.loguniform(1e-5, 1e-2)}.
+        compute_objective: function from an evaluation's metrics to a number; None: Transformers' choice, the
             loss, or the sum of the trainer's metrics.
-        n_trials: samples of the space.
-        direction: "minimize" or "maximize", of the objective.
-        resources_per_trial: as of `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found one.
-        tune_config: scheduler, searcher and more. Metric, mode and the number of samples are given above;
-            the metric is named "objective".
-        run_config: where it is kept.
+        n_trials: number of samples of the space.
+        direction: "minimize" or "maximize" the objective.
+        resources_per_trial: see `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found one.
+        tune_config: scheduler, searcher and more. The other arguments determine metric, mode and number of
+            samples; the metric is named "objective".
+        run_config: settings of the run, such as its folder.
 
     Returns:
         Transformers' `BestRun`; its `run_summary` is the `ResultGrid`.
 
     Raises:
-        ConfigError: an argument is missing, or wrong.
+        ConfigError: an argument is missing or wrong.
     """
     if trainer.model_init is None:
         raise ConfigError("hyperparameter_search: each trial makes a model: give Trainer(model_init=...)")
@@ -206,7 +206,7 @@ def search(
     sent.args = copy.copy(trainer.args)
     for name in _DEVICES:
         vars(sent.args).pop(name, None)
-    # A trial makes these, which an earlier training may have left.
+    # Objects of an earlier training; each trial makes its own.
     sent.model = sent.model_wrapped = sent.optimizer = sent.lr_scheduler = None
     sent.accelerator = sent.gather_function = None
     handler.model = handler.optimizer = handler.lr_scheduler = None
@@ -229,14 +229,14 @@ def search(
 
 
 def _search_trial(config: dict[str, Any], trainer: Any, objective: Callable[..., float]) -> None:
-    """Train with a configuration in place of the trainer's arguments; report each evaluation."""
+    """Train with the configuration as the trainer's arguments; report each evaluation."""
     for name, value in config.items():
         before = getattr(trainer.args, name)
-        # An argument that takes fractions may have been given as a whole number.
+        # A fractional value must not be truncated because the argument's earlier value was a whole number.
         fraction = type(before) is int and isinstance(value, float) and not value.is_integer()
         setattr(trainer.args, name, value if before is None or fraction else type(before)(value))
     trainer.args.output_dir = os.path.join(get_context().get_trial_dir(), "transformers")
-    # As at the trainer's construction, of the arguments that it has now.
+    # Repeats what the trainer's constructor did with the earlier arguments.
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if inspect.signature(trainer.model_init).parameters:

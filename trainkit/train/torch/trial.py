@@ -1,4 +1,4 @@
-"""A function trainer as a trial: its workers' reports made one, and handed to the tuner."""
+"""Training function as a trial: the workers' reports are merged and passed to the tuner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainkit.tune.trial.messages import Reply, TrialSpec
 log = logging.getLogger(__name__)
 
 FUNCTION = "train_loop_per_worker"
-"""Name of the workers' function in messages."""
+"""Name of the training function in messages."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class RunContext:
 
     Attributes:
         run_config: its name, place, and settings for failures and checkpoints.
-        train_loop_config, scaling_config, backend_config, dataset_config: as the trainer has them.
-        run_id: of the trial that the run is.
+        train_loop_config, scaling_config, backend_config, dataset_config: settings of the trainer.
+        run_id: id of the run's trial.
     """
 
     run_config: RunConfig
@@ -57,8 +57,8 @@ class RunContext:
 class UserCallback(Callback):
     """Base of callbacks of a training function, for `RunConfig(callbacks=[...])`.
 
-    They are copied to the process that waits for the workers, and are called there. An exception that one
-    raises ends the run.
+    Callbacks are copied to the process that waits for the workers, and run there. An exception in a callback
+    ends the run.
     """
 
     def after_report(
@@ -68,8 +68,8 @@ class UserCallback(Callback):
 
         Args:
             run_context: settings of the run.
-            metrics: of each worker, by rank.
-            checkpoint: the one that is kept with it; None: no worker has given a part.
+            metrics: metrics of each worker, by rank.
+            checkpoint: the checkpoint kept with the report; None if no worker gave a part.
         """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
@@ -77,33 +77,33 @@ class UserCallback(Callback):
 
         Args:
             run_context: settings of the run.
-            worker_exceptions: by rank, of the workers that are to blame.
+            worker_exceptions: exceptions of the workers that caused the failure, by rank.
         """
 
 
 RANK = "worker_rank"
-"""Attribute of an error: the worker that is to blame."""
+"""Attribute of an error: rank of the worker that caused it."""
 
 
 def original(error: BaseException) -> BaseException:
-    """Return what the user's code has raised, as it raised it."""
+    """Return the user's original exception."""
     return (error.cause or error) if isinstance(error, TaskError) else error
 
 
 class LoopTrial:
-    """The trial of a function trainer, as a function of its configuration.
+    """Trial of a training function, as a function of its configuration.
 
     Args:
-        options: of the trainer.
-        alone: no trial of a search, but the trainer's own run: its configuration is that of the trainer,
-            and the one that the experiment holds is a record.
+        options: options of the trainer.
+        alone: True for the trainer's own run, outside of a search. It uses the trainer's configuration, and
+            the experiment's configuration is only a record.
     """
 
     def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:
         self._alone = alone
         run = options.run_config
         self._callbacks = [each for each in run.callbacks if isinstance(each, UserCallback)]
-        # What is for the driver stays there: a callback may hold what can't be sent.
+        # Only settings for the trial are sent; a callback for the driver may not be picklable.
         settings = ("name", "storage_path", "failure_config", "checkpoint_config")
         sent = RunConfig(**{name: getattr(run, name) for name in settings})
         self._options = replace(options, run_config=sent)
@@ -114,16 +114,16 @@ class LoopTrial:
         return LoopOptions(**self._arguments(config)).request
 
     def __call__(self, config: dict[str, Any], datasets: Mapping[str, Any]) -> None:
-        """Run the function on all workers, and report as they do.
+        """Run the function on all workers, and pass on their reports.
 
         Args:
-            config: as `LoopOptions.of_config` takes it.
-            datasets: by name.
+            config: configuration in the form for `LoopOptions.of_config`.
+            datasets: data sets by name.
 
         Raises:
-            TrainingError: some workers have ended their function, and others have reported.
+            TrainingError: the function has ended on some workers, while others reported.
             GangError: a worker died.
-            Exception: raised by a worker, with its traceback.
+            Exception: a worker's exception, with its traceback.
         """
         session = current_session(FUNCTION)
         spec = session.context.spec
@@ -194,7 +194,7 @@ class LoopTrial:
             if any(done):
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
             metrics = [dict(reply[1] or {}) for reply in replies]
-            # Among the reports of a search, it would end the trial; a run ends when its workers do.
+            # In a search "done" would end the trial, but a run ends when its workers end.
             left_out = [each.pop("done") for each in metrics if self._alone and "done" in each]
             if left_out and not has_told:
                 has_told = True
@@ -222,14 +222,14 @@ class LoopTrial:
 
 
 def join_parts(parts: Sequence[str], folder: str) -> None:
-    """Move the files of several folders into one; of a name that several have, the first folder's file stays.
+    """Move the files of several folders into one; for equal names the first folder's file is kept.
 
     Args:
-        parts: paths, which are gone afterwards.
-        folder: path of one that exists.
+        parts: paths of the folders, which are removed.
+        folder: path of an existing folder.
 
     Raises:
-        CheckpointError: a part is not there, or can't be moved.
+        CheckpointError: a part is missing or can't be moved.
     """
     try:
         for part in reversed(parts):
@@ -257,7 +257,7 @@ def uneven_text(counts: Sequence[int], done: Sequence[bool]) -> str:
 
     Args:
         counts: number of reports, by rank.
-        done: the function has ended, by rank.
+        done: True if the function has ended, by rank.
     """
     over = [str(rank) for rank, ended in enumerate(done) if ended]
     waits = [rank for rank, ended in enumerate(done) if not ended]

@@ -1,4 +1,4 @@
-"""One worker of a function trainer: the user's function in a process of its own."""
+"""Worker of a training function: it runs the user's function in its own process."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.messages import Reply
 
 PARTS = ".checkpoint_000000000.partial"
-"""Folder of a trial with each worker's part of a checkpoint, until they are joined.
+"""Folder of a trial with each worker's part of a checkpoint, until the parts are joined.
 
-A copy of the experiment leaves it out by its name, and an attempt that comes later removes it.
+Its name excludes it from copies of the experiment, and a later attempt removes it.
 """
 
 
 def part_dir(trial_dir: str, rank: int) -> str:
-    """Return the path of the folder of a worker's parts."""
+    """Return the path of a worker's folder for parts of checkpoints."""
     return os.path.join(trial_dir, PARTS, str(rank))
 
 
 def set_library_variables(run: str, locality: LocalRank, device: torch.device) -> None:
-    """Tell libraries in the function where they run, beyond what `set_torchrun_variables` says.
+    """Set further variables, beyond `set_torchrun_variables`, that libraries in the function read.
 
     Args:
-        run: an identifier of the workers, by which Lightning knows that they were started for it.
-        locality: the worker's machine.
-        device: of the worker.
+        run: identifier of the workers, by which Lightning knows that a launcher started them.
+        locality: the worker's position on its machine.
+        device: device of the worker.
     """
     os.environ["TORCHELASTIC_RUN_ID"] = run
     os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = str(locality.node_rank)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     if device.type == "cpu":
-        # Without it Accelerate takes each of several processes on the CPU for the only one.
+        # Otherwise Accelerate treats each of several CPU processes as the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 GPUs = tuple[str, tuple[str, ...]]
-"""A worker's machine, and the names of its GPUs there, as CUDA_VISIBLE_DEVICES takes them."""
+"""A worker's machine, and the names of its GPUs there, in the form for CUDA_VISIBLE_DEVICES."""
 
 
 def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the GPUs of all workers on one worker's machine, and the numbers of its own among them.
+    """Return the GPUs of all workers on one worker's machine, and the indices of its own among them.
 
     Args:
-        all_gpus: of all workers; those of one machine by rank.
-        own: of the worker.
+        all_gpus: GPUs of all workers, by rank within a machine.
+        own: GPUs of the worker.
     """
     machine, names = own
     there = tuple(dict.fromkeys(name for node, held in all_gpus if node == machine for name in held))
@@ -68,7 +68,7 @@ def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], t
 
 
 class LoopWorker(GroupMember):
-    """One worker of a function trainer, which runs the function from report to report."""
+    """Worker of a training function that runs the function from report to report."""
 
     _runner: FunctionRunner
     _devices: tuple[torch.device, ...] = (torch.device("cpu"),)
@@ -78,29 +78,29 @@ class LoopWorker(GroupMember):
         return own_node(), tuple(map(str, runtime.get_gpu_ids()))
 
     def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
-        """Let this worker see the GPUs of all workers on its machine, before anything else uses one.
+        """Make the GPUs of all workers on this machine visible, before anything uses a GPU.
 
-        Libraries take the GPU whose number is the local rank, and copy from one GPU to another.
+        Libraries select the GPU with the index of the local rank, and copy from one GPU to another.
 
         Args:
-            all_gpus: of all workers; those of one machine by rank.
+            all_gpus: GPUs of all workers, by rank within a machine.
         """
         visible, own = shared_gpus(all_gpus, self.gpus())
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         self._devices = tuple(torch.device("cuda", number) for number in own)
 
     def start(self, spec: WorkerSpec[TrialLoop]) -> frozenset[str]:
-        """Meet the other workers and prepare the function; none of it runs yet."""
+        """Join the other workers and prepare the function, without running it yet."""
         options, trial, locality = spec.options, spec.options.trial, spec.locality
         if trial.environment.log_files is not None:
             divert([os.path.join(trial.trial_dir, name) for name in trial.environment.log_files])
         devices = self._devices
-        if "isolation" in runtime.promises():  # else this is the user's own process
+        if "isolation" in runtime.promises():  # Otherwise this is the user's own process.
             place = "" if spec.rendezvous is None else spec.rendezvous.place
             set_torchrun_variables(place, spec.rank, options.num_workers, locality)
             set_library_variables(trial.trial_id, locality, devices[0])
             if trial.seed is not None:
-                # Different on each worker, as in processes that nobody has seeded, and yet repeated.
+                # Different on each worker, like in unseeded processes, but reproducible.
                 seed_generators(trial.seed + spec.rank)
         meet(
             spec.rendezvous,
@@ -134,10 +134,10 @@ class LoopWorker(GroupMember):
         return frozenset()
 
     def advance(self, checkpoint: str | None) -> Reply:
-        """Run the function to its next report, or to its end.
+        """Run the function to its next report or to its end.
 
         Args:
-            checkpoint: path of the one that was kept with the last report; None: none was.
+            checkpoint: path of the checkpoint kept with the last report; None if none was kept.
         """
         if checkpoint is not None:
             self._runner.go_on_from(Checkpoint(checkpoint))
@@ -147,24 +147,24 @@ class LoopWorker(GroupMember):
         self._runner.interrupt()
 
     def stop(self) -> None:
-        """End the function where it waits, and leave the others."""
+        """End the waiting function, and leave the other workers."""
         try:
             self._end_function()
         finally:
             self.leave()
 
     def exit(self) -> None:
-        """End the function where it waits, if it still does, and this process as a program ends."""
+        """End the function if it still waits, and end this process like a program."""
         self._end_function()
         super().exit()
 
     def _end_function(self) -> None:
         if hasattr(self, "_runner"):
-            # Raised by the user's clean-up, when all else is settled: told, and no more.
+            # An error of the user's clean-up is only printed, because the run is already over.
             sys.stderr.write(self._runner.stop(save=False)[4])
 
     def leave(self) -> None:
-        # The function may have left them itself, as a script for torchrun does at its end.
+        # The function may have left the group itself, like a script for torchrun at its end.
         if dist.is_initialized():
             dist.destroy_process_group()
         super().leave()

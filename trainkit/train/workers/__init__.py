@@ -1,1 +1,1 @@
-"""The processes that train together, started, called and replaced by a trainer."""
+"""Processes that train together, and how a trainer starts, calls and replaces them."""
