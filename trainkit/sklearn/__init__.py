@@ -7,7 +7,7 @@ from typing import Any
 from trainkit.lazy import from_stub
 from trainkit.tune.core.checks import load
 
-# Loaded when first used: not everyone has scikit-learn, and a worker takes only what evaluates a candidate.
+# Loaded on first use: scikit-learn is optional, and a worker needs only the part that evaluates candidates.
 _get, __dir__, __all__ = from_stub(__name__)
 
 

@@ -112,7 +112,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
-        "early_stopping": "no_validation",  # The tuner checks it, with better messages.
+        "early_stopping": "no_validation",  # The tuner checks the value, with better messages.
         "local_dir": "no_validation",
         "name": [str, None],
         "max_iters": [Integral],

@@ -1,4 +1,4 @@
-"""Sources of candidates, a list or a searcher of the tuner; and the first folds of a list, in the program."""
+"""Sources of candidates: a list or a searcher of the tuner; and a list's first folds, run in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CandidateList(Searcher):
     """Searcher that suggests given candidates in order, each once.
 
     Args:
-        candidates: parameters by name; any objects, estimators too.
+        candidates: parameters by name; values may be any objects, even estimators.
     """
 
     def __init__(self, candidates: Sequence[Mapping[str, Any]]) -> None:
@@ -45,7 +45,7 @@ class CandidateList(Searcher):
         self._next = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a copy with the same candidates: `best_params_` holds the objects that were given."""
+        """Return a copy with the same candidate objects, because `best_params_` must hold these objects."""
         other = type(self)(self.candidates)
         other._next = self._next
         return other
@@ -74,11 +74,11 @@ class CandidateSource(NamedTuple):
     """Source of the candidates of a search, with their space.
 
     Attributes:
-        searcher: that suggests.
-        space: for the tuner, as `param_space`; None: the searcher knows it.
-        num_samples: how many suggestions; -1: as many as it has.
-        learns: True if what it suggests depends on the scores.
-        seed: of everything random; None: draws one.
+        searcher: the searcher that suggests candidates.
+        space: `param_space` for the tuner; None if the searcher has it.
+        num_samples: number of suggestions; -1: as many as the searcher has.
+        learns: True if suggestions depend on the scores.
+        seed: seed of everything random; None draws a seed.
     """
 
     searcher: Searcher
@@ -89,12 +89,12 @@ class CandidateSource(NamedTuple):
 
     @property
     def total(self) -> int | None:
-        """Number of candidates; None if it is not known."""
+        """Number of candidates; None if unknown."""
         return self.searcher.total_samples if self.known_beforehand else None
 
     @property
     def known_beforehand(self) -> bool:
-        """True if the candidates are a list, in which one may stand twice."""
+        """True if the candidates are a list, which may contain duplicates."""
         return isinstance(self.searcher, CandidateList)
 
 
@@ -106,7 +106,7 @@ LEARNING = {
     "hyperopt": "HyperOptSearch",
     "optuna": "OptunaSearch",
 }
-"""Searchers that learn, by the names of tune-sklearn."""
+"""Learning searchers, by their names in tune-sklearn."""
 
 
 def search_of(
@@ -119,11 +119,11 @@ def search_of(
     """Return a source of `n_trials` candidates.
 
     Args:
-        optimization: a name, in any case, or a searcher.
-        distributions: the space, as a user writes it.
-        n_trials: candidates.
-        random_state: as scikit-learn takes it; a `RandomState` goes on, so another search differs.
-        arguments: of the searcher's constructor.
+        optimization: a name in upper or lower case, or a searcher.
+        distributions: the space in the user's form.
+        n_trials: number of candidates.
+        random_state: scikit-learn's argument; a `RandomState` advances, so the next search differs.
+        arguments: arguments of the searcher's constructor.
 
     Raises:
         ConfigError: an argument is wrong, or the searcher can't search this space.
@@ -160,7 +160,7 @@ def search_of(
         )
     cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
-    if name == "bayesian":  # it has a seed by default; the others take the tuner's
+    if name == "bayesian":  # Its seed is fixed by default; the others use the tuner's seed.
         given.setdefault("random_state", seed)
     taken = inspect.signature(cls).parameters
     unknown = sorted(given.keys() - taken.keys())
@@ -180,13 +180,13 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = spaces.for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(spaces.for_sampler(distributions), n_trials, random_state=random_state)
-    # A generator is advanced by exactly the draws of the candidates, as in RandomizedSearchCV.
+    # The draws of the candidates advance a generator exactly as in RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a search; None draws it from NumPy's global generator, as in scikit-learn."""
+    """Return the seed of a search; None draws it from NumPy's global generator, like scikit-learn."""
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
@@ -195,57 +195,57 @@ def seed_of(random_state: Any) -> int:
 # --- folds in the program itself ------------------------------------------------------------------
 
 MOST_VALUES = 1 << 21
-"""Size of an X beyond which a first fold is not tried in the program."""
+"""Size of X above which this process does not evaluate first folds."""
 
 MOST_CANDIDATES = 100
-"""Candidates beyond which it is not tried either."""
+"""Number of candidates above which this process does not evaluate first folds."""
 
 MOST_S = 1.0
-"""Seconds of work beyond which workers that are there always do the rest."""
+"""Seconds of work above which running workers always take over the rest."""
 
 START_AFTER_S = 0.5
-"""Seconds of work in the program, done and to come, for which no session is started."""
+"""Seconds of work in this process, finished and remaining, for which no session is started."""
 
 HAND_OVER_S = 0.1
-"""Seconds that workers of a session which is there need for their first fold."""
+"""Seconds that workers of a running session need for their first fold."""
 
 LOOK_S = 0.02
-"""Seconds between two looks at the folds, at least: each look makes them wait."""
+"""Smallest number of seconds between two checks of the folds, each of which makes the folds wait."""
 
 LEAVE_S = 0.1
-"""Seconds to wait for a fold that is left, which may take as long as it likes."""
+"""Seconds to wait for an abandoned fold, which may take arbitrarily long."""
 
 _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
-"""Packages whose code neither ends a process nor leaves anything behind in it."""
+"""Packages whose code neither ends the process nor changes its state."""
 
 
 def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
-    """Return True if the program should start workers while it evaluates folds itself.
+    """Return True if this process should start workers while it evaluates folds itself.
 
     Args:
-        spent_s: seconds for the folds that are done and the one under way.
-        folds_done: 1 at least.
-        folds_left: of the search.
+        spent_s: seconds for the finished folds and the current one.
+        folds_done: number of finished folds, at least 1.
+        folds_left: number of remaining folds of the search.
     """
     return spent_s * (1 + folds_left / folds_done) > START_AFTER_S
 
 
 def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
-    """Return True if workers that are there should do the rest: it is much, or they are faster.
+    """Return True if running workers should take over: the rest is long, or they are faster.
 
     Args:
         fold_s: seconds for a fold.
-        folds_left: of the search.
-        workers: that evaluate folds at once.
+        folds_left: number of remaining folds of the search.
+        workers: number of workers that evaluate folds at once.
     """
     here_s = fold_s * folds_left
     return here_s > min(MOST_S, HAND_OVER_S + fold_s * math.ceil(folds_left / workers))
 
 
 def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if folds can't harm the program: all code is scikit-learn's, and the data is small.
+    """Return True if folds can't harm this process: all code is scikit-learn's, and the data is small.
 
-    It returns False where that can't be told.
+    It returns False if this is unclear.
     """
     try:
         shape = getattr(task.X, "shape", None) or (len(task.X),)
@@ -258,13 +258,13 @@ def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -
             and task.verbose < 2
             and all(map(_is_harmless, (task.estimator, *parts)))
         )
-    except Exception:  # of an object of the user's, which a worker meets again
+    except Exception:  # Raised by an object of the user; a worker will raise it too.
         return False
 
 
 def _is_harmless(value: Any) -> bool:
     named = callable(value) and hasattr(value, "__name__")
-    module = getattr(value, "__module__", None) if named else type(value).__module__  # methods of C have none
+    module = getattr(value, "__module__", None) if named else type(value).__module__  # C methods lack it.
     if str(module).partition(".")[0] not in _HARMLESS:
         return False
     if isinstance(value, Mapping):
@@ -283,32 +283,33 @@ def _is_harmless(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _libraries(modules: int) -> Any:
-    """Return the native libraries that are loaded; finding them takes as long as a small fit.
+    """Return the loaded native libraries; finding them takes as long as a small fit.
 
     Args:
-        modules: number of imported modules that could have loaded a library.
+        modules: number of imported modules that could have loaded a library; the key of the cache.
     """
     del modules
     return ThreadpoolController()
 
 
 class FirstFolds:
-    """Folds that the program evaluates itself, in order, in a thread that can be left alone.
+    """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
 
-    Only one search of the program does so at a time, as all threads share the global generators. While
-    another does, none is evaluated.
+    Only one search of a process does this at a time, because all threads share the global generators. During
+    another search's folds this search evaluates none.
 
-    Scores are those of the workers: libraries have one thread, and the global generators, which are put back,
-    are seeded as there.
+    Scores equal those of the workers: libraries use one thread, and the global generators are seeded equally.
+    Their states are restored afterwards.
 
-    A fold that is left goes on to its end, beside the workers: an error raised from outside could leave a
-    lock of a library taken. Workers begin that fold later, so the end of the search seldom waits for it.
-    Nothing waits for it after Ctrl-C; until it has ended it may still draw from the global generators.
+    An abandoned fold continues to its end beside the workers, because an error raised from outside could
+    leave a library's lock held. Workers evaluate this fold later than others, so the end of the search seldom
+    waits for the abandoned one. After Ctrl-C nothing waits for it; until its end it may still draw from the
+    global generators.
 
     Args:
-        task: what is evaluated.
-        candidates: all, in order.
-        seed: of the search; None: none was given.
+        task: the task to evaluate.
+        candidates: all candidates, in order.
+        seed: seed of the search; None if none was given.
 
     Attributes:
         known: outcomes of the candidates' first folds, by key.
@@ -332,12 +333,12 @@ class FirstFolds:
 
     @property
     def left(self) -> int:
-        """Number of folds that are not done."""
+        """Number of unfinished folds."""
         return len(self._candidates) * len(self._task.splits) - self._done
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluate folds from here on; no other begins once the block has ended."""
+        """Evaluate folds inside the block; no fold starts after it."""
         if not self.in_use.acquire(blocking=False):
             self._ended.set()
             yield
@@ -360,7 +361,7 @@ class FirstFolds:
         finally:
             self._put_back.set()
             if self._thread.ident is None:
-                self.in_use.release()  # otherwise the thread does so, after its last fold
+                self.in_use.release()  # Otherwise the thread releases it after its last fold.
             elif self._ended.is_set():
                 self._thread.join()
 
@@ -370,24 +371,24 @@ class FirstFolds:
             self._ended.wait()
 
     def stop(self) -> bool:
-        """Begin no further fold, and leave the one under way; return True if that is done already."""
+        """Start no further fold, and abandon the current one; return True if it has already ended."""
         self._is_over = True
         return self._ended.wait(LEAVE_S)
 
     def leave(self) -> None:
-        """Have the end of the block not wait for the fold under way."""
+        """Do not wait for the current fold at the end of the block."""
         self._waits = False
 
     def suffice(self, workers: int, *, there: bool) -> bool:
-        """Wait until all folds are done, or workers are better at it; return True if all are.
+        """Wait until all folds are done or workers should take over; return True if all are done.
 
         Args:
-            workers: that evaluate folds at once.
-            there: they are, or nearly.
+            workers: number of workers that evaluate folds at once.
+            there: True if the workers run already, or almost.
         """
         spent_s = 0.0
         while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
-            spent_s, done = self._spent_s(), max(1, self._done)  # the fold under way takes so long at least
+            spent_s, done = self._spent_s(), max(1, self._done)  # A lower bound for the current fold.
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
             if not there and worth_starting(spent_s, done, self.left):
@@ -395,8 +396,8 @@ class FirstFolds:
         return self.left == 0
 
     def _spent_s(self) -> float:
-        """Return the seconds computed, which a busy machine doesn't change; some at least, if it waits."""
-        with contextlib.suppress(OSError):  # the thread has just ended
+        """Return the thread's CPU seconds, unaffected by load; at least 1/20 of the elapsed time."""
+        with contextlib.suppress(OSError):  # The thread has just ended.
             self._computed_s = self._clock()
         return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
 
@@ -411,9 +412,9 @@ class FirstFolds:
 
     def _evaluate(self) -> None:
         if len(self.known) < len(self._candidates) or "" in self.known:
-            return  # candidates that can't be told apart
+            return  # Some candidates have equal keys or none.
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
-        # What is raised, a worker meets again, and `fit` says where.
+        # A worker raises the error again, and `fit` reports its place.
         with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}

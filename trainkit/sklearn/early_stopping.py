@@ -50,7 +50,7 @@ class EarlyStopping:
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
         if self.portions.of_samples or _decides(estimator, names, last_step=self.portions.last_step):
-            return  # Each candidate checks this itself.
+            return  # Each candidate checks its own estimator.
         self.portions.begin(clone(estimator), searched=names)
 
     def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:

@@ -23,7 +23,7 @@ class _Halving(TuneBaseSearchCV):
     """Common part of both searches beyond scikit-learn's: an early end."""
 
     def _in_rounds(self, *args: Any) -> Any:
-        for name in _KNOWN_AT_THE_END:  # They belong to an earlier fit.
+        for name in _KNOWN_AT_THE_END:  # The values belong to an earlier fit.
             self.__dict__.pop(name, None)
         found = super()._in_rounds(*args)
         if not hasattr(self, "n_iterations_"):  # The search ended early.

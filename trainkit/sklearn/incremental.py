@@ -1,16 +1,16 @@
 """Rules of incremental training: how an estimator is trained in portions.
 
-In the order in which they are looked for, which is tune-sklearn's:
+The methods are tried in tune-sklearn's order:
 
-    XGBoost, LightGBM, CatBoost     each portion adds trees to the model of the ones before
+    XGBoost, LightGBM, CatBoost     each portion adds trees to the model of the previous ones
     partial_fit                     each portion is one call: a pass over the data
-    warm_start with max_iter        each portion is a fit of some iterations, from where the last one ended
+    warm_start with max_iter        each portion is a fit of some iterations, which continues the last fit
     warm_start with n_estimators    each portion adds members to the ensemble
 
-But for `partial_fit`, a parameter of the estimator says how much a whole training is, and `max_iters`
+Except for `partial_fit`, a parameter of the estimator is the amount of a whole training, and `max_iters`
 divides it: with n_estimators=100 and max_iters=10 a report comes after 10, 20, ... 100 trees.
 
-With resource="n_samples" any estimator is trained in portions: each is a fit anew, on more of the samples.
+With resource="n_samples" any estimator can be trained in portions: each portion is a new fit on more samples.
 
 Source: tune-sklearn 0.5.0, README and docstring of `TuneSearchCV` (`max_iters`).
 """
@@ -30,7 +30,7 @@ from sklearn.pipeline import Pipeline
 from trainkit.errors import ConfigError
 
 COUNTED_BY = "training_iteration"
-"""Name of the metric with the portions trained so far."""
+"""Name of the metric with the number of portions trained so far."""
 
 
 class MethodKind(StrEnum):
@@ -49,11 +49,12 @@ class IncrementalMethod:
     """Method by which an estimator is trained in portions.
 
     Attributes:
-        kind: see `Kind`.
+        kind: see `MethodKind`.
         resource: parameter whose value is divided; None if each portion is one call.
-        synonyms: further names of that parameter.
-        default: value where the parameter is None or absent.
-        running_total: the resource counts from the start of training, not from the last call of `fit`.
+        synonyms: further names of this parameter.
+        default: value used if the parameter is None or missing.
+        running_total: True if the resource counts from the start of training, not from the last call of
+            `fit`.
     """
 
     kind: MethodKind
@@ -63,10 +64,10 @@ class IncrementalMethod:
     running_total: bool = True
 
     def maximum(self, parameters: Mapping[str, Any], portions: int) -> int:
-        """Return the amount of a complete training by the estimator's parameters.
+        """Return the amount of a complete training, from the estimator's parameters.
 
         Raises:
-            ConfigError: it is no whole number, or smaller than the number of portions.
+            ConfigError: the amount is not a whole number, or smaller than the number of portions.
         """
         if self.resource is None:
             return portions
@@ -92,37 +93,37 @@ def end_of(portion: int, maximum: int, portions: int) -> int:
 
 
 def to_report(reports: Sequence[int], done: int) -> int:
-    """Return the number of portions until the next report; 1 beyond the last.
+    """Return the number of portions until the next report; 1 after the last report.
 
     Args:
-        reports: portions after which there is a report, ascending.
-        done: portions so far.
+        reports: portions that end with a report, ascending.
+        done: number of finished portions.
     """
     following = bisect_right(reports, done)
     return reports[following] - done if following < len(reports) else 1
 
 
 def portions_at(reports: Sequence[int], count: int) -> int:
-    """Return the portions at the `count`-th report of a candidate, from 1.
+    """Return the number of portions at the `count`-th report of a candidate, from 1.
 
     Args:
-        reports: portions after which there is a report, ascending; beyond the last, after each.
-        count: of reports.
+        reports: portions that end with a report, ascending; after the last, each portion ends with one.
+        count: number of the report.
     """
     return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
 
 
 def growing_order(labels: np.ndarray | None, count: int, random: np.random.RandomState) -> np.ndarray:
-    """Return an order of samples of which each beginning is a fair sample of the whole.
+    """Return an order of samples in which each beginning represents the whole.
 
     Args:
-        labels: (count,), of classes, which each beginning has in about the same shares, and at least once if
-            it is as long as there are classes; None: there are no classes.
-        count: of samples.
-        random: draws the order.
+        labels: (count,), class labels. Each beginning holds the classes in about equal proportions, and all
+            classes if it is at least as long as their number. None: no classes.
+        count: number of samples.
+        random: generator that draws the order.
 
     Returns:
-        (count,), the places of the samples.
+        (count,), the indices of the samples.
     """
     order: np.ndarray = random.permutation(count)
     if labels is None:
@@ -150,7 +151,7 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
     """Return the method by which this estimator, with its parameters, is trained in portions.
 
     Raises:
-        ConfigError: there is no method, or a parameter contradicts it.
+        ConfigError: no method exists, or a parameter contradicts it.
     """
     parameters = estimator.get_params(deep=False)
     name = type(estimator).__name__
@@ -184,17 +185,17 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
     """Return the estimator that is trained in portions: itself, or the last step of a pipeline.
 
     Args:
-        estimator: may be a pipeline.
+        estimator: an estimator or a pipeline.
         last_step: train only the last step of a pipeline.
 
     Raises:
-        ConfigError: the pipeline has no estimator there.
+        ConfigError: the pipeline has no estimator as its last step.
     """
     if not isinstance(estimator, Pipeline):
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # a class of the user's own
+            return estimator  # A user's own class.
         raise ConfigError(
             "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
             "pipeline_auto_early_stop=True, so that its last step is, or early_stopping=None"
@@ -209,15 +210,15 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
 
 
 def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str = "") -> None:
-    """Refuse a search over parameters that early stopping sets itself.
+    """Raise ConfigError for a search over parameters that early stopping sets itself.
 
     Args:
         way: method of training.
-        searched: names of the parameters that candidates differ in.
-        prefix: of the names of the trained step, such as "sgd__".
+        searched: names of the parameters that differ between candidates.
+        prefix: prefix of the trained step's parameter names, such as "sgd__".
 
     Raises:
-        ConfigError: the resource, or `warm_start`, is among them.
+        ConfigError: the resource or `warm_start` is searched.
     """
     if way.resource is None:
         return
@@ -284,7 +285,7 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:
-    """Return True for an object of one of these classes; their package need not be loaded."""
+    """Return True for an object of one of these classes, without importing their package."""
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package
         for base in type(estimator).__mro__

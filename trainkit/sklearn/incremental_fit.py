@@ -32,15 +32,15 @@ from trainkit.sklearn.incremental import (
 def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     """Train an estimator for further passes over the data.
 
-    scikit-learn's linear models by stochastic gradient descent do the passes of `fit` in one loop in C, and
-    one pass in `partial_fit`: for thousands of samples most of its time is spent outside of that loop. So
-    they are asked for several passes at once, as their `fit` does. From an unfitted estimator the result is
-    the same, to the last bit, as `fit` with `max_iter=passes` and `tol=None`; for other estimators, as calls
-    of `partial_fit`.
+    scikit-learn's linear models with stochastic gradient descent run all passes of `fit` in one C loop, but
+    only one pass per `partial_fit`, which for thousands of samples spends most of its time outside of the
+    loop. For these models several passes are therefore run at once, as their `fit` does. From an unfitted
+    estimator the result equals `fit` with `max_iter=passes` and `tol=None`, bit for bit. For other estimators
+    it equals calls of `partial_fit`.
 
     Args:
-        estimator: with `partial_fit`; trained in place.
-        passes: 1 or more.
+        estimator: an estimator with `partial_fit`; trained in place.
+        passes: number of passes, 1 or more.
         data: X, and y for an estimator that takes labels.
         params: further arguments of `partial_fit`.
     """
@@ -52,7 +52,7 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
 
 
 def _loops(estimator: Any) -> bool:
-    """Return True if `partial_fit` is that of scikit-learn's own linear models, and no subclass's."""
+    """Return True if `partial_fit` belongs to scikit-learn's own linear models, not to a subclass."""
     if not descends(estimator, "sklearn", "BaseSGD"):
         return False
     return getattr(type(estimator).partial_fit, "__module__", "").startswith("sklearn.linear_model.")
@@ -60,8 +60,8 @@ def _loops(estimator: Any) -> bool:
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     usual = estimator.tol
-    estimator.tol = None  # it could end the loop early, which single passes never do
-    # `fit` and `partial_fit` of all these classes call this with the number of passes as a keyword.
+    estimator.tol = None  # It could end the loop early, which single passes never do.
+    # In all these classes `fit` and `partial_fit` call this method, with the number of passes as a keyword.
     estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
     try:
         estimator.partial_fit(*data, **params)
@@ -77,20 +77,20 @@ def _with_passes(call: Any, passes: int, *args: Any, max_iter: int, **kwargs: An
 
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
-"""Arguments of `fit`: X, y, which may be None, and further ones by name."""
+"""Arguments of `fit`: X, y, which may be None, and further arguments by name."""
 
 
 class IncrementalFit:
-    """Incremental training, with the same result as scikit-learn's calls made by hand.
+    """Incremental training, with results equal to scikit-learn's calls made by hand.
 
     Transformers of a pipeline are fitted once, with the first portion, and the transformed data is kept.
 
     Args:
-        estimator: unfitted, with its parameters; trained in place.
+        estimator: unfitted estimator with its parameters; trained in place.
         portions: number of portions of a complete training.
         last_step: train only the last step of a pipeline in portions.
-        labels: of all samples, also of later data; None for an estimator without labels.
-        searched: names of the parameters that candidates differ in.
+        labels: labels of all samples, including later data; None for an estimator without labels.
+        searched: names of the parameters that differ between candidates.
 
     Raises:
         ConfigError: the estimator can't be trained in portions.
@@ -101,7 +101,7 @@ class IncrementalFit:
     ) -> None:
         self.estimator = estimator
         self.done = 0
-        """Portions trained so far."""
+        """Number of portions trained so far."""
         self._portions = portions
         self._labels = labels
         self._inside = isinstance(estimator, Pipeline) and last_step
@@ -111,7 +111,7 @@ class IncrementalFit:
         require_free(self._way, searched, self._prefix)
         parameters = self._trained.get_params(deep=False)
         self._maximum = self._way.maximum(parameters, portions)
-        # Parameters that are changed for a portion and then set back.
+        # Parameters that are changed for a portion and restored afterwards.
         self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
         self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
         self._data: Data | None = None
@@ -119,12 +119,12 @@ class IncrementalFit:
 
     @property
     def trained(self) -> Any:
-        """Step that is trained in portions, or the estimator itself."""
+        """The step that is trained in portions, or the estimator itself."""
         return self._trained
 
     @property
     def transforms(self) -> bool:
-        """True if transformers of a pipeline stand before the trained step."""
+        """True if a pipeline has transformers before the trained step."""
         return self._inside and any(
             step not in (None, "passthrough") for _, step in self.estimator.steps[:-1]
         )
@@ -133,8 +133,8 @@ class IncrementalFit:
         """Train further portions, in as few calls of the estimator as possible.
 
         Args:
-            load: returns the data for the estimator as a whole, the same each time; called when needed.
-            portions: no more than are left.
+            load: function that returns the data for the whole estimator, equal each time; called when needed.
+            portions: number of portions, at most the remaining ones.
         """
         X, y, params = self._prepared(load)
         portion = self.done + portions
@@ -144,10 +144,10 @@ class IncrementalFit:
         self.done = portion
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Change parameters for the rest of the training, as population based training does.
+        """Change parameters for the rest of the training, as in population based training.
 
         Raises:
-            ConfigError: a parameter is not of the trained step.
+            ConfigError: a parameter does not belong to the trained step.
         """
         for name in parameters:
             if not name.startswith(self._prefix):
@@ -157,7 +157,7 @@ class IncrementalFit:
                 )
         own = {name.removeprefix(self._prefix): value for name, value in parameters.items()}
         if self._prototype is not None:
-            self._prototype.set_params(**own)  # CatBoost refuses to change a model that is fitted
+            self._prototype.set_params(**own)  # CatBoost refuses to change a fitted model.
         else:
             self._trained.set_params(**own)
 
@@ -169,12 +169,12 @@ class IncrementalFit:
         if self._data is not None:
             return self._data
         data = self._transformed(*load())
-        if self.transforms:  # without transformers it is the data itself, which is not kept
+        if self.transforms:  # Without transformers the data itself is not kept.
             self._data = data
         return data
 
     def _transformed(self, X: Any, y: Any, params: dict[str, Any]) -> Data:
-        """Fit the transformers; return the arguments that the pipeline gives its last step."""
+        """Fit the transformers; return the arguments that the pipeline passes to its last step."""
         catcher = _Catcher(self._trained)
         self._end_with(catcher)
         try:
@@ -235,21 +235,21 @@ class IncrementalFit:
         return {"classes": unique_labels(self._labels)}
 
     def _is_expected(self, warning: warnings.WarningMessage, amount: int) -> bool:
-        """Return True if the warning is only due to the division into portions."""
+        """Return True if only the division into portions causes the warning."""
         if issubclass(warning.category, ConvergenceWarning):
             iterations = getattr(self._trained, "n_iter_", None)
             ended_by_limit = iterations is not None and np.max(iterations) >= amount
             return ended_by_limit and self.done + 1 < self._portions
-        # A forest warns that class weights may change with the data, which is the same here.
+        # A forest warns that class weights may change with the data, but here the data stays equal.
         return str(warning.message).startswith("class_weight presets")
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def state(self, load: Callable[[], Data]) -> dict[str, Any]:
-        """Return the state for `resume`; it holds transformed data only if that can't be computed again.
+        """Return the state for `resume`; it holds transformed data only if it can't be computed again.
 
         Args:
-            load: as for `advance`.
+            load: see `advance`.
         """
         data = self._data
         if data is not None and self._can_transform_again(load, data[0]):
@@ -258,11 +258,11 @@ class IncrementalFit:
         return {name: getattr(self, name) for name in names} | {"data": data}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Continue from the state of another one with the same arguments.
+        """Continue from the state of another object with equal arguments.
 
         Args:
-            state: of the other.
-            load: as for `advance`.
+            state: the other object's state.
+            load: see `advance`.
         """
         rest = dict(state)
         data = rest.pop("data")
@@ -272,7 +272,7 @@ class IncrementalFit:
         self._data = data
 
     def _can_transform_again(self, load: Callable[[], Data], transformed: Any) -> bool:
-        """Return True if the transformers give the same data as when they were fitted, to the last bit."""
+        """Return True if the transformers reproduce the data of their fit, bit for bit."""
         if self._again is None:
             again = self.estimator[:-1].transform(load()[0])
             self._again = joblib.hash(again) == joblib.hash(transformed)
@@ -280,10 +280,10 @@ class IncrementalFit:
 
 
 class RepeatedFit:
-    """Training anew with each portion, of an estimator that is given more samples each time.
+    """Training that starts again with each portion, on more samples each time.
 
     Args:
-        estimator: unfitted, with its parameters.
+        estimator: unfitted estimator with its parameters.
     """
 
     transforms = False
@@ -291,22 +291,23 @@ class RepeatedFit:
     def __init__(self, estimator: Any) -> None:
         self.estimator = self.trained = estimator
         self.done = 0
-        """Portions trained so far."""
+        """Number of portions trained so far."""
 
     def advance(self, load: Callable[[], Data], portions: int = 1) -> None:
-        """Train a clone on the samples that are there after so many portions more.
+        """Train a clone on the samples that belong to the trained portions.
 
         Args:
-            load: returns the data; called once `done` counts these portions.
-            portions: no more than are left.
+            load: function that returns the data; called after `done` includes these portions.
+            portions: number of portions, at most the remaining ones.
         """
         self.done += portions
         X, y, params = load()
-        # Kept unfitted if it fails, as another may be trained by the model of this one.
+        # On failure the estimator stays unfitted, because it may be trained again from another candidate's
+        # model.
         self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
 
     def change(self, parameters: Mapping[str, Any]) -> None:
-        """Change parameters for the portions that follow, as population based training does."""
+        """Change parameters for the following portions, as in population based training."""
         self.estimator.set_params(**parameters)
 
     def state(self, load: Callable[[], Data]) -> dict[str, Any]:
@@ -314,7 +315,7 @@ class RepeatedFit:
         return vars(self).copy()
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Continue from the state of another one."""
+        """Continue from the state of another object."""
         vars(self).update(state)
 
 
@@ -323,9 +324,9 @@ class Portions:
     """Portions of a training.
 
     Attributes:
-        reports: portions after which there is a report, ascending; the last is a complete training.
+        reports: portions that end with a report, ascending; the last one is a complete training.
         last_step: train only the last step of a pipeline in portions.
-        of_samples: each portion is a fit anew, on more of the samples.
+        of_samples: True if each portion is a new fit on more samples.
     """
 
     reports: Sequence[int]
@@ -335,7 +336,7 @@ class Portions:
     def begin(
         self, estimator: Any, *, labels: Any = None, searched: Collection[str] = ()
     ) -> IncrementalFit | RepeatedFit:
-        """Return the training of an unfitted estimator, with arguments and errors as for `IncrementalFit`."""
+        """Return the training of an unfitted estimator; arguments and errors as in `IncrementalFit`."""
         if self.of_samples:
             return RepeatedFit(estimator)
         return IncrementalFit(
@@ -360,13 +361,13 @@ class _Catcher(BaseEstimator):  # type: ignore[misc]
 
 
 def _labels(y: Any) -> tuple[Any, ...]:
-    """Return the arguments after X in a call: none if the estimator learns without labels."""
+    """Return the arguments after X in a call; empty if the estimator learns without labels."""
     return () if y is None else (y,)
 
 
 @contextmanager
 def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
-    """Hold warnings back until the end, and then issue those that are not expected."""
+    """Hold warnings back until the end of the block; then issue the unexpected ones."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:

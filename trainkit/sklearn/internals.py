@@ -1,6 +1,6 @@
-"""Private names of scikit-learn that the searches use, and differences of its versions.
+"""Private names of scikit-learn that the searches use, and differences between its versions.
 
-The searches need these so that their answers are scikit-learn's own, and not those of a copy.
+With these names the searches run scikit-learn's own code instead of a copy.
 """
 
 from __future__ import annotations

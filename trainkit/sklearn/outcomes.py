@@ -247,7 +247,7 @@ def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outc
         StoreError: an experiment's file is damaged or foreign.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
-    folders = [folder for folder in made if (folder / FILENAME).exists()]  # The others are still empty.
+    folders = [folder for folder in made if (folder / FILENAME).exists()]  # Other folders are empty.
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:

@@ -74,7 +74,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             and `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`; and
             the seconds of fitting and scoring. Keys, order and types are scikit-learn's, where a scorer
             without a name is called "score". With `early_stopping` also `training_iteration`, the number of
-            portions that trained the candidate; `max_iters` tells when it exceeds the limit.
+            portions that trained the candidate; see `max_iters` for numbers above it.
         best_index_: row of the best candidate; the first row of equal ones.
         best_params_: parameters of the best candidate.
         best_score_: its mean score; missing if `refit` is a function.
@@ -164,8 +164,8 @@ class TuneSearchCV(TuneBaseSearchCV):
             of such dictionaries, and any object with `rvs`. The hyperopt search also takes hyperopt's
             expressions.
         early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained in portions, and
-            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True means
-            HyperBand for BOHB.
+            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True
+            means HyperBand for BOHB; so does None if `max_iters` is not 1.
         n_trials: number of candidates; fewer if the space or the searcher has no more.
         scoring, refit, cv, error_score, return_train_score: scikit-learn's arguments.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.

@@ -207,7 +207,7 @@ def settings_of(
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
-        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # Nothing reads the last one.
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # Nothing reads the last checkpoint.
         chdir_to_trial_dir=False,  # Fits run in the program's directory, like scikit-learn's.
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
@@ -264,7 +264,7 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return given
 
 
-# --- what is optimised ----------------------------------------------------------------------------
+# --- metric ---------------------------------------------------------------------------------------
 
 
 def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
@@ -298,7 +298,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     )
 
 
-# --- what runs at once ----------------------------------------------------------------------------
+# --- concurrency ----------------------------------------------------------------------------------
 
 
 def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:

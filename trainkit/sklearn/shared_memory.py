@@ -1,24 +1,24 @@
 """Samples of folds in shared memory: views of contiguous rows, and copies that workers share.
 
-Contiguous rows of X, such as those of `TimeSeriesSplit` or of a hold-out, are a view. The worker's mapping is
-copy-on-write, so an estimator may write to the view: what it wrote is dropped when the fold is done, and no
-other process sees it.
+Contiguous rows of X, such as those of `TimeSeriesSplit` or of a hold-out, become a view. The worker's mapping
+is copy-on-write, so an estimator may write to the view. Its changes are dropped after the fold, and no other
+process sees them.
 
-For every other part of a fold the driver holds an anonymous file, empty at first, for one copy that all
+For every other part of a fold the driver holds an anonymous file, initially empty, for one copy that all
 workers use:
 
-    empty -- a worker that needs the copy locks the file alone and writes it --> full
-    full  -- each user of the copy has a shared lock and a copy-on-write mapping of its own --> full
+    empty -- a worker that needs the copy locks the file exclusively and writes the copy --> full
+    full  -- each user of the copy has a shared lock and its own copy-on-write mapping --> full
     full  -- no process has a lock, and another copy is to be written --> empty
 
-The lock is on the worker's own open file, which its mapping keeps open. It lasts as long as any array of that
-mapping, also one that an estimator has kept, and ends when the process is killed. A full file is longer than
-the samples by a byte, so a file whose writer was killed is not taken for full.
+The lock belongs to the worker's own open file, which its mapping keeps open. It lasts as long as any array of
+this mapping, even one that an estimator has kept, and ends when the process is killed. A full file is one
+byte longer than the samples, so a file whose writer was killed does not count as full.
 
-A process that finds the file empty waits to write by a lock of another kind, and then checks the file again.
-So no process waits for the users of a copy, who may use it for ever. Copies take no more memory than copies
-of each worker's own would, and far less where workers are at the same fold. A worker that can't open the
-driver's files makes its own copies.
+A process that finds the file empty waits for a separate writer's lock, and then checks the file again. No
+process therefore waits for the users of a copy, which may use it without limit. Shared copies never take more
+memory than separate copies in each worker, and far less if workers use the same fold. A worker that can't
+open the driver's files makes its own copies.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 RowProvider: TypeAlias = Callable[[np.ndarray, Any, Callable[[], None]], Any]
-"""Function of X, indices of rows and a function to call after each piece of X; returns the rows or None."""
+"""Function of X, row indices, and a function to call after each piece of X; returns the rows or None."""
 
 
 def contiguous_slice(indices: Any) -> slice | None:
     """Return the slice for contiguous `indices`; None for others.
 
     Args:
-        indices: of rows, whole numbers.
+        indices: row indices, whole numbers.
     """
     if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or len(indices) == 0:
         return None
@@ -63,13 +63,13 @@ def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
         test: indices of its test rows.
     """
     ours, others = contiguous_slice(train), contiguous_slice(test)
-    # A row in both would show in one what is written to the other.
+    # If both had a common row, writes to one would be visible in the other.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
 
 
 class FoldArray(np.ndarray):
-    """Array that gives contiguous rows as a view, and other rows from a shared copy."""
+    """Array that returns contiguous rows as a view, and other rows from a shared copy."""
 
     views = False
     shared: RowProvider | None = None
@@ -91,14 +91,14 @@ class FoldArray(np.ndarray):
 def fold_array(
     X: Any, train: Any, test: Any, *, views: bool = True, shared: RowProvider | None = None
 ) -> Iterator[Any]:
-    """Give X as a FoldArray, or as it is; what is written to views is dropped at the end.
+    """Yield X as a FoldArray, or unchanged; changes to views are dropped at the end of the block.
 
     Args:
-        X: of any kind; only arrays that the runtime has mapped become a FoldArray.
+        X: samples of any type; only arrays that the runtime has mapped become a FoldArray.
         train: indices of the fold's training rows.
         test: indices of its test rows.
-        views: give contiguous rows as views, which must not be used after the end.
-        shared: gives other rows, which may be used after the end.
+        views: return contiguous rows as views, which must not be used after the block.
+        shared: function that returns other rows, which may be used after the block.
     """
     mapping = _mapping_of(X)
     if mapping is None:
@@ -110,7 +110,7 @@ def fold_array(
         return
 
     def forget() -> None:
-        """Drop this process's pages, those written to and those only read."""
+        """Drop this process's pages, both the written ones and those only read."""
         mapping.madvise(mmap.MADV_DONTNEED)
 
     lender = _writable(X).view(FoldArray)
@@ -129,7 +129,7 @@ def _writable(array: Any) -> Any:
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:
-    """Return the runtime's copy-on-write mapping that holds `array`; None if there is none."""
+    """Return the runtime's copy-on-write mapping that holds `array`; None if no mapping holds it."""
     if not isinstance(array, np.ndarray) or array.flags.writeable:
         return None
     base: Any = array
@@ -140,14 +140,14 @@ def _mapping_of(array: Any) -> mmap.mmap | None:
 
 
 LEAST_BYTES = 16 * 2**20
-"""Bytes below which a copy of a worker's own is faster than a shared one."""
+"""Bytes below which a worker's own copy is faster than a shared one."""
 
 MOST_FILES = 128
-"""Files at most, as each takes one of the driver's descriptors, which may be as few as a thousand."""
+"""Largest number of files; each takes one of the driver's descriptors, which may be only a thousand."""
 
 CHUNK_BYTES = 4 * 2**20
 
-_MADV_POPULATE_READ = 22  # of Linux 5.14; the mmap module doesn't name it
+_MADV_POPULATE_READ = 22  # Since Linux 5.14; the mmap module lacks the name.
 
 Part: TypeAlias = tuple[int, int]
 """Number of a fold, and 0 for its training samples or 1 for its test samples."""
@@ -157,12 +157,12 @@ Split: TypeAlias = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class SharedCopies:
-    """Files of the shared copies, as workers find them.
+    """Files of the shared copies, in a form that workers can open.
 
     Attributes:
-        pid: of the driver.
+        pid: process id of the driver.
         token: unique text in the names of the files.
-        files: descriptors of the driver.
+        files: the driver's descriptors.
     """
 
     pid: int
@@ -170,16 +170,16 @@ class SharedCopies:
     files: Mapping[Part, int]
 
     def take(self, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]) -> Any:
-        """Return `X[rows, ...]` as a writable copy; None if the file is not accessible here.
+        """Return `X[rows, ...]` as a writable copy; None if this process can't open the file.
 
         Args:
             X: array of samples.
-            part: one of `files`.
-            rows: indices of its samples, the same in every worker.
-            read: called after each piece of X that is read for a copy.
+            part: a key of `files`.
+            rows: indices of its samples, equal in every worker.
+            read: function called after each piece of X that is read for a copy.
 
         Raises:
-            MemoryError: there is not enough memory.
+            MemoryError: the memory is not sufficient.
         """
         fd = self._opened(part)
         if fd is None:
@@ -193,18 +193,18 @@ class SharedCopies:
                     self._fill(fd, size, X, part, rows, read)
             return np.ndarray((len(rows), *X.shape[1:]), X.dtype, buffer=_mapped(fd, size))
         finally:
-            os.close(fd)  # the mapping has its own descriptor of the same open file
+            os.close(fd)  # The mapping has its own descriptor of the open file.
 
     def _fill(
         self, fd: int, size: int, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]
     ) -> None:
-        """Write the copy unless the previous writer has; leave the file with a shared lock."""
+        """Write the copy unless an earlier writer has; leave the file with a shared lock."""
         while True:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # No process keeps a lock of a file that is not full. The loop checks it again, as another process
-            # may empty files between one lock and the other.
+            # No process keeps a lock of a file that is not full. The loop checks again, because another
+            # process may empty files between the two locks.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
@@ -219,30 +219,30 @@ class SharedCopies:
                 if os.fstat(fd).st_size:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(fd, 0)
-            except BlockingIOError:  # in use
+            except BlockingIOError:  # The copy is in use.
                 continue
             finally:
                 os.close(fd)
 
     def _opened(self, part: Part) -> int | None:
-        """Open the file anew, as a lock belongs to one opening; return None if this process can't."""
+        """Open the file again, because locks belong to one opening; return None if this process can't."""
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # of another machine, or of a driver that has ended
+        except OSError:  # The driver is on another machine or has ended.
             return None
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_name(self.token, part)} (deleted)":
-            os.close(fd)  # of a process there that has the same number
+            os.close(fd)  # Another process has this id here.
             return None
         return fd
 
 
 def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]:
-    """Return the parts of folds to share copies of; none if they are too many or X is no plain array.
+    """Return the parts of folds that need shared copies; [] if they are too many or X is not a plain array.
 
     Args:
         X: samples.
-        splits: indices of the training and of the test samples of each fold.
-        views: contiguous samples are given as views and need no copy.
+        splits: indices of the training and test samples of each fold.
+        views: True if contiguous samples become views and need no copy.
     """
     if type(X) is not np.ndarray or X.dtype.kind not in "biufc" or not X.ndim or not len(X):
         return []
@@ -264,14 +264,14 @@ def _is_worth(X: np.ndarray, rows: Any) -> bool:
 
 @contextlib.contextmanager
 def open_copies(parts: Sequence[Part]) -> Iterator[SharedCopies]:
-    """Hold a file for each part until the block ends; none if so many can't be opened."""
+    """Hold a file for each part until the block ends; no files if too many would be needed."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}
     try:
         try:
             for part in parts:
                 files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
-        except OSError:  # descriptors have run out: each worker makes its own copies
+        except OSError:  # Descriptors have run out; each worker makes its own copies.
             while files:
                 os.close(files.popitem()[1])
         yield SharedCopies(os.getpid(), token, files)
@@ -287,7 +287,7 @@ def _name(token: str, part: Part) -> str:
 
 @contextlib.contextmanager
 def _turn_to_write(fd: int) -> Iterator[None]:
-    """Hold the lock of the file's writer, which is independent of the locks of `flock`."""
+    """Hold the writer's lock of the file, which is independent of `flock`'s locks."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _whole_file(fcntl.F_WRLCK))
     try:
         yield
@@ -311,15 +311,15 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
         if error.errno == errno.ENOMEM:
             raise MemoryError(f"a copy of {size} bytes can't be mapped: {error}") from error
         raise
-    with contextlib.suppress(OSError):  # an older kernel finds the pages one by one, as they are read
+    with contextlib.suppress(OSError):  # An older kernel loads the pages one by one.
         mapping.madvise(_MADV_POPULATE_READ)
     return mapping
 
 
 def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
-    """Write the samples and one byte behind them.
+    """Write the samples, followed by one byte.
 
-    Calls are used in place of a mapping: if memory has run out, calls raise and a mapping kills the process.
+    It uses calls instead of a mapping, because without memory a call raises, but a mapping kills the process.
     """
     at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
     offset = 0
@@ -330,7 +330,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             read()
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
-        os.ftruncate(fd, 0)  # half a copy is of no use
+        os.ftruncate(fd, 0)  # Half a copy is useless.
         raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
 
 
@@ -346,9 +346,9 @@ class FoldCopies:
     """Shared copies of one fold, by the indices of its samples.
 
     Args:
-        copies: of all folds.
+        copies: copies of all folds.
         fold: number of the fold.
-        split: indices of its training and of its test samples.
+        split: indices of its training and test samples.
     """
 
     copies: SharedCopies

@@ -1,4 +1,4 @@
-"""Trials that evaluate a candidate; they run in the workers."""
+"""Trials that evaluate a candidate, in the workers."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from trainkit.tune.trial.actor import SerializedTrainable, seed_generators
 from trainkit.tune.trial.trainable import Trainable
 
 REPORT_EVERY_S = 0.1
-"""Seconds for which short folds are collected in one report, as each report is a round trip."""
+"""Seconds during which short folds are collected into one report, because each report is a round trip."""
 
 session.register("trainkit.sklearn.trials")
 
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Task that every candidate is evaluated on; it travels to the workers once, its arrays as shared memory.
+    """Task that evaluates every candidate; it is sent to the workers once, with arrays in shared memory.
 
     Attributes:
-        estimator: unfitted, to clone.
-        X, y: as given to `fit`, indexable; y may be None.
-        splits: indices of the training and of the test samples of each fold.
+        estimator: unfitted estimator to clone.
+        X, y: arguments of `fit`, indexable; y may be None.
+        splits: indices of the training and test samples of each fold.
         scorer: one scorer, several as scikit-learn's multimetric scorer, or the user's callable.
-        fit_params, score_params: as routed to the estimator and to the scorer.
-        return_train_score, error_score, verbose: as scikit-learn means them.
-        context: of the call of `fit`, applied around each fold.
-        callbacks: of scikit-learn; None if there are none.
-        candidates: their number; None if it is not known.
-        known: outcomes of first folds from a search that was cut off, by the candidate's key.
-        digest: of the task without `known` if the search is kept in a folder; else ''.
-        copies: of the folds' samples, shared by workers; None if each makes its own.
-        decisive: metric that candidates are compared by; None if the scorers' names are not known.
+        fit_params, score_params: parameters routed to the estimator and to the scorer.
+        return_train_score, error_score, verbose: scikit-learn's arguments.
+        context: context of the call of `fit`, applied around each fold.
+        callbacks: scikit-learn's callbacks; None if there are none.
+        candidates: number of candidates; None if unknown.
+        known: outcomes of first folds from an interrupted search, by candidate key.
+        digest: digest of the task without `known`, if the search is kept in a folder; else ''.
+        copies: copies of the folds' samples that workers share; None if each makes its own.
+        decisive: metric that compares candidates; None if the scorers' names are unknown.
     """
 
     estimator: Any
@@ -76,11 +76,11 @@ class EvaluationTask:
     decisive: str | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A frozen estimator is shared by its clones, so its arrays must be writable; X and y stay shared.
+        # Clones share a frozen estimator, so its arrays must be writable. X and y stay shared.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
     def known_outcomes(self, key: str) -> Sequence[Outcome]:
-        """Return the outcomes of a candidate's first folds that are known from an earlier search."""
+        """Return the known outcomes of a candidate's first folds, from an earlier search."""
         return self.known.get(key, ())
 
     def in_context(self) -> AbstractContextManager[None]:
@@ -88,13 +88,13 @@ class EvaluationTask:
         return self.context.applied()
 
     def digested(self) -> str:
-        """Return a digest of all that the outcomes depend on."""
+        """Return a digest of everything on which the outcomes depend."""
         data = self.X, self.y, self.splits, self.fit_params, self.score_params
         return digest((*data, self.estimator, self.scorer, self.return_train_score, self.error_score), "X, y")
 
     def failure(self, split: int, error: BaseException) -> Outcome:
         """Return the outcome of fold `split` after the death of its process."""
-        # The time is not known.
+        # The time is unknown.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
         why = {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
@@ -109,25 +109,25 @@ class EvaluationTask:
         return dict.fromkeys(kinds, score)
 
     def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        """Fit a clone with `parameters` on the training samples of fold `split`; score it on the others.
+        """Fit a clone with `parameters` on the training samples of a fold; score it on its test samples.
 
         Args:
-            parameters: of the candidate; copied, as they may be estimators.
-            split: which fold, from 0.
-            candidate: which candidate, from 0.
+            parameters: parameters of the candidate; copied, because they may be estimators.
+            split: number of the fold, from 0.
+            candidate: number of the candidate, from 0.
 
         Raises:
-            Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
+            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome holds it.
         """
         with self.context.applied(), self.fold_array(split) as X:
             return self._scored(X, parameters, split, candidate)
 
     def fold_array(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
-        """Give X as an array that gives the samples of fold `split` without a copy where it can.
+        """Yield X as an array that returns the samples of fold `split` without a copy if possible.
 
         Args:
-            split: which fold, from 0.
-            views: allow views, which must be used within the block only.
+            split: number of the fold, from 0.
+            views: allow views, which must only be used inside the block.
         """
         samples = self.splits[split]
         shared = None if self.copies is None else FoldCopies(self.copies, split, samples)
@@ -162,14 +162,14 @@ _HEEDLESS = {
     "lightgbm": ("LGBMModel", ("n_jobs", "num_threads", "num_thread", "nthread", "nthreads")),
     "catboost": ("CatBoost", ("thread_count",)),
 }
-"""Packages that take all cores in spite of `OMP_NUM_THREADS`: base class, and names of their argument."""
+"""Packages that use all cores despite `OMP_NUM_THREADS`: base class, and names of the thread argument."""
 
 
 def with_own_threads(value: Any) -> Any:
-    """Return an estimator whose parts have as many threads as this process, where the user has said nothing.
+    """Return an estimator whose parts use this process's number of threads, unless the user has set it.
 
     Args:
-        value: an estimator, which is not changed; anything else is returned as it is.
+        value: an estimator, which is not changed; anything else is returned unchanged.
     """
     heedless = [package for package in _HEEDLESS if package in sys.modules]
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -187,26 +187,26 @@ def with_own_threads(value: Any) -> Any:
 
 
 def writable_copy(value: Any) -> Any:
-    """Return a copy with writable arrays, as arrays in shared memory are read-only.
+    """Return a copy with writable arrays, because arrays in shared memory are read-only.
 
-    Estimators may set the flag WRITEABLE of arrays that they hold, or write to them. The copy is made by
-    pickle, as some values can be pickled and not copied otherwise, such as one that holds a module.
+    Estimators may write to their arrays, or set their flag WRITEABLE. The copy uses pickle, because some
+    values can't be copied otherwise, such as one that holds a module.
     """
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
-    # Protocol 5 would keep read-only arrays as they are.
+    # Protocol 5 would keep arrays read-only.
     return pickle.loads(serialize.dumps(value, protocol=4))
 
 
 def writable_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
-    """Return parameters that this process may change; in the driver they are those that were given."""
+    """Return parameters that this process may change; the driver gets the given objects themselves."""
     if os.getpid() == driver_pid:
         return config
     return {name: writable_copy(value) for name, value in config.items()}
 
 
 class FoldTrial(SerializedTrainable):
-    """Trial that fits and scores each fold, and reports after a fold or after several short ones."""
+    """Trial that fits and scores each fold; it reports after each fold, or after several short ones."""
 
     def setup(self, config: dict[str, Any], *, task: EvaluationTask) -> None:  # type: ignore[override]
         self._task = task
@@ -231,7 +231,7 @@ class FoldTrial(SerializedTrainable):
 
     @property
     def state(self) -> list[Outcome | None]:
-        """Return the outcome of each fold that is done."""
+        """Outcome of each fold; None for unfinished ones."""
         return self._outcomes
 
     @state.setter
@@ -246,7 +246,7 @@ class FoldTrial(SerializedTrainable):
         candidate = int(self.trial_id.rsplit("_", 1)[1])
         seed = self._trial_spec.seed
         if seed is not None and os.getpid() != self._trial_spec.driver_pid:
-            seed_generators(trial_seed(seed, split))  # the same draws in every process and order
+            seed_generators(trial_seed(seed, split))  # Equal draws in every process and order.
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
     def _report(self) -> dict[str, Any]:
@@ -257,14 +257,14 @@ class FoldTrial(SerializedTrainable):
     def joined(
         cls, reports: Sequence[dict[str, Any]], *, task: EvaluationTask
     ) -> tuple[dict[str, Any], list[Outcome | None] | None]:
-        """Return the report of a step from those of its parts, of which each holds other folds."""
+        """Merge the reports of a step's parts, each of which holds other folds; also return the state."""
         whole = {name: value for report in reports for name, value in report.items()}
         outcomes = outcomes_of(whole, len(task.splits))
         return whole | report_of(outcomes, task.decisive), outcomes if None in outcomes else None
 
 
 class FoldByFoldTrial(FoldTrial):
-    """Trial that reports each fold, after which another candidate may be next."""
+    """Trial that reports each fold, so that another candidate may run next."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         super().reset_config(new_config)
@@ -274,7 +274,7 @@ class FoldByFoldTrial(FoldTrial):
     def step(self) -> dict[str, Any]:
         if self._is_told and self._missing:
             self._evaluate(self._missing[0])
-        self._is_told = True  # outcomes known from the start are a report of their own
+        self._is_told = True  # Outcomes known from the start form the first report.
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -325,7 +325,7 @@ class IncrementalTrial(Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         with Path(checkpoint, STATE).open("rb") as file:
             state = pickle.load(file)
-        # The checkpoint may be of another candidate, to be trained further with the parameters of this one.
+        # The checkpoint may come from another candidate; training then continues with this one's parameters.
         changed = {
             name: value
             for name, value in self.config.items()
@@ -345,8 +345,8 @@ class IncrementalFold:
     Args:
         task: data and settings.
         split: number of the fold.
-        parameters: of the candidate.
-        portions: of its training; it is scored at each report.
+        parameters: parameters of the candidate.
+        portions: portions of its training; it is scored at each report.
     """
 
     def __init__(
@@ -368,10 +368,10 @@ class IncrementalFold:
         return self._failure is not None or self._started.done >= self._portions.reports[-1]
 
     def advance(self) -> Outcome:
-        """Train to the next report, and score; a fold that has failed stays as it is.
+        """Train to the next report, and score; a fold that has failed stays failed.
 
         Raises:
-            Exception: what the estimator raised, if `error_score` is "raise"; else it is in the outcome.
+            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome holds it.
         """
         started = SYSTEM.monotonic()
         if self._failure is None:
@@ -388,32 +388,32 @@ class IncrementalFold:
     def _started(self) -> IncrementalFit | RepeatedFit:
         if self._fit is None:
             estimator = clone(self._task.estimator)
-            # Parameters may be estimators, of which each fold trains its own clone.
+            # Parameters may be estimators, and each fold trains its own clone of them.
             estimator = with_own_threads(estimator.set_params(**clone(dict(self._parameters), safe=False)))
             self._fit = self._portions.begin(estimator, labels=self._task.y, searched=self._parameters)
         return self._fit
 
     @property
     def _train(self) -> Any:
-        """Samples that it is trained on: all, or as many as its portions have by now."""
+        """Training samples: all of them, or as many as belong to the trained portions."""
         if not self._portions.of_samples:
             return self._all
         last = self._portions.reports[-1]
-        # Beyond the last portion is a candidate that goes on with the model of another.
+        # A candidate that continues another's model may be beyond the last portion.
         count = end_of(min(self._started.done, last), len(self._all), last)
-        return self._all[np.sort(self._order[:count])]  # in the order of the fold, as a fit on all has them
+        return self._all[np.sort(self._order[:count])]  # In the fold's order, like in a fit on all samples.
 
     @functools.cached_property
     def _order(self) -> Any:
         y = self._task.y
-        # All candidates are trained on the same samples, so that their scores can be compared.
+        # All candidates use equal samples, so that their scores can be compared.
         by_class = is_classifier(self._started.estimator) and np.ndim(y) == 1
         labels = np.asarray(y)[self._all] if by_class else None
         return growing_order(labels, len(self._all), np.random.RandomState(self._split))
 
     def _data(self) -> Data:
         task = self._task
-        # No views: the estimator may keep its samples from one report to the next.
+        # No views, because the estimator may keep its samples between reports.
         with task.fold_array(self._split, views=False) as array:
             X, y = internals.safe_split(self._started.estimator, array, task.y, self._train)
         return X, y, dict(internals.check_method_params(task.X, params=task.fit_params, indices=self._train))
@@ -450,7 +450,7 @@ class IncrementalFold:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what `resume` takes."""
+        """Return the state for `resume`."""
         failed = self._failure is not None
         return {
             "fit_time": self._fit_time,
@@ -459,10 +459,10 @@ class IncrementalFold:
         }
 
     def resume(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        """Go on from `state`, with the parameters that have changed since.
+        """Continue from `state`, with changed parameters.
 
         Raises:
-            ConfigError: one of them can't change during a training.
+            ConfigError: a parameter can't change during a training.
         """
         self._fit_time = state["fit_time"]
         self._failure = state["failure"]
@@ -477,8 +477,8 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _uses_only_predictions(scorer: Any) -> bool:
-    """Return True if the score depends on the estimator's predictions only, so its last step will do."""
+    """Return True if the score only depends on the predictions, so that the last step can be scored."""
     if internals.routing_enabled():
-        return False  # transformers may request arguments
+        return False  # Transformers may request arguments.
     scorers = scorer._scorers.values() if isinstance(scorer, internals.MultimetricScorer) else [scorer]
     return all(isinstance(each, (internals.BaseScorer, internals.PassthroughScorer)) for each in scorers)

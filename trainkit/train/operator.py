@@ -126,7 +126,7 @@ class TrainingOperator:
         )
         self.setup(self._config)
 
-    # -- what a subclass says ------------------------------------------------------------------
+    # -- for subclasses ------------------------------------------------------------------------
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make models, optimizers and loaders, and register them. Runs once on every worker."""
@@ -474,7 +474,7 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """When schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
+        """Time at which schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
         return self._context.scheduler_step_freq
 
     # -- inside --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
-    """Return a corrected signature if the trainer can't call a method of `operator_cls`, else None.
+    """Return a message with a correction if the trainer can't call a method of `operator_cls`, else None.
 
     Args:
         operator_cls: a subclass of `TrainingOperator`.
@@ -159,7 +159,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""For each argument: the test of its value, and the correction if the test fails."""
+"""Rules by argument: the test of its value, and the correction if the test fails."""
 
 
 @dataclass(frozen=True, kw_only=True)

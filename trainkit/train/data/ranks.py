@@ -243,7 +243,7 @@ def _recorded(
 ) -> BinaryIO:
     file, memory, cells = page
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Closing the file releases it.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Closing releases the lock.
     except BlockingIOError:
         raise TrainkitError(
             f"another trace of {name} is being recorded: ask again when it is there"

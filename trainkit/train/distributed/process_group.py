@@ -80,7 +80,7 @@ class ProcessGroup:
         return flag
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite `tensors` with worker 0's."""
+        """Overwrite `tensors` with worker 0's values."""
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Return torch's group for the entry of `parts` (ranks) with this worker; all workers must call it.

@@ -146,7 +146,7 @@ class RendezvousStore:
                 f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
                 f"join the machine to the cluster by an address that is its own"
             ) from error
-        import torch.distributed as dist  # A launcher does not need it.
+        import torch.distributed as dist  # A launcher does not need torch.
 
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"

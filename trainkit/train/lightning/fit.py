@@ -391,7 +391,7 @@ class LightningFit:
         if self.alive:
             self._switch(self._stop)
 
-    # -- told by Lightning ---------------------------------------------------------------------
+    # -- called by Lightning -------------------------------------------------------------------
 
     def share(self, loader: Any) -> Any:
         """Return this worker's share of a loader, with equally many batches on all workers."""

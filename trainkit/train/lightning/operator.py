@@ -180,7 +180,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 for _package in PACKAGES:
-    session.register(_package)  # Importing it takes seconds.
+    session.register(_package)  # Importing the package takes seconds.
 
 
 class LightningMethods:
@@ -236,7 +236,7 @@ class LightningMethods:
         if self._has_validation():
             self._validation_feed = LightningFeed()
         if self._overrides_of_module("configure_model"):
-            self._running()  # Its weights do not exist earlier.
+            self._running()  # The module has no weights earlier.
 
     def get_model(self) -> Any:
         """Return this worker's `LightningModule`, like RaySGD's operators of Lightning modules."""
@@ -255,7 +255,7 @@ class LightningMethods:
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
         """Run one Lightning epoch with its validation; return the logged values and counts."""
-        del info, epoch_idx  # Lightning has its own.
+        del info, epoch_idx  # Lightning counts epochs itself.
         if not isinstance(self._train_feed, LightningFeed):
             raise ConfigError(
                 "train(dataset=) is not for Lightning modules: give from_ptl(train_dataloader=...)"

@@ -87,23 +87,23 @@ class TrainContext(TuneContext):
         self.shards = shards
 
     def get_world_size(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
         return self._position.world_size
 
     def get_world_rank(self) -> int:
-        """This worker's rank, from 0."""
+        """Return this worker's rank, from 0."""
         return self._position.rank
 
     def get_local_rank(self) -> int:
-        """This worker's rank among the workers of its machine."""
+        """Return this worker's rank among the workers of its machine."""
         return self._position.local_rank
 
     def get_local_world_size(self) -> int:
-        """Number of workers on this machine."""
+        """Return the number of workers on this machine."""
         return self._position.local_world_size
 
     def get_node_rank(self) -> int:
-        """Number of this machine among the machines of the workers."""
+        """Return the number of this machine among the machines of the workers."""
         return self._position.node_rank
 
     def get_metadata(self) -> dict[str, Any]:

@@ -232,7 +232,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
             than workers.
     """
     shared = config.datasets_to_split == "all" or name in config.datasets_to_split
-    if hasattr(data, "streaming_split"):  # Ray's own.
+    if hasattr(data, "streaming_split"):  # A Ray Dataset splits itself.
         shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
         return shards
     # pandas' frames and series; tables of polars and pyarrow.

@@ -242,7 +242,7 @@ class DataParallelTrainer:
 
 
 class TorchTrainer(OperatorTrainer, DataParallelTrainer):
-    """Runs a training function, or trains a `TrainingOperator`, on several processes at once.
+    """Trainer that runs a training function, or trains a `TrainingOperator`, on several processes.
 
     `TorchTrainer(train_fn, scaling_config=ScalingConfig(num_workers=2)).fit()` runs a function, like Ray
     Train. The function calls `trainkit.train.report`, and torch's process group of all workers is already set

@@ -1,15 +1,16 @@
-"""Workers of a trainer through all failures: one worker group after another.
+"""Workers of a trainer across failures: one worker group after another.
 
     call ──▶ group ──ok──▶ result
               │ lost a worker
               ▼
-      places that still fit ──▶ new group ──▶ setup, restore the snapshot ──▶ the same call again
+            places that still fit ──▶ new group ──▶ setup, restore the snapshot ──▶ repeat the call
 
-Ctrl-C ends the group in the middle of a call, and frees its places; the next call begins with a new group.
+Ctrl-C ends the group in the middle of a call and frees its places; the next call starts with a new group.
 
-A snapshot is the workers' state between two calls. It is held in shared memory, so it outlives them. One is
-taken at the end of each epoch of training. Later calls may change a small part of it: that part is taken
-again, or the call is noted and repeated. Before the first call, setup with the same seed is enough.
+A snapshot is the workers' state between two calls. It is stored in shared memory, so it outlives the workers.
+A snapshot is taken at the end of each training epoch. Later calls may change a small part of the state. Then
+either this part is read again, or the call is recorded and repeated. Before the first call, a setup with an
+equal seed is sufficient.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class Snapshot:
     """The workers' state between two calls.
 
     Attributes:
-        states: one of each worker; None is the state after setup.
-        small: the part that a validation may change, by rank, read since then; None if nothing has changed.
-        repeated: calls since then, to be repeated on the restored state.
+        states: state of each worker; None: the state after setup.
+        small: the part that a validation may change, by rank, read later; None if nothing has changed.
+        repeated: later calls, to be repeated on the restored state.
     """
 
     states: list[Any] | None = None
@@ -70,14 +71,14 @@ class Snapshot:
 
 
 class ElasticWorkerGroup:
-    """Workers of one trainer, formed again where some are lost.
+    """Workers of one trainer, formed again when some are lost.
 
     Args:
-        options: resolved.
+        options: resolved options.
 
     Raises:
-        InfeasibleError: the machine could never hold them.
-        GangError: workers died each time they were started.
+        InfeasibleError: the machine can never hold the workers.
+        GangError: workers died at every attempt to start them.
     """
 
     _group: WorkerGroup[Worker]
@@ -88,10 +89,10 @@ class ElasticWorkerGroup:
         sizes = allowed_sizes(options.num_workers, options.min_workers)
         self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._placement = WorkerPlacement(options.bundle)
-        # A trainer that is dropped without a shutdown must not keep its CPUs from the next one.
+        # A trainer that is dropped without a shutdown must free its CPUs for the next one.
         weakref.finalize(self, self._placement.give_back).atexit = False
-        # Drawn from the generator of this process, so that the workers of a seeded script or trial repeat
-        # themselves. A single worker in this process goes on with the generator as it is.
+        # Drawn from this process's generator, so that the workers of a seeded script or trial are
+        # reproducible. A single worker in this process uses the generator directly.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
         self._session = SessionWatch() if remote_ranks(options) else None
@@ -102,14 +103,14 @@ class ElasticWorkerGroup:
             raise
 
     def reserved(self) -> Bundle:
-        """Return the machine's resources that the workers hold, if their session is still there."""
+        """Return the machine's resources that the workers hold; {} if their session has ended."""
         if self._session is None or not self._session.is_current():
             return {}
         return self._placement.reserved()
 
     @property
     def ended(self) -> str | None:
-        """The reason why no call is possible any more; None while one is, by these workers or by new ones."""
+        """Reason why no further call is possible; None if one is, with these workers or new ones."""
         return self._group.ended if self._snapshot is None else None
 
     @property
@@ -126,15 +127,15 @@ class ElasticWorkerGroup:
         return what in self._group.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
-        """Run `call`; if workers are lost, form the group again and run it again, from the state before.
+        """Run `call`; if workers are lost, form the group again and repeat the call from the previous state.
 
         Args:
-            call: of a method of all workers.
-            max_retries: times that it is run again; never without a snapshot.
+            call: call of a method of all workers.
+            max_retries: how often it is repeated; never without a snapshot.
 
         Raises:
-            GangError: workers were lost, and there is no retry left, no snapshot, or no room for others.
-            Exception: raised by a worker, with its traceback.
+            GangError: workers were lost, and no retry, no snapshot or no room for new workers is left.
+            Exception: a worker's exception, with its traceback.
         """
 
         def once() -> list[Any]:
@@ -145,9 +146,9 @@ class ElasticWorkerGroup:
         return self._recovering(once, call.name, max_retries, call.effect)
 
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
-        """Run an epoch; with `max_retries`, from a snapshot that is taken if there is none.
+        """Run an epoch; with `max_retries`, start from a snapshot, which is taken if it does not exist.
 
-        An epoch of training ends with the next snapshot: a worker that dies between two epochs costs nothing.
+        A training epoch ends with the next snapshot, so a worker that dies between two epochs loses nothing.
         """
         training = call.effect is Effect.UNKNOWN
         if training:
@@ -174,19 +175,19 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
-        """Let the block do as it likes with the workers; after it others go on from the state before it.
+        """Allow the block to change the workers; afterwards new workers continue from the state before it.
 
         Args:
             what: the trainer's method, for messages.
 
         Yields:
-            A function that returns the workers, or others in their places that have a configuration of
-            their own and the state after setup.
+            A function that returns the workers, or with a configuration new workers in their places, in the
+            state after setup.
 
         Raises:
-            ObjectStoreFullError: there is no room for a snapshot of the state.
+            ObjectStoreFullError: a snapshot of the state does not fit.
         """
-        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # forms new workers after Ctrl-C
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # Forms new workers after Ctrl-C.
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
@@ -233,16 +234,16 @@ class ElasticWorkerGroup:
 
     @property
     def reporters(self) -> range:
-        """Ranks whose metrics count: one for each copy of the model."""
+        """Ranks whose metrics count: one rank for each copy of the model."""
         spec = self._options.spec
         return range(spec.reporter, self._group.world_size, spec.model_ways)
 
     def snapshot(self) -> list[WorkerState]:
-        """Return all workers' shares of the state, by rank."""
+        """Return the parts of the state of all workers, by rank."""
         return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; by all workers if no single one holds the state."""
+        """Write a checkpoint; all workers write if no single worker holds the state."""
 
         def once() -> list[Any]:
             workers = self._call(Call("own_state"))
@@ -252,11 +253,11 @@ class ElasticWorkerGroup:
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
     def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or worker 0's if it is in this process.
+        """Return the user's own modules: copies on the CPU, or the live ones if worker 0 is in this process.
 
         Args:
-            to_cpu: a copy in any case.
-            averaged: copies with the averages of the weights.
+            to_cpu: always return copies.
+            averaged: return copies with the averaged weights.
         """
         spreads = self._options.spec.spreads
         if not spreads and not averaged:
@@ -290,12 +291,12 @@ class ElasticWorkerGroup:
                     raise
                 failures.append(error)
             except BaseException as error:
-                # Workers that live on may have done a part of it, which the snapshot knows nothing of.
+                # Surviving workers may have run a part of the call, which the snapshot lacks.
                 lives_on = self._group.ended is None
                 if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
                 raise
-            # Of a single worker in this process the snapshot is the one before the first call.
+            # For a single worker in this process only the snapshot before the first call exists.
             has_snapshot = self._snapshot is not None and not self._keeps_nothing()
             if not recovery.may_retry(len(failures), max_retries, has_snapshot=has_snapshot):
                 break
@@ -307,20 +308,20 @@ class ElasticWorkerGroup:
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
 
     def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
-        """Return the result of `act`; form other workers where the node dies, and all workers with it.
+        """Return the result of `act`; if the node dies with all workers, form new workers.
 
-        No worker has failed then, so it costs no retry.
+        This uses no retry, because no worker has failed.
 
         Args:
-            act: runs `what`.
-            what: the call, in messages.
-            again: run `act` again once others are formed, rather than raise.
+            act: function that runs `what`.
+            what: name of the call, for messages.
+            again: run `act` again after new workers are formed; otherwise raise.
 
         Raises:
-            GangError: there is no snapshot, the node dies again and again, or `act` isn't run again.
+            GangError: no snapshot exists, the node dies repeatedly, or `act` isn't run again.
         """
         if hasattr(self, "_group") and self.ended is not None:
-            return act()  # which says so
+            return act()  # `act` raises the reason of the end.
         losses = 0
         loss: NodeDiedError | None = None
         while True:
@@ -349,12 +350,12 @@ class ElasticWorkerGroup:
                 log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
-        """Return the error of the node's death, if `error` comes of it."""
+        """Return the error of the node's death if it caused `error`, else None."""
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
     def _closed_if_ended(self, what: str) -> Iterator[None]:
-        """Free the places of an ended group at the end of the block, so that others may have them."""
+        """Free the places of an ended group at the end of the block, for other programs."""
         try:
             yield
         except Exception:
@@ -367,7 +368,7 @@ class ElasticWorkerGroup:
             raise
 
     def _interrupt(self, what: str) -> None:
-        """End the workers in the middle of a call, and keep the snapshot for those of the next call."""
+        """End the workers in the middle of a call, and keep the snapshot for the next call's workers."""
         self._group.close(force=True, why=f"{what}() was interrupted")
         if self._snapshot is None:
             self._group.ended = f"{self._group.ended}, {recovery.NO_SNAPSHOT}"
@@ -390,7 +391,7 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def _as_far_as_there_is_room(self) -> Iterator[None]:
-        """Give up the snapshot, with a warning, if the block finds no room for the state."""
+        """Drop the snapshot, with a warning, if the state does not fit into the object store."""
         try:
             yield
         except ObjectStoreFullError as error:
@@ -402,7 +403,7 @@ class ElasticWorkerGroup:
             )
 
     def _note(self, call: Call) -> None:
-        """Bring the snapshot up to date after `call`, or give it up."""
+        """Update the snapshot after `call`, or drop it."""
         held = self._snapshot
         if held is None or self._keeps_nothing():
             return
@@ -416,20 +417,20 @@ class ElasticWorkerGroup:
                 self._snapshot = None
 
     def _start_again(self) -> None:
-        """Let new workers set up and take over the state; end workers that can't."""
+        """Let new workers set up and load the state; end workers that fail to."""
         held = self._snapshot
         try:
             self._group.start(self._seed)
             if held is None:
                 return
             if held.states is not None or held.small is not None:
-                # Put once, not sent to each; small enough states travel with the call.
+                # Stored once, not sent to each worker; small states are sent with the call.
                 states = held.states if self._keeps_nothing() else runtime.put(held.states)
                 self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # The next call would go on with what setup made, as if nothing had been trained.
+            # Otherwise the next call would silently continue with the untrained state after setup.
             self._group.close(force=True, why="they could not take over the state")
             raise
 
@@ -440,7 +441,7 @@ class ElasticWorkerGroup:
         self._retrying(lambda: None, self._group.asked, recovery.RETRIES, Effect.NOTHING)
 
     def _form_elsewhere(self) -> None:
-        """Form workers, not started yet, in another session than the one that was lost."""
+        """Form workers in a new session after the previous one was lost; do not start them yet."""
         if hasattr(self, "_group"):
             self._group.close(force=True)
         self._placement.give_back()
@@ -464,7 +465,7 @@ class ElasticWorkerGroup:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
     def _grow(self) -> None:
-        """Take more workers if there are fewer than asked for, and room has come back."""
+        """Add workers if fewer than requested are running and room has become free."""
         group, full = self._group, self._options.num_workers
         if group.ended is not None or group.world_size == full:
             return
@@ -473,7 +474,7 @@ class ElasticWorkerGroup:
             return
         if self._snapshot is None:
             self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
-        # Added to what is held, not taken anew: others may be in line for it.
+        # Added to the held places, because released ones could go to other waiting programs.
         if self._snapshot is None or not self._placement.add(size - group.world_size):
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))
@@ -484,14 +485,14 @@ class ElasticWorkerGroup:
         return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label, Worker)
 
     def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup[Worker]:
-        """Return a group of as many workers as there is room for, not started yet.
+        """Return a group of as many workers as fit, not started yet.
 
         Args:
-            sizes: to be tried, the largest first.
-            again: it replaces a group that was lost, in the same places if these are still there.
+            sizes: sizes to try, the largest first.
+            again: True if it replaces a lost group, in the same places if these still exist.
 
         Raises:
-            InfeasibleError: the machine could never hold the smallest.
+            InfeasibleError: the machine can never hold the smallest size.
             GangError: there is no room.
         """
         if not remote_ranks(self._options):
@@ -499,11 +500,11 @@ class ElasticWorkerGroup:
         timeout_s = self._options.timeout_s
         if again and self._placement.still_there():
             group = self._group_of(len(self._placement))
-            # The places are gone if their machine is, which the cluster may not have noticed yet.
+            # The places are lost with their machine, which the cluster may not have noticed yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
             group.close(force=True)
-        # A first group waits as long as it takes, but not for this very program.
+        # A first group waits without limit, but not for resources of this program.
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [self._options.bundle] * sizes[-1]
@@ -527,7 +528,7 @@ class ElasticWorkerGroup:
 
 
 def _is_allowed(options: TrainerOptions, size: int) -> bool:
-    """Return True if `size` workers can share model and batches."""
+    """Return True if `size` workers can divide the model and the batches."""
     spec = named_strategy(options.strategy, num_workers=size)
     devices = options.devices_per_worker or 1
     if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):

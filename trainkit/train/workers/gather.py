@@ -1,8 +1,8 @@
-"""Results of one call from all workers, and the cause where some fail.
+"""Results of one call from all workers, and the cause of failures.
 
-A worker that fails in a step leaves the others waiting in a collective, so its failure ends them. Which
-failure is the cause? A dead process, or an error of the user's code; an error that only says "my peer is
-gone" is a symptom (failure_cause.py). Where there are only symptoms, the cause is whoever does not answer.
+If a worker fails in a step, the others wait in a collective, so its failure ends them too. The cause is a
+dead process or an error of the user's code. An error that only reports a lost peer is a symptom
+(failure_cause.py). If all errors are symptoms, the cause is the worker that does not answer.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from trainkit.train.distributed import failure_cause
 log = logging.getLogger(__name__)
 
 GRACE_PERIOD_S = 5.0
-"""Seconds for the cause of a symptom to become known, and for workers to end in order."""
+"""Seconds to wait for the cause of a symptom, and for workers to end cleanly."""
 
 APART_S = 30.0
-"""Seconds for the others once one has raised in a call in which they may meet, but need not."""
+"""Seconds to wait for the others after one worker raised in a call that may communicate but need not."""
 
 TELL_S = 60.0
-"""Seconds after which a warning names the workers that the others wait for."""
+"""Seconds after which a warning names the workers for which the others wait."""
 
 LOOK_S = 1.0
-"""Seconds between two looks for the answer of a worker in this process."""
+"""Seconds between two checks for the answer of a worker in this process."""
 
 
 @dataclass(eq=False)
@@ -41,13 +41,14 @@ class GatheredResults:
         pending: references of the pending calls, each with its rank.
         what: name of the call, for messages.
         world_size: number of workers.
-        at_once: the workers meet in the call: end all at the first failure that is a cause, or if some
-            have answered and the others don't within `timeout_s`.
-        timeout_s: seconds that a collective may take.
-        end_workers: ends all of them.
-        is_end: returns True of a failure that is how the worker was to end; its result is None.
-        results: by rank.
-        failures: by rank.
+        at_once: True if the workers communicate in the call. All workers are then ended at the first failure
+            that is a cause, or if some have answered and the others do not within `timeout_s`.
+        timeout_s: time limit of a collective, in seconds.
+        end_workers: function that ends all workers.
+        is_end: function that returns True for a failure that is the worker's expected end; its result is
+            None.
+        results: results by rank.
+        failures: failures by rank.
         late: workers without an answer.
     """
 
@@ -68,7 +69,7 @@ class GatheredResults:
     _told: bool = field(default=False, init=False)
 
     def collect(self) -> None:
-        """Wait until all have answered, or until one has failed and the others won't."""
+        """Wait until all workers have answered, or one has failed and the others will not answer."""
         while self.pending:
             left = self._time_left()
             if left is not None and left <= 0:
@@ -84,19 +85,19 @@ class GatheredResults:
                 self._tell()
             if self.at_once and self._cause_known():
                 break
-        # At once also if all of them have answered: one in this process may still wait for them.
+        # With `at_once` also after all remote answers, because a worker in this process may still wait.
         if self.pending or (self.failures and self.at_once):
             self._end_all()
 
     def collect_beside(self, own_part: Callable[[], Any]) -> None:
-        """Collect while worker 0's part runs here, on the thread that the user's code expects."""
+        """Collect while worker 0's part runs in this process, on the thread that the user's code expects."""
         self._beside = True
         watch = threading.Thread(target=self.collect, name="trainkit-gather", daemon=True)
         watch.start()
         try:
             self.results[0] = own_part()
             self._answered_at = SYSTEM.monotonic()
-        except Exception as error:  # It is this worker's answer, judged with the others'.
+        except Exception as error:  # Treated as this worker's answer.
             self._fail(0, error)
             if self.at_once:
                 if self._is_symptom(error):
@@ -110,24 +111,24 @@ class GatheredResults:
 
     @property
     def failed(self) -> bool:
-        """True if not all workers gave a result."""
+        """True if some workers gave no result."""
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
-        """Return the workers whose process, or a process that loads their data, died."""
+        """Return the workers whose process died, or a process that loads their data."""
         return [rank for rank, error in self.failures.items() if self._is_death(error)]
 
     def lost(self) -> list[int]:
-        """Return the workers that are gone or don't answer, if the call failed for that reason.
+        """Return the workers that are gone or do not answer, if the call failed for this reason.
 
-        These are all that failed if none of them knows why, and none if the user's code raised.
+        Return all failed workers if no worker knows the cause, and none if the user's code raised.
         """
         if self._raised():
             return []
         return self._died() or self.late or sorted(self.failures)
 
     def cause(self) -> int:
-        """Return the worker whose failure explains the others'."""
+        """Return the worker whose failure caused the others."""
         raised = [rank for rank, _ in self._raised()]
         return (raised or self.lost())[0]
 
@@ -135,7 +136,7 @@ class GatheredResults:
         """Return the error to raise.
 
         Args:
-            ended: the workers were ended.
+            ended: True if the workers were ended.
         """
         world_size = self.world_size
         if raised := self._raised():
@@ -155,14 +156,14 @@ class GatheredResults:
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
-            # Where nothing failed, some have answered and the others never did.
+            # Without a failure, some workers have answered and the others never did.
             symptom = self.failures[waited[0]] if waited else None
             verdict = GangError(self._missed(waited, symptom))
             verdict.__cause__ = symptom
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
-        """Return the message about workers that did not come to a meeting of the others."""
+        """Return the message about workers that were missing in a collective of the others."""
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
@@ -186,7 +187,7 @@ class GatheredResults:
         )
 
     def _time_left(self) -> float | None:
-        """Return the seconds to wait for the other workers; None: as long as it takes."""
+        """Return the seconds to wait for the other workers; None for no limit."""
         now = SYSTEM.monotonic()
         if self._failed_at is not None:
             raised = not self.at_once and len(self._raised()) == len(self.failures)
@@ -196,10 +197,10 @@ class GatheredResults:
         return None
 
     def _tell_in(self) -> float | None:
-        """Return the seconds to the warning that some workers don't come; None: there is to be none."""
+        """Return the seconds until the warning about missing workers; None for no warning."""
         if self._told or not self.at_once or self._answered_at is None or self._failed_at is not None:
             return None
-        if self.timeout_s == float("inf"):  # one may go on for as long as it likes
+        if self.timeout_s == float("inf"):  # A worker may run without a limit.
             return None
         return max(0.0, self._answered_at + TELL_S - SYSTEM.monotonic())
 
@@ -213,7 +214,7 @@ class GatheredResults:
         )
 
     def _died(self) -> list[int]:
-        """Return the workers that died by themselves, in order of rank."""
+        """Return the workers that died on their own, by rank."""
         return [
             rank
             for rank in sorted(self.deaths())
@@ -229,7 +230,7 @@ class GatheredResults:
         ]
 
     def _end_all(self) -> None:
-        """End the workers; the death of those without an answer is not counted as their failure."""
+        """End the workers; the death of workers without an answer is not counted as their failure."""
         self.late = self.late or sorted(self.pending.values())
         self.end_workers()
 
@@ -237,7 +238,7 @@ class GatheredResults:
         rank = self.pending.pop(ref)
         try:
             self.results[rank] = runtime.get(ref)
-        except Exception as error:  # Judged by `verdict`, which raises it.
+        except Exception as error:  # `verdict` decides whether it is raised.
             if not self.is_end(error):
                 self._fail(rank, error)
                 return
@@ -253,11 +254,11 @@ class GatheredResults:
         return any(not self._is_symptom(error) for error in self.failures.values())
 
     def _is_symptom(self, error: BaseException) -> bool:
-        # A single worker has no others to lose.
+        # A single worker has no peers to lose.
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
     def _is_death(self, error: BaseException) -> bool:
-        # A single worker in this process lives on with its model, which no snapshot holds.
+        # A single worker in this process stays alive with its model, which no snapshot holds.
         if self._beside and self.world_size == 1:
             return False
         died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

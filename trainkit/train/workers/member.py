@@ -1,4 +1,4 @@
-"""Processes that train together: how each one starts, meets the others and ends."""
+"""Member of a worker group: how its process starts, joins the others and ends."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainkit.train.distributed.rendezvous import (
 
 
 class GroupOptions(Protocol):
-    """The part of a trainer's arguments that its worker group reads."""
+    """Part of a trainer's arguments that its worker group reads."""
 
     @property
     def num_workers(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
 
     @property
     def use_local(self) -> bool:
-        """Worker 0 is this process."""
+        """True if worker 0 is this process."""
 
     @property
     def bundle(self) -> Bundle:
@@ -36,7 +36,7 @@ class GroupOptions(Protocol):
 
     @property
     def meets(self) -> bool:
-        """The workers join one process group."""
+        """True if the workers join one process group."""
 
     @property
     def backend(self) -> str:
@@ -44,7 +44,7 @@ class GroupOptions(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that one collective may take."""
+        """Time limit of one collective, in seconds."""
 
 
 Options = TypeVar("Options", bound=GroupOptions, covariant=True)
@@ -55,11 +55,11 @@ class WorkerSpec(Generic[Options]):
     """Arguments with which a worker starts.
 
     Attributes:
-        options: the trainer's, resolved.
-        rank: this worker's number, from 0.
-        locality: its number among those of its machine.
-        rendezvous: the place where the workers meet; None for a single worker.
-        seed: for the generators, equal on all workers while they set up; None leaves them alone.
+        options: the trainer's resolved options.
+        rank: this worker's rank, from 0.
+        locality: its position among the workers of its machine.
+        rendezvous: the workers' meeting place; None for a single worker.
+        seed: seed of the generators, equal on all workers during setup; None does not seed them.
     """
 
     options: Options
@@ -73,9 +73,9 @@ T = TypeVar("T")
 
 
 class GroupMember:
-    """One of the processes of a worker group.
+    """Process of a worker group.
 
-    Its methods are called on all members at once, in the same order.
+    Its methods are called on all members at the same time, in the same order.
     """
 
     def __init__(self) -> None:
@@ -83,19 +83,19 @@ class GroupMember:
         self._meter: RankMeter | None = None
 
     def here(self) -> None:
-        """Return once this process is there."""
+        """Do nothing; a result shows that this process is running."""
 
     def home(self, listens: bool) -> WorkerAddress:
-        """Return the address of this worker; asked for where the workers may be on several machines.
+        """Return the address of this worker; called if the workers may be on several machines.
 
         Args:
-            listens: let the others meet in this process.
+            listens: True to make this process the workers' meeting place.
         """
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
     def _metered(self, spec: WorkerSpec[Any], world_size: int, trainer: str) -> RankMeter:
-        """Return the meter of this rank, from here on; `trainer` is the name of what is trained."""
+        """Start and return the meter of this rank; `trainer` is the name of the training."""
         group = "" if spec.rendezvous is None else spec.rendezvous.place
         self._meter = RankMeter(spec.rank, world_size, trainer=trainer, group=group)
         self._meter.count_steps()
@@ -106,15 +106,15 @@ class GroupMember:
         return function()
 
     def stop(self) -> None:
-        """Let the user's code end in order, and leave the other workers."""
+        """Let the user's code end cleanly, and leave the other workers."""
         self.leave()
 
     def leave(self) -> None:
-        """Leave the other workers at once."""
+        """Leave the other workers immediately."""
         self._listener = None
         if self._meter is not None:
             self._meter.close()
 
     def exit(self) -> None:
-        """End this process as a program ends."""
+        """End this process like a program."""
         runtime.exit_actor()

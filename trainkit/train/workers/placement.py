@@ -1,4 +1,4 @@
-"""How many workers fit, and the placement groups they start in."""
+"""Placement of workers: how many fit, and the placement groups in which they start."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime.scheduling import PlacementGroup
 
 AT_ONCE_S = 2.0
-"""Seconds within which free room is granted, even by a machine under load."""
+"""Seconds within which free resources are granted, even by a machine under load."""
 
 
 def allowed_sizes(
     num_workers: int, min_workers: int | None = None, *, model_ways: int = 1, batch_size: int | None = None
 ) -> tuple[int, ...]:
-    """Return the numbers of workers that a group may have, the largest first.
+    """Return the possible numbers of workers of a group, the largest first.
 
     Args:
-        num_workers: the largest.
-        min_workers: the smallest; None is `num_workers`.
-        model_ways: workers that hold one copy of the model together; each number is a multiple of it.
-        batch_size: of all workers together, split evenly among the copies of the model; None if each worker
-            has a batch size of its own.
+        num_workers: the largest number.
+        min_workers: the smallest number; None: `num_workers`.
+        model_ways: number of workers that hold one copy of the model; all results are multiples of it.
+        batch_size: global batch size, divided evenly among the copies of the model; None if each worker has
+            its own batch size.
     """
     fewest = num_workers if min_workers is None else min_workers
     return tuple(
@@ -35,7 +35,7 @@ def allowed_sizes(
 
 
 def fitting(free: Bundle, bundle: Bundle) -> int:
-    """Return how many times `bundle` fits into the free resources, if these are on one machine."""
+    """Return how many times `bundle` fits into the free resources, assuming a single machine."""
     asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
     if not asked:
         raise ValueError(f"a bundle of nothing, {bundle}, fits without end")
@@ -43,15 +43,15 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """Return the largest allowed number above `current` for which `more` workers are enough, or None."""
+    """Return the largest allowed number above `current` that `more` new workers can reach, or None."""
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
     """Return the seconds to wait for room for `size` workers before the next smaller number is tried.
 
-    Long for the full number, for which the machine may soon have room again; short for those in between; and
-    for the smallest as long as it takes, since nothing else is left to try.
+    The wait is long for the full number, because room may soon be free again; short for numbers in between;
+    and `last_s` for the smallest number, because no smaller one is left to try.
     """
     if size == min(allowed):
         return last_s
@@ -59,7 +59,7 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
 
 
 class WorkerPlacement:
-    """Places of the workers of one trainer, kept while its worker group is formed again.
+    """Places of the workers of one trainer; they are kept while its worker group is formed again.
 
     Args:
         bundle: resources of each worker.
@@ -75,55 +75,55 @@ class WorkerPlacement:
         return len(self._places)
 
     def reserved(self) -> Bundle:
-        """Return the machine's resources that are held; none where the places are a trial's."""
+        """Return the held resources of the machine; {} if the places belong to a trial."""
         return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
-        """Return the placement group of a worker's place, and the number of its bundle there."""
+        """Return a worker's placement group and the index of its bundle in it."""
         return self._places[rank]
 
     def take(self, workers: int, timeout_s: float | None = None) -> bool:
-        """Hold places for so many workers, and no others; within a trial, the trial's own.
+        """Hold exactly `workers` places; inside a trial, places of the trial.
 
         Returns:
             False, with nothing held, if there is no room within `timeout_s`.
 
         Raises:
-            InfeasibleError: the machine could never hold them.
+            InfeasibleError: the machine can never hold the workers.
         """
         self.give_back()
         return self._take_of_trial(workers) or self._reserve(workers, timeout_s)
 
     def add(self, workers: int) -> bool:
-        """Hold places for so many more if there is room at once; else change nothing, and return False."""
+        """Hold `workers` more places if there is room immediately; else change nothing and return False."""
         held = self._take_of_trial(len(self) + workers)
         return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
-        """Return the number of places that seem to be free beside those that are held."""
+        """Return the number of places that seem to be free in addition to the held ones."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
 
     def still_there(self) -> bool:
-        """Return True if the held places can go on being used; give them back if not."""
+        """Return True if the held places are still usable; otherwise give them back."""
         try:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
             )
-        except ConfigError:  # A group was removed, by a program that needed its resources.
+        except ConfigError:  # Another program needed the resources of a group.
             there = False
         if not there:
             self.give_back()
         return bool(self._places)
 
     def give_back(self) -> None:
-        """Free the held places, and end what runs in them. A trial's places stay the trial's."""
+        """Free the held places, and end their processes. A trial's places remain the trial's."""
         self._held.close()
         self._places, self._own = [], 0
 
     def _take_of_trial(self, workers: int) -> bool | None:
-        """Hold so many of the trial's places, if it has them; None outside of a trial."""
+        """Hold `workers` places of the trial if it has them; return None outside of a trial."""
         if (trial := runtime.get_current_placement_group()) is None:
             return None
         bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
@@ -149,10 +149,10 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Return the bundles of a trial's placement group in which its workers start; None if they don't fit.
+    """Return the bundles of a trial's placement group for its workers; None if they don't fit.
 
     Args:
-        specs: the trial's bundles; the last ones are taken, as the first is that of the trial itself.
+        specs: the trial's bundles; the last ones are used, because the first belongs to the trial itself.
         needs: resources of each worker.
         workers: number of workers.
     """

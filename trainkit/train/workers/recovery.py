@@ -1,4 +1,4 @@
-"""Rules for lost workers, as pure functions, with their messages."""
+"""Rules for lost workers as pure functions, and their messages."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from enum import Enum
 from trainkit.resources import Bundle
 
 RETRIES = 3
-"""Times that a call is run again by default, as RaySGD's `max_retries`."""
+"""Default number of retries of a call; RaySGD's `max_retries`."""
 
 REFORM_WAIT_S = 30.0
-"""Seconds to wait for room for the full number of workers before fewer are taken."""
+"""Seconds to wait for room for the full number of workers before fewer are used."""
 
 
 class Effect(Enum):
-    """Effect of a call on the state in a snapshot, which decides what becomes of the snapshot."""
+    """Effect of a call on the workers' state, which decides if a snapshot stays valid."""
 
     NOTHING = "nothing"
-    """The call reads: the snapshot stays good."""
+    """The call only reads: the snapshot stays valid."""
     SMALL = "small"
-    """The call may change generators, schedulers, rates and the operator's state: these are read again."""
+    """The call may change generators, schedulers, rates and the operator's state: they are read again."""
     REPEATABLE = "repeatable"
-    """Repeated on the restored state, the call has an equal effect: it is noted, to be repeated."""
+    """The call has an equal effect on the restored state: it is recorded and repeated."""
     UNKNOWN = "unknown"
-    """The call may change anything: the snapshot is out of date."""
+    """The call may change anything: the snapshot is invalid."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Call:
     """A call of a method of the workers.
 
     Attributes:
-        method: of `Worker`.
-        args: equal for all workers.
-        effect: on the state.
-        first: on worker 0 alone.
-        in_step: the workers meet in it.
-        alike: it changes state that must be equal on all workers.
-        name: of the trainer's method that makes the call, for messages.
+        method: method of `Worker`.
+        args: arguments, equal for all workers.
+        effect: effect on the state.
+        first: True for worker 0 alone.
+        in_step: True if the workers communicate in it.
+        alike: True if it changes state that must be equal on all workers.
+        name: name of the trainer's method that makes the call, for messages.
     """
 
     method: str
@@ -55,18 +55,18 @@ class Call:
 
 
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
-    """Return True if a call that has failed `failures` times, as it lost workers, is run again.
+    """Return True if a call that lost workers `failures` times is repeated.
 
     Args:
-        failures: 1 or more.
-        max_retries: times that the call may be run again.
-        has_snapshot: the workers' state before the call can be restored.
+        failures: number of failures, 1 or more.
+        max_retries: how often the call may be repeated.
+        has_snapshot: True if the workers' state before the call can be restored.
     """
     return has_snapshot and failures <= max_retries
 
 
 def give_up_text(method: str, failures: Sequence[str]) -> str:
-    """Return the message for a call that failed each time it was run."""
+    """Return the message for a call that failed at every attempt."""
     retries = len(failures) - 1
     times = "once" if retries == 1 else f"{retries} times"
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
@@ -77,11 +77,11 @@ _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
 
 
 NO_SNAPSHOT = "and no snapshot held their state: train() keeps one unless max_retries=0"
-"""Why a trainer cannot go on after an interruption."""
+"""Reason why a trainer can't continue after an interruption."""
 
 
 def go_on_text(why: str, method: str) -> str:
-    """Return the log's line for workers that are formed again, as Ctrl-C has ended those before."""
+    """Return the log line for workers that are formed again after Ctrl-C."""
     return f"{why}; the workers are formed again for {method}(), with the state from before the interruption"
 
 
@@ -93,14 +93,14 @@ def no_snapshot_text(lost: str) -> str:
 def lost_session_text(
     lost: str, method: str, *, ended_by: str = "", in_a_row: int = 0, has_snapshot: bool = True
 ) -> str:
-    """Return the message for workers that went with their session and don't go on in another.
+    """Return the message for workers that were lost with their session and are not formed again.
 
     Args:
         lost: text about the loss of the session.
-        method: that ran.
-        ended_by: the user who ended the session by `trainkit stop`; "" if nobody did.
-        in_a_row: times that `method` has lost its session, where that is too often; 4 or more.
-        has_snapshot: the workers' state before the call can be restored.
+        method: name of the running method.
+        ended_by: the user who ended the session with `trainkit stop`; "" if nobody did.
+        in_a_row: how often `method` has lost its session, if this is too often; 4 or more.
+        has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:
         return f"the session was ended with `trainkit stop` by {ended_by} in {method}(): {_NEW}"
@@ -110,7 +110,7 @@ def lost_session_text(
 
 
 def not_again_text(lost: str, method: str) -> str:
-    """Return the message for a call that lost its session and is not run again by itself."""
+    """Return the message for a call that lost its session and is not repeated automatically."""
     return (
         f"{lost} in {method}(), which is not run again by itself; the workers are formed again, with the "
         "state from before it: call it again if it may be done twice"
@@ -118,18 +118,18 @@ def not_again_text(lost: str, method: str) -> str:
 
 
 def reform_text(why: str, method: str) -> str:
-    """Return the log's line for lost workers that are replaced."""
+    """Return the log line for lost workers that are replaced."""
     return f"{why}; the workers are formed again, and {method}() starts over"
 
 
 def size_text(before: int, now: int, full: int) -> str:
-    """Return the log's line for a worker group of another size than before."""
+    """Return the log line for a worker group whose size has changed."""
     change = "more" if now > before else "fewer"
     return f"{now} of num_workers={full} workers train now, {change} than the {before} before"
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
-    """Return the message for a trainer whose smallest worker group found no room."""
+    """Return the message for a trainer without room for its smallest worker group."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
         f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
@@ -138,12 +138,12 @@ def no_room_text(fewest: int, timeout_s: float) -> str:
 
 
 def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> str:
-    """Return a note about those arguments of a trainer that ask for too much.
+    """Return a note about a trainer's arguments that request too many resources.
 
     Args:
-        workers: the fewest that it needs.
+        workers: smallest number of workers.
         cpus: `num_cpus_per_worker`.
-        gpus: of each worker.
+        gpus: GPUs of each worker.
         existing: all resources of the session.
     """
     asked = f"TorchTrainer asked for {'1 worker' if workers == 1 else f'{workers} workers'}"

@@ -1,4 +1,4 @@
-"""One worker: its operator, its epochs and its state, in a process of its own."""
+"""Worker of an operator's trainer: its operator, epochs and state, in its own process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Worker(GroupMember):
         self._started = False
 
     def start(self, spec: WorkerSpec[TrainerOptions]) -> frozenset[str]:
-        """Meet the other workers and set up the operator; return the result of `data`."""
+        """Join the other workers and set up the operator; return the result of `data`."""
         options = spec.options
         self._rank = spec.rank
         if spec.seed is not None:
@@ -122,8 +122,8 @@ class Worker(GroupMember):
         name = options.training_operator_cls.__name__
         self._metered(spec, options.num_workers, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
-            # With equal seeds all workers would drop the same units and augment in the same way. The first
-            # keeps its stream, a plain loop's; those that hold one model together stay equal.
+            # With equal seeds all workers would drop equal units and use equal augmentations. The first
+            # worker keeps the stream of a plain loop. Workers that hold one model together keep equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
@@ -135,13 +135,13 @@ class Worker(GroupMember):
     def train(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
     ) -> Mapping[str, Any]:
-        """Train for one epoch, of `num_steps` batches if that is given.
+        """Train for one epoch, or for `num_steps` batches.
 
         Args:
-            num_steps: batches; None is one pass.
-            info: passed on.
+            num_steps: number of batches; None: one pass.
+            info: passed to the operator.
             profile: measure durations.
-            dataset: trained on instead of the registered loader, as `TorchTrainer.train` takes it.
+            dataset: data to train on instead of the registered loader; see `TorchTrainer.train`.
         """
         operator = self._operator
         if dataset is not None:
@@ -175,14 +175,14 @@ class Worker(GroupMember):
         return self._reported(result, "validate", {})
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
-        """Return this worker's predictions of each loader, on the CPU, and the number of all that count."""
-        operator: Any = self._operator  # with LightningMethods, as the trainer has checked
+        """Return for each loader this worker's predictions, on the CPU, and the number of all that count."""
+        operator: Any = self._operator  # The trainer has checked for LightningMethods.
         with self._strategy.evaluation():
             predicted: list[Predicted] = cpu_copy(operator.predict(dataset, num_steps))
         return predicted
 
     def range_test(self, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
-        """Train a step at each of the rates, as `RangeTest` has it; return the losses."""
+        """Run a `RangeTest`: train one step at each of the rates, and return the losses."""
         operator = self._operator
         test = RangeTest(rates, metric, threshold, self._strategy.group)
         if isinstance(operator, LightningMethods):
@@ -191,7 +191,7 @@ class Worker(GroupMember):
             self._begin_range_test(test)
         with suppress(RangeTestOverError):
             while (before := len(test.losses)) < len(rates):
-                # At most so many batches: the last step of a pass may have fewer than the others.
+                # An upper limit, because the last step of a pass may have fewer batches.
                 self.train(len(rates) * self._accumulation, {})
                 if len(test.losses) == before:
                     raise ConfigError(
@@ -215,13 +215,13 @@ class Worker(GroupMember):
         vars(operator)["train_batch"] = tested
 
     def try_batches(self, num_steps: int) -> int | None:
-        """Train on some batches; return how many there are in one pass, None if that is not known."""
+        """Train on some batches; return the number of batches in one pass, None if unknown."""
         self.train(num_steps, {})
         feed = self._operator._train_feed
         return None if feed is None else feed.steps()
 
     def step_schedulers(self, *metric: float) -> None:
-        """Step all schedulers, by `metric` if one is given."""
+        """Step all schedulers, with `metric` if it is given."""
         for scheduler in self._operator._registered.schedulers:
             scheduler.step(*metric)
 
@@ -246,7 +246,7 @@ class Worker(GroupMember):
         return [self._strategy.skeleton(model) for model in self._operator._registered.models]
 
     def model_states(self, averaged: bool) -> list[dict[str, Any]]:
-        """Return this worker's part of the models' states, detached; with averaged weights if asked."""
+        """Return this worker's part of the models' states, detached; optionally with averaged weights."""
         registered, average = self._operator._registered, self._operator._stepper.average
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         if averaged:
@@ -259,14 +259,14 @@ class Worker(GroupMember):
         return states
 
     def snapshot(self) -> WorkerState:
-        """Return this worker's share of the state."""
+        """Return this worker's part of the state."""
         holds = self._spreads or self._rank == 0
-        # A snapshot that goes to another process is copied on its way there.
+        # Sending a snapshot to another process already copies it.
         shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """Return the state of this worker alone: generators, place in the data, its strategy's order."""
+        """Return this worker's own state: generators, position in the data, and its strategy's order."""
         return {
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
@@ -282,18 +282,18 @@ class Worker(GroupMember):
         return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
-        """Take over a snapshot, of this worker group or of another.
+        """Load a snapshot of this or another worker group.
 
         Args:
-            states: all workers' shares, by rank; None to keep the state after setup.
-            small: shares of the part that has changed since then; None if nothing has.
+            states: parts of all workers, by rank; None keeps the state after setup.
+            small: parts that have changed since; None if nothing has changed.
         """
         since: dict[str, Any] = {}
         if small is not None:
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
             since["schedulers"] = small[0].schedulers
-        # Copied: in the trainer's own process the snapshot shares its memory.
+        # Copied, because in the trainer's own process the snapshot shares its memory.
         since = detached(since)
         if states is not None:
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
@@ -308,16 +308,16 @@ class Worker(GroupMember):
             set_rates(self._operator._registered.optimizers, detached(small[0].rates))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a trainer's whole state."""
-        # Copied: optimizers keep the tensors that they are given, which are the caller's.
+        """Load a trainer's whole state."""
+        # Copied, because optimizers keep the given tensors, which belong to the caller.
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint; on all workers if the strategy spreads the state, else on the first alone.
+        """Write a checkpoint; all workers call it if the strategy shards the state, else only the first.
 
         Args:
             path: the folder.
-            workers: `own_state` of all, by rank.
+            workers: results of `own_state` of all workers, by rank.
         """
         world_size = self._strategy.group.world_size
         metadata = CheckpointMetadata(self._epoch, self._operator.global_step, world_size)
@@ -328,12 +328,12 @@ class Worker(GroupMember):
             write(path, state, metadata)
 
     def load(self, path: Path) -> None:
-        """Take over a checkpoint."""
+        """Load a checkpoint."""
         state = read_sharded(path, self._strategy.group)
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Close the operator, once, and leave the other workers."""
+        """Close the operator, only once, and leave the other workers."""
         started, self._started = self._started, False
         try:
             if started:
@@ -352,7 +352,7 @@ class Worker(GroupMember):
     def _epoch_batches(
         self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any], profile: bool
     ) -> Iterator[EpochBatches]:
-        """Yield the batches of an epoch, timed; an error that only tells of lost workers gets its step."""
+        """Yield the timed batches of an epoch; add the step to an error about lost workers."""
         timers, group = self._operator.timers, self._strategy.group
         timers.switch(profile)
         if feed is None:
@@ -376,7 +376,7 @@ class Worker(GroupMember):
 
     @contextmanager
     def _instead(self, dataset: Any) -> Iterator[None]:
-        """Train the operator on `dataset` within the block."""
+        """Train the operator on `dataset` inside the block."""
         operator = self._operator
         registered = operator._train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
@@ -390,7 +390,7 @@ class Worker(GroupMember):
             operator._train_feed = registered
 
     def _reported(self, result: Any, method: str, more: Mapping[str, Any]) -> EpochMetrics:
-        """Return an operator's metrics with `more` and, if asked for, the seconds in the form of RaySGD."""
+        """Return an operator's metrics with `more` and, if profiling, the seconds in RaySGD's form."""
         if not isinstance(result, Mapping):
             raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
         metrics, timers = to_numbers(result), self._operator.timers
@@ -444,7 +444,7 @@ class Worker(GroupMember):
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the state of the worker in this place; without one keep the generators."""
+        """Load the state of the earlier worker in this position; if it is missing, keep the generators."""
         if len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)

@@ -1,9 +1,9 @@
-"""Workers that train together: started all or none, called all at once, ended by the first failure.
+"""Workers that train together: all start or none, all are called at once, and the first failure ends all.
 
 TorchTrainer ──▶ ElasticWorkerGroup ──▶ WorkerGroup ──▶ worker 0      an actor, or in this process (use_local)
                                                     ──▶ worker 1 ...  actors, each in its bundle
 
-A worker group never changes: one that has lost a worker is over, and the elastic group forms another.
+A worker group never changes. After the loss of a worker it has ended, and the elastic group forms a new one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="tr
 
 @contextlib.contextmanager
 def worker_labels(trial: str) -> Iterator[None]:
-    """Begin the names of workers of trainers that are made in the block with the trial's name."""
+    """Prefix the workers' names with the trial's name, for trainers that are made inside the block."""
     token = _label.set(f"{trial} train-worker")
     try:
         yield
@@ -44,7 +44,7 @@ def worker_labels(trial: str) -> Iterator[None]:
 
 
 def worker_label() -> str:
-    """Return the name, without the rank, of the workers of a trainer that is made here."""
+    """Return the current name, without the rank, for the workers of a new trainer."""
     return _label.get()
 
 
@@ -52,23 +52,24 @@ M = TypeVar("M", bound=GroupMember)
 
 
 class WorkerGroup(Generic[M]):
-    """Workers of one trainer that live and end together.
+    """Workers of one trainer that start and end together.
 
     Args:
-        options: resolved, with the `num_workers` of this group.
-        placement: holds a place for each of them.
-        label: the workers' name in logs and errors; on one machine the rank follows it.
+        options: resolved options, with the `num_workers` of this group.
+        placement: holds a place for each worker.
+        label: name of the workers in logs and errors; on one machine the rank is appended.
         member: class of the workers.
 
     Attributes:
-        ended: reason why it can't be called any more.
-        failed: the worker that is to blame for the last failure, with the error.
-        lost: it ended because workers died or didn't answer, which a new group may mend.
-        started: the workers have set up.
-        data: names of the data that the operators registered; known once they have started.
-        asked: the trainer's method that the user called, for messages.
-        can_stop: its workers can be interrupted, so that an interrupt lets their code clean up.
-        is_end: returns True of a failure that is how a worker was to end, such as its exit after a script.
+        ended: reason why the group can no longer be called; None while it can.
+        failed: the worker that caused the last failure, with its error.
+        lost: True if the group ended because workers died or did not answer; a new group may succeed.
+        started: True after the workers' setup.
+        data: names of the data that the operators registered; known after the start.
+        asked: name of the trainer's method that the user called, for messages.
+        can_stop: True if an interrupt is passed to the workers, so that their code can clean up.
+        is_end: function that returns True for a failure that is a worker's expected end, such as its exit
+            after a script.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class WorkerGroup(Generic[M]):
         self._held = contextlib.ExitStack()
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
-            # A dropped trainer must not leave this process in its group: the next one could not join.
+            # A dropped trainer must not leave this process in its group, because the next one could not join.
             self._held.callback(self._local.leave)
         actor = runtime.remote(member)
         more = {name: amount for name, amount in options.bundle.items() if name not in ("CPU", "GPU")}
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
-                label=f"{label}-{rank}" if on_one_machine() else label,  # of several, ranks are given later
+                label=f"{label}-{rank}" if on_one_machine() else label,  # Else ranks are assigned later.
                 num_cpus=options.bundle.get("CPU", 0),
                 num_gpus=options.bundle.get("GPU", 0),
                 resources=more,
@@ -115,14 +116,14 @@ class WorkerGroup(Generic[M]):
         return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
 
     def start(self, seed: int | None) -> None:
-        """Let the workers meet and set up.
+        """Let the workers join and set up.
 
         Args:
-            seed: for their generators; None leaves them alone.
+            seed: seed of their generators; None does not seed them.
 
         Raises:
             GangError: a worker died.
-            Exception: raised by a worker, with its traceback.
+            Exception: a worker's exception, with its traceback.
         """
         rendezvous, localities = self._rendezvous() if self._options.meets else (None, [LocalRank()])
         spec = partial(WorkerSpec, options=self._options, rendezvous=rendezvous, seed=seed)
@@ -134,16 +135,16 @@ class WorkerGroup(Generic[M]):
         """Call a method on all workers and return their results, by rank.
 
         Args:
-            method: of the workers' class.
-            *args: equal for all workers.
-            in_step: the workers meet in it, so one that fails ends the others at once. Otherwise they
-                go on if all of them have answered.
-            alike: it changes state that must be equal on all workers: if some fail, they may go on only if
-                all of them did.
+            method: name of a method of the workers' class.
+            *args: arguments, equal for all workers.
+            in_step: True if the workers communicate in the call; a failure of one then ends all immediately.
+                False: the workers stay alive if all have answered.
+            alike: True if the call changes state that must be equal on all workers; after a failure they only
+                stay alive if all failed.
 
         Raises:
             GangError: a worker's process died, or the workers lost each other.
-            Exception: raised by a worker, with its traceback.
+            Exception: a worker's exception, with its traceback.
         """
         every = dict.fromkeys(range(self.world_size), args)
         return self._call(method, every, in_step=in_step, alike=alike)
@@ -156,7 +157,7 @@ class WorkerGroup(Generic[M]):
         """End all workers.
 
         Args:
-            force: in the middle of a call.
+            force: end them in the middle of a call.
             why: the reason, for messages to later callers.
         """
         try:
@@ -168,7 +169,7 @@ class WorkerGroup(Generic[M]):
     # -- inside --------------------------------------------------------------------------------
 
     def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
-        """Give ranks by machine; return the place where the workers meet, and each one's local rank."""
+        """Assign ranks by machine; return the workers' meeting place and each worker's local rank."""
         place, nodes = make_rendezvous(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
@@ -207,12 +208,12 @@ class WorkerGroup(Generic[M]):
             else:
                 outcome.collect()
         except BaseException as error:
-            # An argument that can't be sent is the caller's mistake, and no worker has heard of it.
+            # If an argument can't be sent, no worker has received the call, so the workers are still usable.
             mistaken = unsent and isinstance(error, Exception)
             if self._handles and not mistaken:
                 if self.can_stop and not isinstance(error, Exception):
                     self._stop_calls(calls)
-                # They would go on with a call that nobody waits for, and keep the next call waiting.
+                # Otherwise they would continue a call for which nothing waits, and delay the next call.
                 self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
         if outcome.failed:
@@ -226,10 +227,10 @@ class WorkerGroup(Generic[M]):
         return [outcome.results[rank] for rank in sorted(args)]
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:
-        """Interrupt calls, and wait until all workers' code has cleaned up and their processes have ended.
+        """Interrupt calls; wait until all workers' code has cleaned up and their processes have ended.
 
-        Code of a worker that has answered ends where it waits. Code that waits for another worker in a
-        collective is told by the end of that worker's process.
+        The code of a worker that has answered ends where it waits. Code that waits in a collective for
+        another worker gets an error when that worker's process ends.
         """
         for ref in calls:
             runtime.cancel(ref)
@@ -245,8 +246,8 @@ class WorkerGroup(Generic[M]):
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        # In order, so that the others' logs hold no complaint, and as a program ends, so that the user's code
-        # can finish. A worker that takes too long is ended in any case.
+        # Ended cleanly, so that the other workers log no errors and the user's code can finish. A worker that
+        # takes too long is killed later.
         for handle in self._handles.values():
             handle.stop.remote()
         ends = [handle.exit.remote() for handle in self._handles.values()]
@@ -257,7 +258,7 @@ class WorkerGroup(Generic[M]):
             self.ended = why
         self._kill()
         self._handles = {}
-        # At once, not with the trainer: the caller may still hold it while he makes a new one.
+        # Released now, not with this object, which the caller may hold while it makes a new trainer.
         self._held.close()
 
     def _kill(self) -> None:
@@ -267,5 +268,5 @@ class WorkerGroup(Generic[M]):
 
 
 def remote_ranks(options: GroupOptions) -> range:
-    """Return the ranks of the workers that are not in this process."""
+    """Return the ranks of the workers in other processes."""
     return range(1 if options.use_local else 0, options.num_workers)
