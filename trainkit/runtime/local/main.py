@@ -1,4 +1,4 @@
-"""Start of the node process: forks the plain template, and runs the node. It alone knows both."""
+"""Entry point of the node process: forks the plain template, then runs the node."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from trainkit.settings import SESSION_MARK
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the node of one session, or one more plain template of it.
+    """Run the node of a session, or another plain template for a running node.
 
     Args:
-        arguments: a descriptor of the socket over which the settings come; for a template, that of the socket
-            to the node, the lifeline and the node's pid.
+        arguments: for the node, the descriptor of the socket over which the settings arrive; for a template,
+            the descriptor of its socket to the node, the descriptor of the lifeline, and the node's pid.
     """
     signals.keep_pending()
     control = socket.socket(fileno=int(arguments[0]))
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     ours, theirs = socket.socketpair()
     node_pid = signals.node = os.getpid()
     lifeline, writer = os.pipe()
-    # The plain template is forked before there is any state, so that it is as small as can be.
+    # The plain template is forked before the node has any state, to keep its memory small.
     template_pid = os.fork()
     if template_pid == 0:
         control.close()
@@ -87,7 +87,7 @@ def _become_template(sock: socket.socket, lifeline: int, node_pid: int) -> NoRet
 
 
 def _new_template(lifeline: int) -> tuple[socket.socket, int]:
-    """Start one more plain template, in a Python of its own: the node holds too much to be forked."""
+    """Start another plain template as a new Python process, as the node holds too much state to be forked."""
     ours, theirs = socket.socketpair()
     for fd in (theirs.fileno(), lifeline):
         os.set_inheritable(fd, True)

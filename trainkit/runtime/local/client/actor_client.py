@@ -1,4 +1,4 @@
-"""Actors of other processes: started, found by name in this session or another, called and killed."""
+"""Client of actors: starts, calls and kills actors, and finds them by name in this session or another."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from trainkit.runtime.local.wire.channel import INIT, Descriptor, descriptors_ex
 from trainkit.runtime.serialize import Handle
 
 making = threading.RLock()
-"""Held while an actor is made that may be there already.
+"""Held while an actor with get_if_exists=True is looked up or started.
 
-Always taken before the turn of `sessions.in_turn`, and that before `_meeting`.
+Lock order: `making`, then `sessions.in_turn`, then `_meeting`.
 """
 
 _meeting = threading.RLock()
-"""Held while a connection to an actor is made that other threads may be about to make too."""
+"""Held while this process connects to an actor, so that two threads do not connect to the same actor."""
 
 _SEARCH_S = 2.0
 _ROOM_BYTES = 1 << 20
@@ -47,11 +47,11 @@ Met = tuple[ActorEndpoint, specs.Interface]
 
 
 class ActorLookup:
-    """Actors by name, in this process's session or in another of the user's.
+    """Lookup of actors by name, in this process's session and in other sessions of the user.
 
     Args:
-        parts: of this process's engine.
-        namespace: of this process, in which names are looked up unless another one is given.
+        parts: parts of this process's engine.
+        namespace: this process's namespace, the default for lookups.
     """
 
     def __init__(self, parts: ConnectionParts, namespace: str) -> None:
@@ -68,7 +68,7 @@ class ActorLookup:
         return self._waiter.get([ref], None)[0]
 
     def find(self, name: str, namespace: str | None) -> Met:
-        """Return the actor of that name; see `Engine.find_actor`."""
+        """Return the actor named `name`; see `Engine.find_actor`."""
         with descriptors_explained:
             own = self._find_own(name, namespace)
             if not isinstance(own, messages.NotFound):
@@ -85,14 +85,14 @@ class ActorLookup:
         return met
 
     def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
-        """Return the actor that is good enough for who wants to register one; None if there is none."""
+        """Return the existing actor, if the registration accepts it by get_if_exists=True; else None."""
         if wanted is None or not wanted.get_if_exists:
             return None
         found = self._holder(wanted)
         return None if found is None else found[0]
 
     def _holder(self, wanted: specs.Registration) -> Met | None:
-        """Return the actor that has the wanted name, in this session or as a detached one in another."""
+        """Return the named actor: any actor of this session, or a detached actor of another session."""
         own = self._find_own(wanted.name, wanted.namespace)
         if isinstance(own, messages.NotFound):
             return self._find_abroad(wanted.name, own.namespace)[0]
@@ -105,19 +105,19 @@ class ActorLookup:
         handles: Sequence[Handle],
         buffers: Sequence[Any],
     ) -> Met | messages.NotFound | None:
-        """Ask for the actor of `request`, which has a registration.
+        """Request the actor of `request`, which has a registration.
 
         Args:
-            request: for the node.
+            request: request to the node.
             peer: this process's end of the actor's first connection.
-            handles: the other end, and what else goes with the request.
-            buffers: what goes with it too.
+            handles: the other end of that connection, and further handles of the request.
+            buffers: buffers of the request.
 
         Returns:
-            The actor that there is already, if that is good enough; NotFound if it has ended since.
+            None for a new actor; the existing actor with get_if_exists=True; NotFound if that has just ended.
 
         Raises:
-            ConfigError: its name is taken.
+            ConfigError: the name is taken.
         """
         wanted = request.registration
         if wanted is None:
@@ -136,26 +136,26 @@ class ActorLookup:
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
             except (KeyboardInterrupt, SystemExit):
-                # It may be registered, and would wait for its first frame for ever.
+                # The actor may be registered, and would wait forever for its first frame.
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
             if wanted.detached:
-                # What is sent to it next is then the kernel's, and arrives also if this program ends at once.
+                # A large buffer lets the kernel deliver the next frame even if this program ends at once.
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
             return None
         return self._find_own(wanted.name, wanted.namespace)
 
     def _find_own(self, name: str, namespace: str | None) -> Met | messages.NotFound:
-        """The actor of that name in this process's session."""
+        """Return the actor named `name` in this process's session."""
         message = messages.FindActor(name, namespace, False)
         return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
 
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
-        """Meet the actor that `ask` finds in the session with the mark `home`.
+        """Connect to the actor that `ask` finds in the session with the mark `home`.
 
-        It is handed a new connection only if this process has none: one that is busy takes none up, and
-        those which wait for it take descriptors of the node.
+        A new connection is sent only if this process has none: a busy actor accepts no connections, and
+        waiting connections use descriptors of the node.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -182,10 +182,10 @@ class ActorLookup:
         return endpoint, answer.interface
 
     def _find_abroad(self, name: str, namespace: str) -> tuple[Met | None, list[str], list[str]]:
-        """A detached actor of that name in another of the user's sessions.
+        """Search the user's other sessions for a detached actor named `name`.
 
         Returns:
-            The actor; the sessions looked at, and the names that they have.
+            The actor or None; descriptions of the searched sessions; the names that these sessions know.
         """
         looked_at: list[str] = []
         known: list[str] = []
@@ -198,9 +198,9 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # for want of a descriptor, so that it may have that name
+            except ObjectLostError:  # no descriptor was left, so the session may have the actor
                 raise
-            except TrainkitError as error:  # it has just ended, or is stopped: told if nothing is found
+            except TrainkitError as error:  # the session has ended or hangs: reported if no actor is found
                 looked_at[-1] += f", which could not be asked: {error}"
                 continue
             if not isinstance(found, messages.NotFound):
@@ -212,15 +212,15 @@ class ActorLookup:
 
 
 class ActorClient:
-    """The actors that this process makes, finds and calls.
+    """Client that starts, calls and kills actors for this process.
 
     Args:
-        parts: of this process's engine.
+        parts: parts of this process's engine.
         lookup: finds actors by name.
         codec: packs calls.
         results: makes references to results.
-        placed: checks a placement; returns it in this process's own group if that captures what starts here.
-        environment: returns what a worker started now inherits.
+        placed: checks a placement and moves it into this process's own group if that captures child tasks.
+        environment: returns what a new worker inherits.
     """
 
     def __init__(
@@ -243,12 +243,12 @@ class ActorClient:
         self._held = HeldCalls(parts.background)
 
     def start(self, spec: specs.ActorSpec) -> ActorEndpoint:
-        """Ask for an actor; see `Engine.start_actor`."""
+        """Request an actor and return its endpoint; see `Engine.start_actor`."""
         wanted = spec.registration
         with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
-            with making:  # so that a crowd of threads makes one, and one connection to it
+            with making:  # so that concurrent threads start one actor and one connection to it
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
@@ -281,16 +281,16 @@ class ActorClient:
         try:
             if spec.registration is not None:
                 existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
-                if isinstance(existing, messages.NotFound):  # the actor of that name has ended meanwhile
+                if isinstance(existing, messages.NotFound):  # the actor with this name has ended meanwhile
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
-            # The class and the constructor's arguments go straight to the process, which is yet to start.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: calls are told why
+            # The class and the constructor's arguments go directly to the process, which has not started yet.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # if refused, calls report why
                 peer.send(INIT, 0, body)
             if spec.registration is None:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
-        finally:  # also if Ctrl-C came in between: it would keep its name, and never start
+        finally:  # also after Ctrl-C, or the actor would keep its name and never start
             if waits_for:
                 tell = functools.partial(self._node.tell, messages.ArgumentsThere(request.worker_id))
                 parts = self._parts
@@ -310,10 +310,10 @@ class ActorClient:
         if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
-                # The most frequent call there is: no further function is called for it.
+                # The most frequent kind of call, so its code is inlined here for speed.
                 results = self._results
                 ref = LocalRef(results.new_id(), peer)
-                ref.body = method  # before it is sent, as the answer takes its place
+                ref.body = method  # set before sending, as the answer replaces it
                 peer.request_soon(ref, method, arguments)
                 if results.started is not None:
                     results.started.add(ref)

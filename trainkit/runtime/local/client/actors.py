@@ -1,4 +1,4 @@
-"""Connections to actors, the calls over them, and the handles that travel."""
+"""Connections to actors, the calls over them, and the content of actor handles."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from trainkit.runtime.specs import MethodSpec, Uncopied
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParts:
-    """The parts of this process's engine that connections to actors need, also those that arrive in a value.
+    """Parts of this process's engine that its connections to actors need.
 
     Attributes:
-        mark: of this process's session.
+        mark: mark of this process's session.
     """
 
     mark: str
@@ -40,10 +40,10 @@ class ConnectionParts:
 
 
 class HeldCalls:
-    """The connections of this process that hold calls back.
+    """Connections of this process that hold calls back.
 
     Args:
-        background: looks for the ends of those connections.
+        background: notices when these connections close.
     """
 
     def __init__(self, background: BackgroundThread) -> None:
@@ -51,13 +51,13 @@ class HeldCalls:
         self._connections: set[ActorConnection] = set()
 
     def begin(self, conn: ActorConnection) -> None:
-        """Note that `conn` holds calls; its end is noticed from here on."""
+        """Register that `conn` holds calls, and watch for its end."""
         self._connections.add(conn)
         if not conn.is_watched:
             self._background.watch(conn, END)
 
     def end(self, conn: ActorConnection) -> None:
-        """Note that `conn` holds no calls any more."""
+        """Register that `conn` holds no calls any more."""
         self._connections.discard(conn)
         if not conn.is_watched:
             self._background.unwatch(conn, END)
@@ -70,15 +70,15 @@ class HeldCalls:
 
 @dataclass(slots=True, eq=False)
 class CallAwaitingArguments:
-    """A call of an actor's method that has not been sent.
+    """Actor method call that has not been sent.
 
     Attributes:
-        held: of this process.
-        parts: of this process's engine.
+        held: this process's connections that hold calls.
+        parts: parts of this process's engine.
         actor: the actor's endpoint, which keeps the actor alive.
-        peer: the connection that the call will go over.
-        name: of the method, for errors.
-        ready: its arguments are there.
+        peer: the connection that will carry the call.
+        name: name of the method, for errors.
+        ready: the call's arguments have arrived.
     """
 
     held: HeldCalls
@@ -93,29 +93,29 @@ class CallAwaitingArguments:
 
     @property
     def what(self) -> str:
-        """Its name in messages."""
+        """Name of the call in messages."""
         return f"{self.peer.name}.{self.name}"
 
     @property
     def lane(self) -> Hashable:
-        """Calls in one lane are sent in the order made."""
+        """Key of the call's lane; the calls of a lane are sent in the order in which they were made."""
         return self.spec.concurrency_group if self.peer.in_order else self
 
 
 @dataclass(slots=True, eq=False)
 class SentCall:
-    """A call of an actor's method that has not been answered.
+    """Actor method call that has not been answered.
 
     Attributes:
-        refs: the numbers of its references, the first of which is the call's.
-        retries_left: how often it is made again; -1 without end.
-        sent: it may have begun.
-        actor: the actor's endpoint, if it is to stay for a call that is made again.
-        body: None unless it may have to be sent again.
-        small: the method and the arguments of a small call, in place of a body.
-        kept: its references, if it may be made again.
-        kinds: the exceptions that it is made again for; True for any.
-        cancelled: it is not made again, though it raised and that has not been decided yet.
+        refs: ids of the call's references; the first one is the call's id.
+        retries_left: remaining retries; -1 for no limit.
+        sent: the call was sent, so it may have begun.
+        actor: the actor's endpoint, which keeps the actor alive for retries.
+        body: the packed call, if it may have to be sent again; else None.
+        small: the method and the arguments of a small call, in place of `body`.
+        kept: the call's references, if the call may be retried.
+        kinds: exceptions after which the call is retried; True for any.
+        cancelled: the call raised and must not be retried, though the retry is still being decided.
     """
 
     refs: list[int]
@@ -130,73 +130,73 @@ class SentCall:
 
     @property
     def may_be_made_again(self) -> bool:
-        """True if the error decides."""
+        """True if the call has retries left and no result yet, so that the error decides on a retry."""
         return self.retries_left != 0 and not any(ref.done() for ref in self.kept)
 
     def is_to_be_made_again(self, error: TaskError) -> bool:
-        """Return whether this call, which raised `error`, is made again."""
+        """Return whether this call is retried after `error`."""
         if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
             return False
         return retries_on(error.cause, self.kinds)
 
 
 class ActorConnection(CallConnection):
-    """A connection to an actor; all calls of this process to that actor go over it.
+    """Connection to an actor, used by all calls of this process to that actor.
 
     Attributes:
-        kind: of the handles that lead over it.
-        life: how often the actor had been made anew when its process started; None if it never is.
-        in_order: the actor runs the calls of each caller in the order made.
-        max_task_retries: how often a call is made again, unless its method says otherwise.
-        endpoints: how many `Endpoint` lead over it; without any, nothing more is sent.
+        kind: kind of the handles that use this connection.
+        life: number of the actor's restarts before its present process; None if it is never restarted.
+        in_order: the actor runs the calls of each caller in the order in which they were made.
+        max_task_retries: number of retries of a call, unless its method sets another number.
+        endpoints: number of `ActorEndpoint` objects that use this connection; at 0 sending is finished.
     """
 
     kind = ACTOR
     life: int | None = None
     tells_failures = True
     is_watched = False
-    """The background thread looks for the connection's end all the time."""
+    """True if the background thread watches for the connection's end at all times."""
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
         self.in_order = True
         self.endpoints = 0
-        # Held while calls are sent, so that they go out in the order in which they are noted. Never
-        # while somebody else's code runs, and never while anything is waited for.
+        # Held while calls are sent, so that they are sent in the order in which they are registered. It is
+        # never held while user code runs or while this process waits.
         self._order = threading.RLock()
         self._lanes: dict[Hashable, deque[CallAwaitingArguments]] = {}
         self._retriable: dict[int, SentCall] = {}
         self.max_task_retries = 0
 
     def follow(self, parts: ConnectionParts, *, life: int = 0, owner: bool = False) -> None:
-        """Stay connected from here on, if the actor may be made anew; without effect twice.
+        """Reconnect after each restart of the actor from now on; a second call has no effect.
 
         Args:
-            parts: of this process's engine.
-            life: how often the actor has been made anew.
-            owner: this process asked for the actor.
+            parts: parts of this process's engine.
+            life: number of the actor's restarts so far.
+            owner: True if this process created the actor.
         """
 
     @property
     def keeps_back(self) -> bool:
-        """True if a call made now has to wait for one made earlier."""
+        """True if a new call must wait for an earlier call."""
         return self.in_order and bool(self._lanes)
 
     def call(self, actor: Any, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
-        """Send a call by way of the endpoint `actor`; its answers are `refs`."""
+        """Send a call made through the endpoint `actor`; its answers complete `refs`."""
         asked = spec.max_task_retries
         call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
         if spec.retry_exceptions and call.retries_left:
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             parts: ConnectionParts = current_client().parts
-            # Maybe nobody waits for it, or somebody who has no connection to read. Before it is sent: once it
-            # has failed, no connection owes it until it is made again.
+            # Answers are watched, as no thread may be reading this connection. Watching starts before
+            # sending: after a failure, the references have no connection until the retry.
             for ref in refs:
                 parts.waiter.watch(ref)
             try:
                 self._send_retriable(call, call.body)
-            except BaseException:  # the caller is told
+            except BaseException:  # the caller gets the error
                 for ref in refs:
                     parts.background.unwatch(self, ref)
                 raise
@@ -227,27 +227,27 @@ class ActorConnection(CallConnection):
         super().on_frame(frame)
 
     def _failed(self, call: SentCall, frame: Frame) -> None:
-        *others, last = call.refs  # they fail alike, so the last of them decides
+        *others, last = call.refs  # all results fail together, so the last one decides
         if frame.call_id != last:
             return
         if call.may_be_made_again:
-            for ref in call.kept:  # which stay among those that may be made again until that is decided
+            for ref in call.kept:  # they stay in `_retriable` until the retry is decided
                 ref.body = call
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
-            if self._retriable.pop(ref_id, None) is not None:  # else it has a value
+            if self._retriable.pop(ref_id, None) is not None:  # otherwise the reference has a value
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
-        """Make a call that raised `error` again if that is asked for; return whether it was."""
+        """Retry a call that raised `error` if its options ask for that; return True if no failure is left."""
         if not call.is_to_be_made_again(error):
             return False
         call.retries_left -= call.retries_left > 0
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # looked at last: who cancels it from here on has its process do so
+        if call.cancelled:  # checked last, as a later cancellation is sent to the actor's process
             self.forget(call.refs)
             reason = f"a call of {self.name} raised, and was cancelled before it was made again"
             fail(call.kept, TaskCancelledError, reason)
@@ -257,34 +257,34 @@ class ActorConnection(CallConnection):
         return True
 
     def unfinished(self) -> list[LocalRef]:
-        """Return a reference of each call that waits for its arguments, or may have to be made again."""
+        """Return a reference of each call that waits for its arguments or may be retried."""
         with self._order:
             held = [call for lane in self._lanes.values() for call in lane]
         sent = dict.fromkeys(list(self._retriable.values()))
         return [*(call.refs[-1] for call in held), *(call.kept[-1] for call in sent)]
 
     def calls_in_flight(self, call_of: Callable[[int], int]) -> int:
-        """Return the number of calls that have no answer yet, those that wait for their arguments included.
+        """Return the number of unanswered calls, including calls that wait for their arguments.
 
         Args:
-            call_of: returns the call that a reference is a result of, by their numbers.
+            call_of: returns the id of the call that a reference, given by its id, is a result of.
         """
         with self._order:
             held = sum(map(len, self._lanes.values()))
         return held + len(set(map(call_of, list(self.pending))))
 
     def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
-        """Send `call` as soon as `waits_for` are done and the calls before it are sent."""
+        """Send `call` as soon as `waits_for` are done and the earlier calls of its lane are sent."""
         for ref in call.refs:
             ref.body = call
-        with InterruptGuard():  # Ctrl-C must not leave one behind that is never sent
+        with InterruptGuard():  # Ctrl-C must not leave a call behind that is never sent
             with self._order:
                 if not self._lanes:
                     call.held.begin(self)
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False
-            if self.closed:  # it was found out before the call was added
+            if self.closed:  # the end was noticed before the call was added
                 self.fail_held(self.lost)
             elif call.ready:
                 self._advance(call.lane)
@@ -293,18 +293,18 @@ class ActorConnection(CallConnection):
 
     def _arguments_arrived(self, call: CallAwaitingArguments) -> None:
         call.ready = True
-        # In the background thread: whoever found the last of them may be in the middle of anything.
+        # Runs in the background thread, as the thread that found the last argument may hold locks.
         call.parts.background.run(functools.partial(self._advance, call.lane))
 
     def _advance(self, lane: Hashable) -> None:
-        """Send the calls of a lane up to the first that is not ready."""
+        """Send the calls of a lane up to the first call that is not ready."""
         with self._order:
             calls = self._lanes.get(lane, deque())
             while calls and calls[0].ready:
                 call = calls[0]
                 try:
                     self._send_held(call)
-                finally:  # not before, or a call made meanwhile would be sent first
+                finally:  # only after sending, or a call made meanwhile would be sent first
                     self._drop(lane, call)
 
     def _drop(self, lane: Hashable, call: CallAwaitingArguments) -> None:
@@ -325,15 +325,15 @@ class ActorConnection(CallConnection):
             ref.attach(self)
         try:
             self.call(call.actor, call.body, call.refs, call.spec)
-        except Exception as error:  # no descriptor left for what goes with it, or no memory
+        except Exception as error:  # no descriptor is left for the call's handles, or no memory
             reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
             fail(call.refs, ObjectLostError, reason)
-        for ref in call.refs:  # a thread may be waiting for it that has had no connection to read
+        for ref in call.refs:  # a thread may be waiting for the reference without a connection to read
             if not ref.done():
                 call.parts.waiter.watch(ref)
 
     def withdraw(self, call: CallAwaitingArguments) -> bool:
-        """Cancel a held call; False if it has been sent."""
+        """Cancel a held call; return False if the call has been sent."""
         lane = call.lane
         with self._order:
             if call not in self._lanes.get(lane, ()):
@@ -344,7 +344,7 @@ class ActorConnection(CallConnection):
         return True
 
     def fail_held(self, why: Callable[[], Exception]) -> None:
-        """Fail the held calls: they can't be sent any more."""
+        """Fail the held calls, which can't be sent any more."""
         with self._order:
             calls = [call for lane in self._lanes.values() for call in lane]
             self._lanes.clear()
@@ -364,10 +364,11 @@ class ActorConnection(CallConnection):
 
 
 class ActorEndpoint(Uncopied):
-    """Content of an actor's handle: as long as one of them is somewhere, the actor stays.
+    """Content of an actor's handle. The actor lives while at least one endpoint exists in any process.
 
-    Each is one connection of its own, so the actor's process sees the last of them close, also when
-    it was lost on the way or its holder crashed. Those of one process lead over one connection, see `shared`.
+    Each process with an endpoint holds a connection to the actor, and an endpoint that is being sent is a
+    connection too. So the actor's process sees the last connection close, even after a crash. The endpoints
+    of a process share one connection, see `shared`.
     """
 
     __slots__ = ("__weakref__", "peer")
@@ -387,7 +388,7 @@ class ActorEndpoint(Uncopied):
         return f"{self.peer.worker_id or 0:016x}"
 
     def __eq__(self, other: object) -> bool:
-        """Return True if both lead to the same actor."""
+        """Return True if both endpoints belong to the same actor."""
         if self is other or not isinstance(other, ActorEndpoint):
             return self is other
         ours, theirs = self.peer, other.peer
@@ -406,7 +407,7 @@ class ActorEndpoint(Uncopied):
         with sharing:
             self.peer.endpoints -= 1
             is_last = not self.peer.endpoints
-        if is_last:  # answers to the calls already sent may still be read
+        if is_last:  # only sending ends: answers to earlier calls may still arrive
             self.peer.finish_sending()
 
 
@@ -414,28 +415,28 @@ _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnecti
     weakref.WeakValueDictionary()
 )
 sharing = threading.RLock()
-"""Held while endpoints are counted: the last may go in one thread as another finds it."""
+"""Held while endpoints are counted, as one thread may drop the last endpoint while another finds it."""
 
 
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:
-    """Return the connection of this process to an actor, if handles lead over one.
+    """Return the connection of this process to an actor, or None if no open connection has endpoints.
 
     The caller holds `sharing`.
 
     Args:
         home: the mark of the actor's session.
-        worker_id: of the actor.
+        worker_id: id of the actor.
     """
     peer = _known.get((home, worker_id))
     return None if peer is None or peer.closed or not peer.endpoints else peer
 
 
 def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
-    """Return one more endpoint for an actor that handles of this process lead to already; else None.
+    """Return a new endpoint of an actor that this process has handles to; None if it has no handle.
 
     Args:
         home: the mark of the actor's session.
-        worker_id: of the actor.
+        worker_id: id of the actor.
     """
     with sharing:
         peer = living_peer(home, worker_id)
@@ -443,9 +444,9 @@ def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
 
 
 def shared(endpoint: ActorEndpoint) -> ActorEndpoint:
-    """Return `endpoint`, which leads over the connection that this process has to the actor already, if any.
+    """Return `endpoint`, switched to the connection that this process already has to the actor, if any.
 
-    So the calls of one process reach an actor in the order made, whichever handle they were made by.
+    All calls of a process thus reach the actor in the order in which they were made, through any handle.
     """
     peer = endpoint.peer
     with sharing:

@@ -1,8 +1,8 @@
-"""Background thread of a process: sends and reads what no caller waits for.
+"""Background thread of a process: sends and reads data that no caller waits for.
 
-It sleeps unless there is a reason: a send that did not fit the kernel's buffer, a result that
-something other than a waiting thread depends on, or word from the node. A thread that waits for an
-answer reads it itself, so this one is not on the path of an ordinary call.
+The thread sleeps except for three reasons: a send that did not fit into the kernel's buffer, a result that
+something other than a waiting thread depends on, or a message from the node. A thread that waits for an
+answer reads the answer itself, so the background thread is not involved in an ordinary call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 _CONTESTED_S = 0.001
 _TICK_S = 0.001
 _QUIET_TICKS = 5
-"""So many ticks without anything to flush end the ticking, as starting it costs as much as some ticks."""
+"""Number of ticks with nothing to flush before ticking stops. A restart costs as much as some ticks."""
 
 END = "end"
-"""A reason to watch a connection for its end alone: what arrives is left to others to read."""
+"""Reason to watch a connection only for its end; other threads read the data that arrives."""
 _END_ALONE: set[Hashable] = {END}
 
 
 class Watched(Protocol):
-    """A connection, or several that are polled as one."""
+    """Connection, or several connections that are polled through one descriptor."""
 
     closed: bool
     ended: bool
@@ -40,10 +40,10 @@ class Watched(Protocol):
 
 
 class BackgroundThread:
-    """Reads and flushes connections in a thread of its own, which starts when first needed."""
+    """Thread that reads and flushes connections. It starts when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection under it may run code that comes here
+        self._lock = threading.RLock()  # reentrant, as garbage collection may call methods here
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._watched: dict[Watched, set[Hashable]] = {}
@@ -54,11 +54,11 @@ class BackgroundThread:
 
     @property
     def is_current_thread(self) -> bool:
-        """True if the caller runs in the pump's thread."""
+        """True if the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
-        """Read `conn` until `unwatch` is called with every `why` it is watched for, or it closes."""
+        """Read `conn` until it closes, or `unwatch` was called for every `why` that was passed here."""
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
             if not reasons or reasons == _END_ALONE:
@@ -66,7 +66,7 @@ class BackgroundThread:
             reasons.add(why)
 
     def unwatch(self, conn: Watched, why: Hashable) -> None:
-        """Undo `watch`; without effect if it isn't watched for that."""
+        """Undo `watch`; do nothing if `conn` is not watched for that reason."""
         with self._lock:
             reasons = self._watched.get(conn)
             if reasons is not None:
@@ -76,15 +76,16 @@ class BackgroundThread:
                     self._wake()
 
     def flush(self, conn: Connection) -> None:
-        """Write `conn`'s backlog as the kernel takes it, and read it meanwhile: the other end may
-        have stopped reading because nobody reads what it answers.
+        """Write `conn`'s backlog as the kernel accepts it, and read `conn` meanwhile.
+
+        The other end may have stopped reading because its answers are not read.
         """
         with self._lock:
             self._flushing.add(conn)
             self._wake()
 
     def tick(self, conn: BatchingConnection) -> None:
-        """Flush what is posted on `conn`, now and then, until nothing more is posted."""
+        """Flush the posted entries of `conn` periodically, until no more entries are posted."""
         with self._lock:
             conn.ticking = True
             starts = not self._ticking
@@ -103,20 +104,20 @@ class BackgroundThread:
                 with self._lock:
                     del self._ticking[conn]
                     conn.ticking = False
-                _guarded(conn.flush_if_open)  # what was posted between the two
-                if _guarded(conn.on_tick):  # or came, when it seemed to be ticking yet
+                _guarded(conn.flush_if_open)  # entries that were posted since the last flush
+                if _guarded(conn.on_tick):  # or arrived while `ticking` was still True
                     self.tick(conn)
 
     def run(self, job: Callable[[], None]) -> None:
-        """Call `job` in the pump's thread; never if that is stopped before."""
+        """Call `job` in this thread, unless the thread is stopped first."""
         with self._lock:
             if self._stopping:
                 return
-            # Woken before there is a job, so that none is ever without a wake that is still to come.
+            # Wakes before adding the job, so that no job is ever without a pending wake.
             if not self._jobs:
                 self._wake()
                 if threading.current_thread() is self._thread:
-                    # A collection may have come here, after this turn's jobs were taken.
+                    # A garbage collection may have called this after the turn's jobs were taken.
                     os.eventfd_write(self._wake_fd, 1)
             self._jobs.append(job)
 
@@ -139,7 +140,7 @@ class BackgroundThread:
                 poll, by_fd = self._registered(contested)
             if jobs:
                 _run_all(jobs)
-                by_fd.clear()  # now, as what is collected by it may have jobs for the next turn
+                by_fd.clear()  # cleared here, as connections that it frees may add jobs for the next turn
                 continue
             hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
             events = poll.poll(None if hurry is None else hurry * 1000)
@@ -149,8 +150,8 @@ class BackgroundThread:
             by_fd.clear()
             self._forget_finished()
 
-    # What a job or a connection is called by in these is gone when they return: a thread that sleeps
-    # must not be what keeps one.
+    # These are separate methods so that their local names for jobs and connections end with them: a
+    # sleeping thread must not keep a connection alive.
 
     def _registered(self, contested: set[Watched]) -> tuple[select.poll, dict[int, Watched]]:
         poll = select.poll()
@@ -160,14 +161,14 @@ class BackgroundThread:
             fd = conn.fileno()
             if fd < 0:
                 continue
-            # One that another thread is reading stays readable until it has; not to spin,
-            # it is looked at again a moment later.
+            # A connection that another thread is reading stays readable meanwhile. To avoid spinning, it is
+            # polled again a moment later.
             silent = conn in contested or conn.ended
             only_end = self._watched.get(conn) == _END_ALONE
             mask = 0 if silent or only_end else select.POLLIN
             if conn in self._flushing:
                 mask |= select.POLLIN * (not silent) | select.POLLOUT
-            if mask or (only_end and not silent):  # the end is told without being asked for
+            if mask or (only_end and not silent):  # poll reports a closed end even with an empty mask
                 poll.register(fd, mask)
                 by_fd[fd] = conn
         return poll, by_fd
@@ -192,7 +193,7 @@ class BackgroundThread:
                 del self._watched[conn]
 
     def finish(self, timeout_s: float) -> None:
-        """Send what waits to be sent, for up to `timeout_s` where a reader takes nothing."""
+        """Send all unsent data, waiting up to `timeout_s` on a connection whose reader accepts none."""
         with self._lock:
             unsent = [*self._ticking, *self._flushing]
         for conn in unsent:
@@ -201,7 +202,7 @@ class BackgroundThread:
             conn.flush_blocking(timeout_s)
 
     def stop(self) -> None:
-        """End the thread; what it was asked to do and has not done is left undone."""
+        """End the thread; jobs that have not run are dropped."""
         with self._lock:
             self._stopping = True
             if self._thread is None:
@@ -221,7 +222,7 @@ def _run_all(jobs: list[Callable[[], None]]) -> None:
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
-    """Do `work`; what it raises is shown, as by any thread, but does not end this one."""
+    """Return `work()`; if it raises, show the exception as any thread does and return None."""
     try:
         return work()
     except Exception:

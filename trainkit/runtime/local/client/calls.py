@@ -1,4 +1,4 @@
-"""Calls: the context that one runs in, its packing, and the decision to make it again when it raised."""
+"""Calls: the context in which a call runs, its packing, and the decision to retry it after an exception."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.specs import WhereAmI
 
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
-"""The number and the name of the call that runs in this thread or coroutine, and perhaps more; 0 for none."""
+"""Id and name of the call that runs in this thread or coroutine, and optional items; id 0 for no call."""
 
 
 class GivenName(str):
-    """The name that a call of a method was given, which stands without the class's."""
+    """Name that the user gave to a method call, which is shown without the class name."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessContext:
-    """A process's place in its session.
+    """Place of a process in its session.
 
     Attributes:
-        actor_id: None outside an actor.
-        actor_name: of an actor that has one, else "".
-        class_name: of an actor.
-        resources: what it was given.
-        restarts: how often the actor has been made anew before.
+        actor_id: id of the process's actor; None outside an actor.
+        actor_name: name of the actor; "" without a name.
+        class_name: name of the actor's class.
+        resources: resources that the process holds.
+        restarts: number of the actor's restarts so far.
     """
 
     namespace: str = ""
@@ -50,11 +50,11 @@ class ProcessContext:
     restarts: int = 0
 
     def seen_by(self, serial: int, mark: str) -> WhereAmI:
-        """Return this context in public words.
+        """Return this context in its public form.
 
         Args:
-            serial: the process's number in the session.
-            mark: of the session.
+            serial: number of the process in the session.
+            mark: mark of the session.
         """
         call, name = calling.get()[:2]
         session = Path(mark).name.rpartition("-")[2]
@@ -78,11 +78,11 @@ COUNT_BYTES = 2
 
 
 class CallCodec:
-    """Packs calls and values; a function or a class is packed once, and travels as a finished reference.
+    """Packer of calls and values. It packs a function or class once, and sends it as a done reference.
 
     Args:
-        segments: where large ones go.
-        ids: this process's.
+        segments: shared memory for large values.
+        ids: source of this process's ids.
     """
 
     def __init__(self, segments: SegmentPool, ids: Ids) -> None:
@@ -91,21 +91,21 @@ class CallCodec:
         self._definitions: dict[int, tuple[weakref.ref[Any], LocalRef]] = {}
 
     def store(self, value: Packed) -> Packed:
-        """Return `value`, moved to shared memory if it is large."""
+        """Return `value`, after moving it to shared memory if it is large."""
         return self._segments.write(value)
 
     def put(self, value: Any) -> LocalRef:
-        """Return a reference to `value`, as it is now."""
+        """Return a reference to a snapshot of `value`."""
         return self.put_packed(VALUE, pack(value))
 
     def put_packed(self, kind: int, value: Packed) -> LocalRef:
-        """Return a done reference to what is packed already."""
+        """Return a done reference to a packed value."""
         ref = LocalRef(self._ids.next(), None)
         ref.complete(kind, self._segments.write(value).owned())
         return ref
 
     def definition(self, target: Any, name: str) -> LocalRef:
-        """`target` pickled once: a function or class is sent as it was when it was first used."""
+        """Return a reference to the pickle of `target`, a function or class, made at its first use."""
         known = self._definitions.get(id(target))
         if known is not None and known[0]() is target:
             return known[1]
@@ -114,7 +114,7 @@ class CallCodec:
         try:
             forget = functools.partial(self._definitions.pop, id(target), None)
             self._definitions[id(target)] = (weakref.ref(target, lambda _: forget()), definition)
-        except TypeError:  # some callables can't be referred to weakly: those are pickled each time
+        except TypeError:  # callables without weak references are pickled each time
             return definition
         return definition
 
@@ -128,9 +128,9 @@ class CallCodec:
         group: str | None = None,
         name: str | None = None,
     ) -> Packed:
-        """The body of a call: what to call, how many results, and the arguments; its group and name if any.
+        """Return the body of a call: its target, number of results, arguments, and any group and name.
 
-        How many results stands behind the pickle once more, for a process that can't unpack the rest.
+        The number of results is appended to the pickle again, for a worker that can't unpack the rest.
         """
         said = (group, name) if name is not None else () if group is None else (group,)
         parts = (definition, method, count, args, dict(kwargs), *said)
@@ -150,10 +150,10 @@ Verdict = Callable[[TaskError], bool]
 
 
 def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
-    """Give `refs` the failure of their call, unless `made_again` makes the call again for its error.
+    """Complete `refs` with the failure of their call, unless `made_again` retries the call.
 
-    In a thread of its own: to rebuild the error runs the user's code, which may wait for others, and
-    the caller of this reads `peer`. Until it is decided no connection owes `refs`.
+    This runs in a thread of its own: unpickling the error runs user code, which may wait for other calls,
+    while the caller is reading `peer`. Until the decision, `refs` have no peer.
     """
     waiting = {ref.id: peer.pending.pop(ref.id) for ref in refs if ref.id in peer.pending}
     for ref in refs:

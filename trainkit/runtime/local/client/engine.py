@@ -1,4 +1,4 @@
-"""The local engine of one process: the driver's, or that of a worker that makes calls of its own."""
+"""Local engine of one process: of the driver, or of a worker that makes calls itself."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ _FAREWELL_S = 5.0
 
 
 class LocalEngine:
-    """Engine of the processes of one machine: it makes the parts of this process's end, and connects them.
+    """Engine for processes on one machine: creates this process's client parts and connects them.
 
     Args:
         control: the socket to the node.
         totals: all resources of the session.
-        account: of what its objects take.
+        account: counts the shared memory of the session's objects.
         serial: this process's number in the session.
-        cpus: CPUs that this process holds, which it lends while it waits for others.
-        gpus: names of the GPUs it may use, as CUDA_VISIBLE_DEVICES has them.
-        group: the placement group it was started in, with its bundles.
-        node: the supervising process, in the driver.
+        cpus: CPUs that this process holds; it lends them while it waits for other processes.
+        gpus: names of the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES.
+        group: the placement group that this process was started in, with the group's bundles.
+        node: the node process, in the driver; None in a worker.
         own_variables: environment variables that were set for this process alone.
-        asked_preload: modules that the user wants workers to be forked with.
-        context: this process's in the session.
+        asked_preload: modules that the user wants imported in the templates of workers.
+        context: this process's place in the session.
 
     Attributes:
-        own_handle: makes what a handle of this process's actor holds; None in other processes.
-        is_cancelled: see `Engine.is_cancelled`; a worker puts in how it looks.
+        own_handle: returns the content of a handle to this process's actor; None in other processes.
+        is_cancelled: see `Engine.is_cancelled`; a worker replaces it by its own check.
     """
 
     name = "local"
@@ -98,9 +98,9 @@ class LocalEngine:
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
         self._inherited: tuple[Any, bytes] = None, b""
-        """The variables and the `sys.path` that workers inherit, and the same as JSON."""
+        """The variables, `sys.path` and `sys.argv` that workers inherit: as read here, and as JSON."""
         self._is_closed = False
-        wake_fd()  # now, as there may be no descriptor left when it is needed
+        wake_fd()  # created now, as no descriptor may be left when it is needed
         self.background = BackgroundThread()
         self.unread = UnreadFailures(self.background.run)
         ids = Ids(serial)
@@ -138,7 +138,7 @@ class LocalEngine:
         self._actors = ActorClient(
             self.parts, lookup, self.codec, self.results, placed=self._placed, environment=self._environment
         )
-        # What the protocol asks for and a part does is that part's method, with no step in between.
+        # Methods of `Engine` that one part implements are bound directly, which saves a call.
         self.put = self.codec.put
         self.get, self.wait, self.lending = self.waiter.get, self.waiter.wait, self.waiter.lending
         self.submit, self.end_processes = self._tasks.submit, self._tasks.end_processes
@@ -152,7 +152,7 @@ class LocalEngine:
 
     @classmethod
     def start(cls, spec: SessionSpec) -> LocalEngine:
-        """Start a node, and the engine of the driver that it belongs to."""
+        """Start a node and return the engine of its driver, which is this process."""
         node = launch.start_node(spec)
         visible = visible_gpus()
         gpus = [gpu_name(index, visible) for index in range(int(spec.totals.get("GPU", 0)))]
@@ -184,8 +184,8 @@ class LocalEngine:
         return not self.node.closed
 
     def _environment(self) -> messages.WorkerEnvironment:
-        """Return what a worker started now is to see of this process; not what was set for this one alone."""
-        # As the bytes that it holds: to read them one by one takes longer than all else of a request.
+        """Return what new workers inherit from this process, except variables set for this process alone."""
+        # The raw bytes are compared: decoding each variable takes longer than the rest of a request.
         seen: tuple[dict[Any, Any], list[str], list[str]] = (
             dict(getattr(os.environ, "_data", os.environ)),
             [entry for entry in sys.path if isinstance(entry, str)],
@@ -194,18 +194,18 @@ class LocalEngine:
         known = self._inherited
         if known[0] != seen:
             environ = {os.fsdecode(name): os.fsdecode(value) for name, value in seen[0].items()}
-            given = {  # every process of the session has its mark
+            given = {  # without the mark, which every process of the session has already
                 name: value
                 for name, value in environ.items()
                 if self._own_variables.get(name) != value and name != SESSION_MARK
             }
-            # As JSON, which holds plain strings: a template loads nothing that a path is an object of.
+            # JSON holds plain strings, so a template need not import the classes of path objects.
             known = self._inherited = seen, json.dumps([given, *seen[1:]]).encode()
         preload = session.wanted() | self._asked_preload
         return messages.WorkerEnvironment(known[1], process.working_folder(), preload)
 
     def _placed(self, placement: Placement, name: str) -> Placement:
-        """Return `placement`, in this process's own group if that captures what is started here."""
+        """Return `placement`, moved into this process's own group if that group captures child tasks."""
         require_feasible([placement.resources], self._totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
@@ -214,7 +214,7 @@ class LocalEngine:
     def notified(self, message: Any, body: Packed) -> None:
         """Act on a notice from the node."""
         if isinstance(message, messages.Reclaim):
-            # In the background thread: the notice may have been read while a task pool was locked.
+            # Runs in the background thread, as a task pool may be locked where the notice is read.
             self.background.run(functools.partial(self._return_idle, message.number))
         elif isinstance(message, messages.CountCalls):
             self.background.run(self._count_calls)
@@ -230,12 +230,12 @@ class LocalEngine:
         calls = {}
         for peer in actor_peers():
             if peer.worker_id is not None and peer.home in (None, self.mark):
-                peer.try_read()  # what nobody has waited for may be there
+                peer.try_read()  # answers that no thread waited for may have arrived
                 calls[peer.worker_id] = peer.calls_in_flight(self._call_of)
         self.node.tell(messages.CallsCounted(calls))
 
     def owes(self) -> bool:
-        """Return whether others wait for a result of this process, or calls of its own need it."""
+        """Return whether processes wait for results of this process, or calls that it made are unfinished."""
         unfinished = [
             *self._tasks.unfinished(),
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
@@ -260,7 +260,7 @@ class LocalEngine:
 
     def scratch_dir(self) -> Path:
         path = Path(self.mark)
-        path.mkdir(mode=0o700, exist_ok=True)  # the node may be about to make it
+        path.mkdir(mode=0o700, exist_ok=True)  # the node may not have made it yet
         return path
 
     # questions to the node
@@ -280,7 +280,7 @@ class LocalEngine:
         group = self.node.new_id()
         try:
             self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
-        except (KeyboardInterrupt, SystemExit):  # nobody would have it
+        except (KeyboardInterrupt, SystemExit):  # no handle to the group would exist
             self.node.tell(messages.Release(group))
             raise
         return group
@@ -302,15 +302,15 @@ class LocalEngine:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        self._tasks.reclaim()  # what only waits for a further task is free
+        self._tasks.reclaim()  # idle leases count as free
         amounts: Bundle = self.node.demand(messages.Available())
         return amounts
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         if kind == "nodes":
-            self._tasks.reclaim()  # what only waits for a further task is free
+            self._tasks.reclaim()  # idle leases count as free
         rows: list[dict[str, Any]] = self.node.demand(messages.State(kind))
-        if kind == "tasks":  # this process knows its own better: what it has queued itself
+        if kind == "tasks":  # this process knows more about its own tasks, such as those that it has queued
             pids = {row["worker_id"]: row["pid"] for row in rows}
             rows = [*(row for row in rows if row["owner_pid"] != self.pid), *self._tasks.listed(pids)]
         return rows
@@ -330,20 +330,20 @@ class LocalEngine:
                 self._node_process.let_stay()
             else:
                 self._node_process.join()
-        finally:  # also if Ctrl-C came, after which the node finds its driver gone
+        finally:  # also after Ctrl-C: the node then notices that its driver has ended
             with InterruptGuard():
                 self._let_go()
 
     def _farewell(self) -> bool:
-        """Tell the node that the program ends; return, when all is dead, whether detached actors stay."""
+        """Shut the session down; return whether detached actors stay, once all other workers are dead."""
         try:
             return bool(self.get([self.node.ask(messages.Shutdown())], _FAREWELL_S)[0])
-        except TrainkitError:  # it has ended, or will be made to
+        except TrainkitError:  # the node has ended, or `join` will kill it
             return False
 
     def _let_go(self) -> None:
-        """Drop what this process has of the session, which has ended."""
-        self.node.try_read()  # what workers printed last
+        """Release everything that this process holds of the ended session."""
+        self.node.try_read()  # for the last output of the workers
         self.background.stop()
         self.owed.close()
         self.unread.finish()
@@ -355,7 +355,7 @@ class LocalEngine:
         self._is_closed = True
 
     def _read_out(self) -> None:
-        """Read the answers that nobody has: a failure may be among them."""
+        """Read the answers that no thread has read, to show the failures among them."""
         for conn in actor_peers():
             conn.read_out()
         self._tasks.read_out()

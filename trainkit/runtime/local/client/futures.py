@@ -1,10 +1,10 @@
-"""Control of calls on their way: futures of their results, streams, and cancellation.
+"""Control of calls in flight: futures of their results, streams, and cancellation.
 
     worker ──ITEM──ITEM──VALUE──▶ StreamRef ──▶ items: done, done, pending ──▶ LocalStream ──▶ user
 
-The reference of a streaming call stands for the end of the stream. The values are references of their own;
-the last of them is always pending, so whoever reads faster than values come waits for it as for any other.
-Nothing slows the remote generator down when its reader is slower: what has come waits in this process.
+The reference of a streaming call represents the end of the stream. Each value has a reference of its own.
+The last of these references is always pending: a reader that is faster than the generator waits for it.
+A slower reader does not slow the generator down: values that have arrived wait in this process.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 class _Owed:
-    """A future, and where its result comes from; called when that is there.
+    """Future with the source of its result; called when the result arrives.
 
-    One object with slots, as there may be thousands that the garbage collector goes through.
+    It has slots, as the garbage collector may have to visit thousands of these objects.
     """
 
     __slots__ = ("_arrive", "future", "ref", "result")
@@ -61,11 +61,11 @@ class _Owed:
 
 
 class Futures:
-    """Futures of results, settled in the background thread.
+    """Factory of futures of results, which the background thread settles.
 
     Args:
-        background: runs what is to be done once a result is there.
-        waiter: sees to it that the answers are read.
+        background: settles the futures.
+        waiter: has the answers read.
     """
 
     def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
@@ -77,11 +77,11 @@ class Futures:
         self._is_asked = False
 
     def future(self, ref: LocalRef, into: Future[Any] | None = None) -> Future[Any]:
-        """Return a future of the value. It can't be cancelled: others may wait for the same reference.
+        """Return a future of the value. It can't be cancelled, as others may wait for the same reference.
 
         Args:
-            ref: whose value it is.
-            into: a future that runs, to be settled in place of a new one; its callbacks must not wait.
+            ref: the reference to the value.
+            into: a running future to settle in place of a new one; its callbacks must not wait.
         """
         return self._when_done(ref, value_of, into or _running(ref_future(self._background, self._callbacks)))
 
@@ -102,7 +102,8 @@ class Futures:
     ) -> Future[Any]:
         """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
 
-        Whoever finds an answer may hold what rebuilding it needs, and the node is asked why one is lost.
+        The thread that finds an answer must not call `result`: it may hold a lock that unpacking the answer
+        needs, or that asking the node why the answer is lost needs.
         """
         if future is None:
             from concurrent.futures import Future
@@ -120,8 +121,8 @@ class Futures:
             self._background.run(self._settle_arrived)
 
     def _settle_arrived(self) -> None:
-        """Settle the futures whose results are there: one job for all that came together."""
-        self._is_asked = False  # before they are looked at: what comes from now on asks again
+        """Settle all futures whose results have arrived, in one job."""
+        self._is_asked = False  # reset first, so that a result that arrives from now on starts another job
         try:
             for _ in range(len(self._arrived)):
                 owed = self._arrived.popleft()
@@ -142,7 +143,7 @@ class Futures:
             by(what)
 
     def fail(self, error: Exception) -> None:
-        """Fail all that are not settled: the session is over."""
+        """Fail all unsettled futures, at the end of the session."""
         for future in list(self._unsettled):
             self._settle(future, future.set_exception, error)
 
@@ -153,16 +154,16 @@ def _running(future: Future[Any]) -> Future[Any]:
 
 
 ENDED = -3
-"""In place of a further value: there is none."""
+"""Kind of a reference in place of a further value, at the end of a stream."""
 
 
 class StreamRef(LocalRef):
-    """Done when the remote generator has ended; until then, where its values arrive.
+    """Reference of a streaming call: receives the values, and is done when the remote generator has ended.
 
-    A call that is made again yields what has come once more, which is not taken a second time.
+    A retried call yields earlier values again; these repeated values are ignored.
 
     Attributes:
-        items: references to the values that nobody has taken, and behind them to the one to come.
+        items: references to the values that were not taken yet, followed by the reference to the next value.
     """
 
     __slots__ = ("_arrived", "_new_id", "_repeated", "items")
@@ -188,22 +189,22 @@ class StreamRef(LocalRef):
         arrived.complete(VALUE, body)
 
     def take_first(self) -> None:
-        """Drop the first of the items: somebody has taken it."""
+        """Remove the first item, which a reader has taken."""
         self.items.popleft()
 
     def complete(self, kind: int, body: Any) -> None:
-        # A failure takes the place of the value to come; an end only says that none will.
+        # A failure takes the place of the next value. A normal end marks that no value follows.
         self.items[-1].complete(ENDED if kind == VALUE else kind, body)
         super().complete(kind, body)
 
 
 class LocalStream(ObjectRefGenerator[Any]):
-    """Stream of the results of one call. When nobody has it any more, the remote generator is stopped.
+    """Stream of the results of one call. When it is garbage-collected, the remote generator is stopped.
 
     Args:
         call: the call's own reference.
-        waiter: waits for the next value.
-        futures: awaits it.
+        waiter: waits for the next value in `__next__`.
+        futures: makes awaitables of the next value for `__anext__`.
         abandon: stops the call.
     """
 
@@ -241,15 +242,15 @@ class LocalStream(ObjectRefGenerator[Any]):
                 return front
 
     def _front(self) -> LocalRef | None:
-        """The next value's reference; None behind the last."""
+        """Return the next value's reference; None after the last value."""
         try:
             front = self.call.items[0]
-        except IndexError:  # the failure that ended it was taken
+        except IndexError:  # the failure that ended the stream was taken
             return None
         return None if front.kind == ENDED else front
 
     def _take(self, front: LocalRef) -> bool:
-        """Take `front`; False if another thread did."""
+        """Take `front`; return False if another thread has taken it."""
         with self._taking:
             if not self.call.items or self.call.items[0] is not front:
                 return False
@@ -260,7 +261,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         return self._front() or self.call
 
     def completed(self) -> ObjectRef[None]:
-        """Return a reference to the end; once it is asked for, the remote generator runs to its end."""
+        """Return a reference to the end of the stream, and let the remote generator run to its end."""
         self._runs_to_its_end = True
         return self.call
 
@@ -273,12 +274,12 @@ class LocalStream(ObjectRefGenerator[Any]):
 
 
 class CallControl:
-    """Cancellation of calls that are on their way.
+    """Cancellation of calls in flight.
 
     Args:
-        node: hands requests on to the processes that run the calls.
-        background: runs what must not be done where it is asked for.
-        ids: of this process.
+        node: forwards cancellations to the processes that run the calls.
+        background: stops calls whose streams were garbage-collected.
+        ids: source of this process's ids.
     """
 
     def __init__(self, node: NodeClient, background: BackgroundThread, ids: Ids) -> None:
@@ -291,7 +292,7 @@ class CallControl:
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
         self._stop(call, force, recursive)
-        asked_for([call])  # a failure that came before, or instead, is no news either
+        asked_for([call])  # a failure of a cancelled call is not reported as unhandled
 
     def _stop(self, call: LocalRef, force: bool, recursive: bool) -> None:
         held = call.body
@@ -302,14 +303,14 @@ class CallControl:
             if withdrawn:
                 return
         peer, owed_by = call.peer, call.body
-        if isinstance(owed_by, SentCall):  # it raised
+        if isinstance(owed_by, SentCall):  # the call raised, and its retry is being decided
             self._refuse_force(force)
             owed_by.cancelled = True
-        peer = peer or call.peer  # it may have been made again just now
+        peer = peer or call.peer  # the call may have been retried just now
         if call.done():
             return
         if isinstance(owed_by, Task):
-            with InterruptGuard():  # a task that is out of the queue has to be completed
+            with InterruptGuard():  # Ctrl-C must not leave a task that is neither queued nor completed
                 owed_by.pool.cancel(owed_by, force, recursive)
         elif isinstance(peer, PromiseReceiver):
             self._refuse_force(force and not peer.owed_by_task)
@@ -329,23 +330,23 @@ class CallControl:
             )
 
     def abandon(self, call: LocalRef) -> None:
-        """Stop a call whose results nobody can ask for any more; may be called in any `__del__`."""
+        """Stop a call whose results are unreachable; safe to call in any `__del__`."""
         if not self._node.closing and not self._node.closed:
             self._background.run(lambda: self._stop(call, False, True))
 
 
 class Results:
-    """References to the results of the calls that this process makes.
+    """Factory of references to the results of this process's calls.
 
     Args:
-        ids: of this process.
+        ids: source of this process's ids.
         waiter: waits for results.
-        futures: awaits them.
+        futures: makes futures of results.
         control: cancels calls.
 
     Attributes:
-        new_id: returns a number that nobody else in the session uses.
-        started: calls that the running task has made, if this process runs tasks.
+        new_id: returns an id that is unique in the session.
+        started: calls that the running task has made; None if this process runs no tasks.
     """
 
     def __init__(self, ids: Ids, waiter: Waiter, futures: Futures, control: CallControl) -> None:
@@ -357,12 +358,12 @@ class Results:
         self.started: weakref.WeakSet[LocalRef] | None = None
 
     def cancel_started(self) -> None:
-        """Cancel what the running task has started and not yet got."""
+        """Cancel the unfinished calls that the running task has made."""
         for ref in list(self.started or ()):
             self._control.cancel(ref, False, True)
 
     def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
-        """Return the references of a call with `num_returns=count`, sent over `conn` if that is known yet."""
+        """Return the references of a call with `num_returns=count`; `conn` is its connection, if known."""
         if count == 1 or count in (0, DYNAMIC):
             return [LocalRef(self.new_id(), conn)]
         if count == STREAMING:
@@ -372,7 +373,7 @@ class Results:
         return [LocalRef(number, conn) for number in self._ids.block(count)]
 
     def handed_out(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
-        """Return what the maker of a call is given for its references."""
+        """Return the references, or the stream, that the caller gets for `refs`."""
         if self.started is not None:
             self.started.add(refs[0])
         if isinstance(refs[0], StreamRef):

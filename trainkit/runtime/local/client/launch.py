@@ -1,4 +1,4 @@
-"""Start of the node process, and removal of what ended sessions left behind."""
+"""Start of the node process, and removal of processes and folders that ended sessions left behind."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from trainkit.runtime.specs import SessionSpec
 
 _GRACE_S = 5.0
 _STORE_SHARE = 3
-"""Objects may take so many tenths of the memory unless the user says otherwise."""
+"""Tenths of the machine's memory that objects may take by default."""
 
 
 class NodeProcess:
-    """The supervising process, from the driver's side.
+    """Node process, as seen by the driver.
 
     Attributes:
-        control: the socket to it.
-        mark: the session's, in the environment of all its processes; its folder's path.
-        account: of what the session's objects take.
+        control: the socket to the node.
+        mark: path of the session's folder, which the environment of all its processes contains.
+        account: counts the shared memory of the session's objects.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeProcess:
         self.account = account
 
     def status(self) -> str:
-        """How it ended, for messages."""
+        """Return how the node ended, for messages."""
         try:
             code = self.child.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -51,7 +51,7 @@ class NodeProcess:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def join(self) -> None:
-        """Wait until it has ended everything; end it, and what it left, if it doesn't."""
+        """Wait until the node has ended the session; kill the node and its leftovers if it does not."""
         try:
             self.child.wait(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -61,18 +61,18 @@ class NodeProcess:
             self.end_leftovers()
 
     def let_stay(self) -> None:
-        """Leave it to itself: it stays for detached actors, and is reaped when it ends."""
+        """Keep the node running for detached actors, and reap it when it ends."""
         threading.Thread(target=self.child.wait, name="trainkit-reaper", daemon=True).start()
 
     def end_leftovers(self) -> None:
-        """Kill whatever still carries the session's mark: what outlives a killed node."""
+        """Kill the processes that still carry the session's mark, as they outlive a killed node."""
         end_leftovers(Path(self.mark))
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill what outlives a session's node, and remove its folder; returns how many processes there were.
+    """Kill the processes that outlive a session's node, remove the session's folder, and return their number.
 
-    A program that has lost its node may go on in another session, with the folders that it has linked here.
+    Folders that a living driver has linked here stay, as the driver may continue in another session.
     """
     session = sessions.session_at(folder)
     spared = None
@@ -91,7 +91,7 @@ def end_leftovers(folder: Path) -> int:
 
 
 def start_node(spec: SessionSpec) -> NodeProcess:
-    """Start the supervising process; returns before it is ready, as its socket takes requests at once."""
+    """Start the node process and return before it is ready, as its socket accepts requests at once."""
     _remove_abandoned(_usable(boot.home()))
     begun = boot.take()
     try:
@@ -120,18 +120,18 @@ def start_node(spec: SessionSpec) -> NodeProcess:
 
 
 def _program() -> str:
-    """Return the name of this program, and the folder that it works in, such as 'train.py in /data'."""
+    """Return the name and the working folder of this program, such as 'train.py in /data'."""
     script = Path(str((sys.argv or [""])[0]))
     name = script.parent.name if script.name == "__main__.py" else script.name
-    # As a folder that was removed has a name here, where os.getcwd() raises.
+    # The link names even a removed folder, for which os.getcwd() raises.
     return f"{'python' if name in ('', '-c') else name} in {os.readlink('/proc/self/cwd')}"
 
 
 def _usable(folder: Path) -> Path:
-    """`folder`, where sessions are to have their own.
+    """Return `folder`, the parent of the sessions' folders, which is created if it is missing.
 
     Raises:
-        ConfigError: nothing can be made there.
+        ConfigError: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,10 +149,10 @@ def _usable(folder: Path) -> Path:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """End what is left of sessions whose nodes were killed, with their programs or after them."""
+    """End the leftovers of sessions whose nodes were killed."""
     for folder in sessions.folders(parent):
         session = sessions.session_at(folder)
-        if session is None:  # it is just starting, or just ending, or was cut off while it did
+        if session is None:  # the session is starting or ending, or was killed while it did
             if not process.marked(str(folder)):
                 process.remove_folder(folder)
         elif not session.alive:

@@ -1,4 +1,4 @@
-"""Leased workers: the connection to one, and the tasks that it was given."""
+"""Leased workers: tasks, and the connection to a worker that runs them."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
-"""Work that a process is given ahead: enough to hide the way there and back, and little to wait behind."""
+"""Seconds of work sent ahead to a worker: enough to hide the round trip, too little for a long wait."""
 
 _KNOWN = 64
-"""Functions that a lease's process is taken to remember."""
+"""Number of functions that a leased worker is assumed to remember."""
 
 
 class LeaseOwner(Protocol):
-    """The pool that a leased worker runs the tasks of."""
+    """Pool whose tasks a leased worker runs."""
 
     def body_of(self, task: Task) -> Packed:
-        """Return the whole call."""
+        """Return the packed call of a task."""
 
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete a task that has not begun; have its process stop it otherwise."""
+        """Complete a task as cancelled if it has not begun; else stop it in its worker."""
 
     def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
-        """Have the process of `lease` stop `task`, or end the process."""
+        """Stop `task` in the worker of `lease`, or kill the worker if `force` is True."""
 
     def expect(self, task: Task) -> None:
-        """Note a task that is not in the queue, and may be submitted later."""
+        """Register a task that is not in the queue but may be submitted later."""
 
     def again(self, tasks: Sequence[Task]) -> None:
-        """Run tasks, which were given to a process in vain, before the others."""
+        """Put `tasks`, which a worker did not complete, at the front of the queue."""
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Run a task that raised `error` again if that is asked for; return whether it was."""
+        """Retry a task that raised `error` if its options ask for that; return whether it is retried."""
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Note how long runs of `function` took."""
+        """Record the duration of runs of `function`."""
 
     def progressed(self, lease: WorkerLease) -> None:
-        """Give a lease that owes less than before more to do, keep it, or return it."""
+        """Give a lease that has answered tasks more tasks; or keep it idle, or return it."""
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        """Deal with the tasks of a lease whose process is gone."""
+        """Retry or fail the tasks of a lease whose worker has ended."""
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A call that waits for a process, or runs in one.
+    """Call of a remote function that waits for a worker, or runs in one.
 
     Attributes:
-        pool: where it runs.
-        definition: the function.
-        arguments: of a small call, see `batch.lasting`; None if `body` holds them.
-        body: the whole call, once it is needed.
-        retries_left: -1 without end.
-        retry_exceptions: run it again also when it raises any exception, or one of these.
-        max_calls: its process ends after so many runs of the function; 0 never.
-        alone: it is sent when nothing else is in the process, as it may be what made one die.
-        waits: for its arguments, or for the decision about what it raised; it is not in the pool's queue.
-        cancelled: it must not be run, or not again.
-        forced: its process is to be ended for that.
-        asked_for: somebody has waited for it in vain, so its failure is no news.
+        pool: the pool that runs the task.
+        definition: reference to the pickled function.
+        arguments: packed arguments of a small call, see `batching.lasting`; None if `body` holds them.
+        body: the packed call; None until it is needed.
+        retries_left: remaining retries; -1 for no limit.
+        retry_exceptions: True to retry after any exception, or the exceptions to retry after.
+        max_calls: number of runs of the function after which its worker ends; 0 for no limit.
+        alone: the task runs in a worker without other tasks, as it may have killed an earlier worker.
+        waits: the task is not queued: it waits for its arguments, or for the decision on a retry.
+        cancelled: the task must not be run or retried.
+        forced: the task was cancelled with force=True, so its worker is killed.
+        asked_for: the caller knows of a failure already, so this task's failure is not reported as unhandled.
     """
 
     name: str
@@ -93,25 +93,25 @@ class Task:
 
     @property
     def is_solitary(self) -> bool:
-        """True if it is to be alone in its process: should that die, it is known which task was in it."""
+        """True if the task must be alone in its worker, so that a death of the worker can be attributed."""
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
 
     def fail_cancelled(self, when: str) -> None:
-        """Complete its references as those of a cancelled call."""
+        """Complete the task's references with a `TaskCancelledError`."""
         fail(self.refs, TaskCancelledError, f"{self.name} was cancelled {when}")
 
 
 class WorkerLease(CallConnection):
-    """The connection to a leased process, which runs what it is given in order.
+    """Connection to a leased worker, which runs its tasks in order.
 
     Attributes:
-        owing: the tasks it was given and has not answered, in order, by the numbers of their results.
-        wanted_back: it is returned as soon as it owes nothing.
-        returned: it was.
-        retiring: the same, and its process ends: it has run a function as often as that may be.
-        condemned: it is being killed for one of its tasks, and the others are not at fault.
-        blocked: its task waits for others, and so needs no CPU now.
-        runs: how often each function that ends its process after some was run here.
+        owing: tasks that were sent and are not answered, in order, by the ids of their results.
+        wanted_back: the lease is returned as soon as all its tasks are answered.
+        returned: the lease was returned.
+        retiring: the lease is returned likewise and its worker ends, as a function has reached `max_calls`.
+        condemned: the worker is being killed for one of its tasks; its other tasks are not at fault.
+        blocked: the running task waits for others, and so needs no CPU now.
+        runs: number of runs here of each function that has `max_calls`.
     """
 
     tells_failures = True
@@ -129,16 +129,16 @@ class WorkerLease(CallConnection):
         self._known: set[int] = set()
 
     def knows(self, task: Task) -> bool:
-        """Return True if its process has the function of `task`, so that the arguments alone are sent."""
+        """Return True if the worker has the function of `task`, so that only the arguments are sent."""
         return task.arguments is not None and task.definition.id in self._known
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Send `tasks`, whose answers then come over this connection: one, or several that it knows.
+        """Send one task, or several tasks whose functions the worker knows.
 
-        Several go in one frame, so that their process has all of them when it begins the first.
+        Several tasks go in one frame, so that the worker has all of them when it begins the first.
         """
         retiring = self.retiring
-        for task in tasks:  # all, before the first is answered and it seems to owe nothing
+        for task in tasks:  # all before sending, or an early answer would make the lease look idle
             for ref in task.refs:
                 ref.attach(self)
                 self.owing[ref.id] = task
@@ -147,13 +147,13 @@ class WorkerLease(CallConnection):
                 self.retiring |= self.runs[task.definition.id] >= task.max_calls
         try:
             self._send_tasks(tasks)
-        except BaseException:  # its process has none of them
+        except BaseException:  # the worker has received none of the tasks
             self.forget([ref.id for task in tasks for ref in task.refs])
             self.runs.subtract(task.definition.id for task in tasks if task.max_calls)
             self.retiring = retiring
             raise
         for task in tasks:
-            if task.cancelled:  # just now
+            if task.cancelled:  # cancelled while it was sent
                 self.pool.stop(self, task, task.forced, recursive=True)
 
     def _send_tasks(self, tasks: Sequence[Task]) -> None:
@@ -181,7 +181,7 @@ class WorkerLease(CallConnection):
             self._fail_pending()
 
     def _fail_pending(self) -> None:
-        """The process is gone: what it owes is the pool's to run again, or to fail."""
+        """Hand the unanswered tasks to the pool, which retries or fails them, as the worker has ended."""
         with self._send_lock:
             tasks = self.outstanding()
             self.owing.clear()
@@ -219,11 +219,11 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def _is_dealt_with(self, frame: channel.Frame) -> bool:
-        """Return whether nothing is to be done about a failure yet: more is to come, or to be decided."""
+        """Return True if a failure needs no action now: more results follow, or a retry is being decided."""
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
             return False
-        *others, last = task.refs  # all results of a task fail alike, so the last of them decides
+        *others, last = task.refs  # all results of a task fail together, so the last one decides
         if frame.call_id != last.id:
             return True
         if task.retries_left and not task.cancelled and not any(ref.done() for ref in task.refs):
@@ -240,7 +240,7 @@ class WorkerLease(CallConnection):
         return False
 
     def _take_back(self, call_ids: Sequence[int], why: str) -> None:
-        """The process has not begun these, and will not; see `channel.RETURNED`."""
+        """Queue again the tasks that the worker returned without running them; see `channel.RETURNED`."""
         tasks = [task for task in map(self.owing.get, call_ids) if task is not None]
         if why == channel.UNKNOWN:
             self._known.clear()
@@ -255,7 +255,7 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def outstanding(self) -> list[Task]:
-        """The tasks it was given and has not answered, in order."""
+        """Return the tasks that were sent and are not answered, in order."""
         return list(dict.fromkeys(self.owing.values()))
 
     def on_close(self) -> None:

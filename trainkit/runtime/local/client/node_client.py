@@ -1,4 +1,4 @@
-"""Connection to the node: requests, notices, and the consequences of its end."""
+"""Connection to the node: requests, notices, and the errors that follow when the node ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MOST_RETURNS = 1 << 12
 
 
 class Ids:
-    """Numbers that nobody else in the session uses, nor in one before it: what is left of that names nothing.
+    """Source of ids that are unique in the session and, by a random start, differ from earlier sessions' ids.
 
     Args:
-        serial: of this process in the session.
+        serial: number of this process in the session.
 
     Attributes:
-        next: returns one number.
+        next: returns a new id.
     """
 
     def __init__(self, serial: int) -> None:
@@ -42,27 +42,27 @@ class Ids:
         self._blocks = itertools.count(self._first_block, _MOST_RETURNS)
 
     def block(self, count: int) -> range:
-        """`count` numbers in a row."""
+        """Return `count` consecutive ids."""
         if count > _MOST_RETURNS:
             raise ValueError(f"a call can return {_MOST_RETURNS} references at most, not {count}")
         first = next(self._blocks)
         return range(first, first + count)
 
     def call_of(self, number: int) -> int:
-        """The number of the call that reference `number` is a result of: that of its first result."""
+        """Return the id of the call that produces reference `number`: the id of the call's first result."""
         beyond = number - self._first_block
         return number if beyond < 0 else number - beyond % _MOST_RETURNS
 
 
 class NodeClient(CallConnection):
-    """The connection to the node.
+    """Connection to the node.
 
     Args:
-        sock: connected to it.
-        ids: this process's.
+        sock: connected to the node.
+        ids: source of this process's ids.
         answer: waits for a reference and returns its value.
-        in_background: runs a function in the process's helper thread.
-        node: the supervising process, in the driver.
+        in_background: runs a function in the background thread.
+        node: the node process, in the driver; None in a worker.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class NodeClient(CallConnection):
             super().on_frame(frame)
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> LocalRef:
-        """Send a request; its answer arrives in the reference."""
+        """Send a request; return the reference that receives its answer."""
         ref = LocalRef(self._ids.next(), self)
         self.request(REQUEST, packed(message, handles, buffers), [ref])
         return ref
@@ -100,25 +100,25 @@ class NodeClient(CallConnection):
         return self._answer(self.ask(message))
 
     def demand_end(self, message: Any) -> None:
-        """Demand the end of something that ends with the node too; nothing if that is gone."""
+        """Send a request to end something and wait; do nothing if the node has ended, as all ends with it."""
         with contextlib.suppress(NodeDiedError):
             if not self.closed:
                 self.demand(message)
 
     def new_id(self) -> int:
-        """A number that nobody else in the session uses."""
+        """Return an id that is unique in the session."""
         return self._ids.next()
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
-        """Send something that is not answered."""
-        with contextlib.suppress(OSError):  # it is gone: every connection of the session closes, and says so
+        """Send a message that has no answer."""
+        with contextlib.suppress(OSError):  # the node has ended, which the closed connections report
             self.send(NOTICE, 0, packed(message, handles, buffers))
 
     # ends
 
     def close(self) -> None:
         super().close()
-        self._fail_pending()  # also when this end is the first to close: nobody is left waiting
+        self._fail_pending()  # also when this end closes first, so that no thread keeps waiting
 
     def on_close(self) -> None:
         if self._node is not None and not self.closing:
@@ -128,7 +128,7 @@ class NodeClient(CallConnection):
             self._in_background(self._node.end_leftovers)
 
     def lost(self) -> TrainkitError:
-        """Return the error for what can't be done any more."""
+        """Return the error for requests that fail because the node has ended."""
         if self.closing and not self._lost:
             return ObjectLostError("the session of this reference or actor has been shut down")
         how = "" if self._node is None else self._node.status()
@@ -140,20 +140,20 @@ class NodeClient(CallConnection):
         return error
 
     def exit_of(self, peer: CallConnection) -> restart_policy.ExitRecord:
-        """Ask how the process behind `peer` ended."""
+        """Ask the node how the process at the other end of `peer` ended."""
         if peer.worker_id is None:
             return restart_policy.ExitRecord(reason="its connection closed")
         exit_: restart_policy.ExitRecord = self._answer(self.ask(QueryExit(peer.worker_id)))
         return exit_
 
     def death_of(self, peer: CallConnection) -> TrainkitError:
-        """The error for calls to an actor whose connection closed."""
+        """Return the error for calls to an actor whose connection closed."""
         is_abroad = peer.home not in (None, self.home)
         if not is_abroad and (self.closing or self.closed):
             return self.lost()
         try:
             exit_ = sessions.query_exit(peer.home, peer.worker_id) if is_abroad else self.exit_of(peer)
-        except (NodeDiedError, ObjectLostError) as error:  # it has ended, or that actor lives
+        except (NodeDiedError, ObjectLostError) as error:  # the node has ended, or the actor is alive
             return error
         died = death(ActorDiedError, exit_, peer.name)
         died.actor_id = f"{peer.worker_id or 0:016x}"
@@ -164,14 +164,14 @@ Died = TypeVar("Died", bound=WorkerDiedError)
 
 
 def death(kind: type[Died], exit_: restart_policy.ExitRecord, name: str, consequence: str = "") -> Died:
-    """The error for what `name` owed when it ended; see `supervise.describe`."""
+    """Return the error for unfinished calls of `name`, which ended; see `restart_policy.describe`."""
     error = kind(restart_policy.describe(exit_, name, consequence))
     error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
     return error
 
 
 def show_notice(message: Any, _: Packed) -> None:
-    """Print what workers printed, and what the node has to say."""
+    """Print the output of workers and the messages of the node."""
     match message:
         case Output(name, pid, is_error, lines):
             _write(sys.stderr if is_error else sys.stdout, [f"({name} pid={pid}) {line}" for line in lines])
@@ -186,6 +186,6 @@ def _write(stream: TextIO | None, lines: Sequence[str]) -> None:
         return
     encoding = stream.encoding or "utf-8"
     text = "".join(f"{line}\n" for line in lines).encode(encoding, "backslashreplace").decode(encoding)
-    with contextlib.suppress(OSError, ValueError):  # the user closed it, or its reader has gone
+    with contextlib.suppress(OSError, ValueError):  # the user closed the stream, or its reader has ended
         stream.write(text)
         stream.flush()

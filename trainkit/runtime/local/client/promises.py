@@ -1,8 +1,8 @@
-"""Promises: pending references that travel, and the results that this process owes for them.
+"""Promises: pending references that are sent to other processes, and the results that this process owes.
 
-A reference to a result that is there travels with it. One that is still pending travels as a promise: a
-connection over which its owner sends the result once it has it. Who hands a promise on asks the owner for a
-further connection, and may end before the owner does.
+A done reference is sent together with its result. A pending reference is sent as a promise: a connection over
+which its owner sends the result later. A process that passes a promise on asks the owner for a further
+connection, and may end before the owner does.
 
     owner ──────promise──────▶ process ──the reference──▶ another process
       ▲ └──────────────────────────│────────promise───────────▲
@@ -32,19 +32,19 @@ from trainkit.runtime.serialize import Packed
 
 
 class OwedResults:
-    """The results that other processes wait for.
+    """Results that other processes wait for.
 
-    The background thread watches the connections of all of them as one, as it looks at each that it watches
-    whenever it wakes.
+    The background thread watches one epoll descriptor for all their connections, as it visits every watched
+    object whenever it wakes.
 
     Args:
-        waiter: sees to it that the answers are read.
+        waiter: has the answers read.
         background: sends the results.
 
     Attributes:
         run_soon: runs a function in the background thread.
-        on_settled: called when a result was sent, or nobody wants it any more, or all calls have ended that
-            `owes` was asked about.
+        on_settled: called when a result was sent or is not wanted any more, and when all calls that were
+            passed to `outstanding` have ended.
     """
 
     def __init__(self, waiter: Waiter, background: BackgroundThread) -> None:
@@ -57,19 +57,19 @@ class OwedResults:
         self.on_settled: Callable[[], None] = lambda: None
 
     def add(self, owed: OwedResult) -> None:
-        """Note a result that somebody waits for."""
+        """Register a result that another process waits for."""
         self._owed[owed.fileno()] = owed
         self._poll.register(owed, select.EPOLLIN)
 
     def settled(self, owed: OwedResult) -> None:
-        """Note that a result was sent, or that nobody wants it any more; its connection is open yet."""
+        """Unregister a result that was sent or is not wanted any more; its connection is still open."""
         self.stop_reading(owed)
         if self._owed.pop(owed.fileno(), None) is not None:
             self.on_settled()
 
     def stop_reading(self, owed: OwedResult) -> None:
-        """Read no more what is asked for over a connection."""
-        with contextlib.suppress(OSError, ValueError):  # it is not read any more, or closed
+        """Stop reading requests from a connection."""
+        with contextlib.suppress(OSError, ValueError):  # the connection is unregistered or closed already
             self._poll.unregister(owed)
 
     closed = ended = False
@@ -78,7 +78,7 @@ class OwedResults:
         return self._poll.fileno()
 
     def try_read(self) -> bool:
-        """Read what those ask for who wait for results, and which of them have gone."""
+        """Read the requests of the processes that wait for results, and notice which have ended."""
         for fd, _ in self._poll.poll(0):
             owed = self._owed.get(fd)
             if owed is not None:
@@ -86,7 +86,7 @@ class OwedResults:
         return True
 
     def close(self) -> None:
-        """Read nothing more: the session has ended."""
+        """Stop reading, at the end of the session."""
         self.closed = True
         self._poll.close()
 
@@ -97,9 +97,9 @@ class OwedResults:
         self._waiter.watch(ref)
 
     def outstanding(self, unfinished: Sequence[LocalRef]) -> bool:
-        """Return whether others wait for a result of this process, or calls of its own are `unfinished`.
+        """Return whether other processes wait for a result of this process, or `unfinished` is not empty.
 
-        `on_settled` is called when that may have changed.
+        `on_settled` is called when this may have changed.
         """
         if unfinished and not self._awaits_calls:
             self._awaits_calls = True
@@ -112,12 +112,12 @@ class OwedResults:
 
 
 class OwedResult(CallConnection):
-    """A connection that this process owes a result over.
+    """Connection over which this process owes a result.
 
     Args:
-        sock: connected; owned from here on.
-        ref: stands for the result.
-        owed: all such results of this process.
+        sock: a connected socket, which this connection owns from now on.
+        ref: reference to the result.
+        owed: all owed results of this process.
     """
 
     def __init__(self, sock: socket.socket, ref: LocalRef, owed: OwedResults) -> None:
@@ -128,16 +128,16 @@ class OwedResult(CallConnection):
         owed.add(self)
 
     def promise(self) -> None:
-        """Send the result as soon as it is there."""
+        """Send the result as soon as it arrives."""
         self._owed.promise(self._ref, self._is_due)
 
     def _is_due(self) -> None:
-        # In the background thread: to say why a result is lost, the node is asked, and whoever finds the
-        # answer may be in the middle of reading the node's connection.
+        # Runs in the background thread: a lost result needs a question to the node, and the thread that finds
+        # the answer may be reading the node's connection.
         self._owed.run_soon(self.pay)
 
     def on_frame(self, frame: channel.Frame) -> None:
-        """Stop the call, or owe its result to one more process, which was handed the promise on."""
+        """Cancel the call, or owe its result to another process that the promise was passed to."""
         if frame.kind == channel.CANCEL:
             self._owed.run_soon(lambda: current_client().cancel(self._ref, *frame.body.payload))
         for handle in frame.body.handles:
@@ -152,12 +152,12 @@ class OwedResult(CallConnection):
         """Send the result."""
         self._is_paid = True
         try:
-            # Who asks for a further connection from here on is refused, and has the result to hand on.
+            # Later requests for further connections are refused, as their sender now has the result itself.
             self._owed.stop_reading(self)
             self.sock.shutdown(socket.SHUT_RD)
             self.read_all()
             channel.send_answer(self, *outcome(self._ref), self._ref.id, "trainkit")
-        except OSError:  # whoever wanted it is gone
+        except OSError:  # the process that wanted the result has ended
             self.close()
         else:
             self.close_when_sent()
@@ -170,7 +170,7 @@ class OwedResult(CallConnection):
 
 
 class Promise:
-    """A pending reference as a handle: opens a connection that its answer will be sent over."""
+    """Handle for a pending reference: opens the connection over which its answer will be sent."""
 
     kind = channel.PROMISE
 
@@ -179,7 +179,7 @@ class Promise:
 
     @property
     def answer(self) -> LocalRef:
-        """The reference itself, for the process that made the promise."""
+        """Reference itself, for the process that made the promise."""
         return self._ref
 
     def open_fd(self) -> int:
@@ -189,20 +189,20 @@ class Promise:
 
 
 def outcome(ref: LocalRef) -> tuple[int, Packed]:
-    """The answer of a done reference in a form that can be sent."""
+    """Return the kind and the body of the frame that carries the answer of a done reference."""
     if ref.kind == LOST:
         return channel.FAILURE, pack_failure(ref.body(), "trainkit")
     if ref.kind == ATOM:
         return channel.VALUE, serialize.pack(ref.body)
-    mark_read(ref.body)  # whoever receives it has it now
+    mark_read(ref.body)  # the receiver reports the failure if it stays unread
     return ref.kind, ref.body
 
 
 class PromiseReceiver(CallConnection):
-    """The receiving end of a promise: one answer arrives, and the connection closes.
+    """Receiving end of a promise: receives one answer, then closes.
 
     Attributes:
-        owed_by_task: a task owes the answer, not an actor's call.
+        owed_by_task: a task owes the answer, rather than an actor's call.
     """
 
     kind = channel.PROMISE
@@ -210,13 +210,13 @@ class PromiseReceiver(CallConnection):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, name="a reference")
-        # A pending reference holds its peer, so that must not hold it: both would stay, and the descriptor.
+        # A weak reference, as a pending reference holds its peer: a cycle would keep the descriptor open.
         self._pending: Callable[[], LocalRef | None] = lambda: None
         self._done: LocalRef | None = None
 
     @property
     def answer(self) -> LocalRef:
-        """The reference that the answer completes."""
+        """Reference that the answer completes."""
         with self._send_lock:
             ref = self._done or self._pending()
             if ref is None:
@@ -240,8 +240,8 @@ class PromiseReceiver(CallConnection):
         )
 
     def cancel(self, force: bool, recursive: bool) -> None:
-        """Have the owner stop the call."""
-        with contextlib.suppress(OSError):  # the answer is there, or will never be
+        """Ask the owner to stop the call."""
+        with contextlib.suppress(OSError):  # the answer has arrived, or never will
             self.send(channel.CANCEL, 0, Packed(bytes((force, recursive))))
 
     def open_fd(self) -> int:
@@ -253,7 +253,7 @@ channel.HANDLE_KINDS[channel.PROMISE] = lambda fd: PromiseReceiver(socket.socket
 
 
 def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
-    """Reduce a reference to its answer, or to a promise."""
+    """Reduce a done reference to its answer, and a pending reference to a promise."""
     if not ref.done():
         peer = ref.peer
         if isinstance(peer, PromiseReceiver):

@@ -1,11 +1,11 @@
-"""Connections to actors that are restarted: made again when the process dies.
+"""Connections to restartable actors, which reconnect when the actor's process dies.
 
-    reads the end ──▶ on_end(): a new socket pair in place of the old one, its other end to the node
-    node answers  ──▶ _resume(): calls that may be sent again go first, then those made meanwhile
-                  or ─▶ the actor has ended for good: both ends close, and every call fails
+    connection ends ──▶ on_end(): replaces it by a new socket pair, and sends the other end to the node
+    node answers    ──▶ _resume(): sends the calls to be retried, then the calls made meanwhile
+                    or ─▶ the actor has ended for good: both ends close, and every call fails
 
-The descriptor stays the same throughout, so whoever waits for an answer goes on waiting on it. Until
-the node has answered, this process keeps the other end too, so that the new connection has no end yet.
+The descriptor number stays the same, so threads that wait for an answer keep polling it. Until the node
+answers, this process also keeps the other end open, so that the new connection does not appear closed.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec
 
 _AGAIN_S = 0.5
-"""So long after the node had no descriptor left for a new connection it is sent another."""
+"""Delay before a new connection is sent again to a node that had no descriptor left for it."""
 
 
 class ReconnectingConnection(ActorConnection):
-    """A connection to an actor that is made anew when its process dies."""
+    """Connection to a restartable actor, which reconnects when the actor's process dies."""
 
     kind = channel.RECONNECTING_ACTOR
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        self._calls: dict[int, SentCall] = {}  # in the order made, by the last of their references
+        self._calls: dict[int, SentCall] = {}  # in the order made, by the id of each call's last reference
         self._parts: ConnectionParts | None = None
         self._owner = False
         self._let_go = False
-        self._other_end: socket.socket | None = None  # of a connection that the node has yet to hand on
+        self._other_end: socket.socket | None = None  # of a connection that the node has not answered for
         self._gone: Callable[[], Exception] | None = None
         self._life = 0
 
@@ -89,7 +89,7 @@ class ReconnectingConnection(ActorConnection):
             else:
                 try:
                     self._send(call, body)
-                except BaseException:  # it could not even be sent, and the caller is told
+                except BaseException:  # the call was not sent, and the caller gets the error
                     self.forget(call.refs)
                     raise
         if self.closed:
@@ -114,7 +114,7 @@ class ReconnectingConnection(ActorConnection):
             self._fail_pending()
 
     def not_again(self, ref: LocalRef) -> None:
-        # They are there by the last reference; whoever cancels may give any of them.
+        # `_calls` has the id of a call's last reference, but the user may cancel by any of its references.
         for call in [found] if (found := self._calls.get(ref.id)) else list(self._calls.values()):
             if ref.id in call.refs:
                 call.retries_left = 0
@@ -125,7 +125,7 @@ class ReconnectingConnection(ActorConnection):
         try:
             self.send(channel.CALL, call.refs[0], body)
         except (BrokenPipeError, ConnectionResetError):
-            # The process is gone, which is found out where this connection is read.
+            # The process has ended, which the thread that reads this connection will notice.
             call.sent, call.body = False, body.owned()
 
     def _send_small(self, call: SentCall) -> None:
@@ -133,7 +133,7 @@ class ReconnectingConnection(ActorConnection):
             call.sent = True
             try:
                 self.post((call.refs[0], *call.small))
-            except (BrokenPipeError, ConnectionResetError):  # it is closed for good
+            except (BrokenPipeError, ConnectionResetError):  # the connection is closed for good
                 call.sent = False
 
     def _send_posted(self) -> None:
@@ -144,7 +144,7 @@ class ReconnectingConnection(ActorConnection):
             self._not_sent(entries)
 
     def _not_sent(self, entries: list[Any]) -> None:
-        """Note that these small calls have not begun."""
+        """Mark these small calls as not sent."""
         for call_id, _, _ in entries:
             call = self._calls.get(call_id)
             if call is not None:
@@ -171,7 +171,7 @@ class ReconnectingConnection(ActorConnection):
         if parts is None or self._gone is not None or parts.node.closing or parts.node.closed:
             super().on_end()
         elif self._let_go and not any(ref() is not None for ref in list(self.pending.values())):
-            super().on_end()  # what was asked of it is done
+            super().on_end()  # the last handle is gone and no answer is pending
         else:
             try:
                 ours, theirs = socket.socketpair()
@@ -208,11 +208,11 @@ class ReconnectingConnection(ActorConnection):
         parts.waiter.watch(answer)
 
     def _ask_abroad(self, message: Reconnect, end: channel.Descriptor) -> None:
-        """Ask the node of another session, which answers when it has made the actor anew."""
+        """Ask the node of another session, which answers when it has restarted the actor."""
         try:
             with sessions.connect(Path(self.home or "")) as node:
                 reply = node.ask(message, [end], None)
-        except ObjectLostError as error:  # no descriptor was left here or there: the actor may well live
+        except ObjectLostError as error:  # no descriptor was left on one side, so the actor may be alive
             why = error
             self._end(lambda: why)
             return
@@ -249,15 +249,15 @@ class ReconnectingConnection(ActorConnection):
             self._end(lambda: ObjectLostError(reason))
 
     def _end(self, why: Callable[[], Exception]) -> None:
-        """The actor has ended for good."""
+        """Fail all calls with `why`, as the actor has ended for good."""
         self._gone = why
         with self._order:
             other_end, self._other_end = self._other_end, None
         if other_end is not None:
-            other_end.close()  # who reads this connection finds its end now
+            other_end.close()  # the thread that reads this connection now finds its end
 
     def _resume(self, reply: Reconnected) -> None:
-        """Go on with the actor's new process."""
+        """Resume with the actor's new process."""
         with self._order:
             self._life = reply.life
             kept: set[int] = set()
@@ -277,8 +277,8 @@ class ReconnectingConnection(ActorConnection):
             if self._other_end is None:
                 return
             other_end, self._other_end = self._other_end, None
-            # Whoever reads this connection may be waiting for what has failed, so something has to
-            # arrive; and before anything is sent that the process could answer.
+            # A thread that reads this connection may wait for a failed call, so an empty frame wakes it.
+            # The frame is sent before any call, so that it arrives before any answer.
             waker = channel.Connection(other_end)
             waker.send(channel.VALUE, 0, Packed(b""))
             waker.close()
@@ -288,10 +288,10 @@ class ReconnectingConnection(ActorConnection):
                         self._send(call, call.body)
                     else:
                         self._send_small(call)
-            except (OSError, TrainkitError) as error:  # no descriptor left for what goes with a call
+            except (OSError, TrainkitError) as error:  # no descriptor is left for the handles of a call
                 reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
                 self._gone = functools.partial(ObjectLostError, reason)
-                self.sock.shutdown(socket.SHUT_RDWR)  # who reads this connection finds its end now
+                self.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads this connection finds its end
             if self._let_go:
                 super().finish_sending()
 
@@ -311,8 +311,8 @@ class ReconnectingConnection(ActorConnection):
         return super().lost() if self._gone is None else self._gone()
 
     def finish_sending(self) -> None:
-        """Let go of the actor: the last handle is gone."""
-        # The collector may have come here, so all else is for the background thread.
+        """Release the actor, as its last handle is gone."""
+        # Garbage collection may call this, so the background thread does the rest.
         if self._pid != os.getpid():
             return
         parts = self._parts
@@ -326,11 +326,11 @@ class ReconnectingConnection(ActorConnection):
         if parts is None:
             return
         again = [call for call in list(self._calls.values()) if call.retries_left]
-        if again:  # the actor stays for these, and so does this connection
+        if again:  # the actor and this connection stay until these calls are answered
             actor = ActorEndpoint(self)
             for call in again:
                 call.actor = actor
-            parts.background.watch(self, ReconnectingConnection)  # maybe nobody else reads the answers
+            parts.background.watch(self, ReconnectingConnection)  # as no other thread may read the answers
             return
         parts.background.unwatch(self, ReconnectingConnection)
         parts.background.unwatch(self, END)
@@ -355,7 +355,7 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
 
 
 def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, channel.Descriptor]:
-    """Return the content of the first handle of the actor of `spec`, and the other end of its connection."""
+    """Return the first endpoint of the actor that `spec` describes, and the other end of its connection."""
     ours, theirs = socket.socketpair()
     connection = ReconnectingConnection if spec.max_restarts else ActorConnection
     peer = connection(ours, spec.name, parts.node.new_id())
@@ -366,7 +366,10 @@ def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint,
 
 
 def constructor_call(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
-    """Return the part of the actor's first frame that the node keeps, and its buffers and handles."""
+    """Return what the node keeps for restarts: the constructor call, and its body for buffers and handles.
+
+    For an actor that is never restarted, return None and an empty body.
+    """
     if not spec.max_restarts:
         return None, Packed(b"")
     actors = [handle.peer.worker_id if isinstance(handle, ActorEndpoint) else None for handle in body.handles]

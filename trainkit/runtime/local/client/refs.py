@@ -1,4 +1,4 @@
-"""References, the connections their answers come over, and failures that nobody asks for."""
+"""References, the connections that carry their answers, and the report of unhandled failures."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ logger = logging.getLogger("trainkit")
 
 _WINDOW_S = 5.0
 _MOST = 3
-"""So many failures are shown within a window; the rest are counted."""
+"""Number of failures that are shown within a window; further failures are only counted."""
 _MOST_KEPT = 1_000
 
 
 class Unread(Packed):
-    """A packed failure that is told of when it is dropped, unless somebody has read it before.
+    """Packed failure that is reported when it is garbage-collected unread.
 
     Args:
         packed: the failure.
-        dropped: takes it when it is dropped unread.
+        dropped: receives a failure that is garbage-collected unread.
     """
 
     __slots__ = ("_dropped",)
@@ -53,7 +53,7 @@ class Unread(Packed):
         self._dropped: Callable[[Packed], None] | None = dropped
 
     def mark_read(self) -> None:
-        """Note that somebody has asked for it, or was sent it."""
+        """Mark the failure as read, so that it is not reported as unhandled."""
         self._dropped = None
 
     def __del__(self) -> None:
@@ -62,21 +62,21 @@ class Unread(Packed):
 
 
 def mark_read(body: Any) -> None:
-    """Note that the failure of a call has been asked for; others' bodies are left alone."""
+    """Mark `body` as read if it is an `Unread` failure."""
     if isinstance(body, Unread):
         body.mark_read()
 
 
 class UnreadFailures:
-    """Shows the failures of a process's calls that nobody asked for.
+    """Report of the unhandled failures of this process's calls.
 
     Args:
-        run_soon: calls a function in a moment, in a thread in which user code may run.
+        run_soon: calls a function soon, in a thread in which user code may run.
     """
 
     def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
         self._run_soon = run_soon
-        self._lock = threading.RLock()  # a collection under it may drop one more
+        self._lock = threading.RLock()  # reentrant, as garbage collection may drop another failure
         self._dropped: list[Packed] = []
         self._since = SYSTEM.monotonic()
         self._shown: set[str] = set()
@@ -86,8 +86,8 @@ class UnreadFailures:
         self._pid = os.getpid()
 
     def dropped(self, failure: Packed) -> None:
-        """Take a failure that was dropped unread; called in any `__del__`, so it is shown elsewhere."""
-        is_copy = self._pid != os.getpid()  # forked: the failure is its parent's to show
+        """Record a failure that was dropped unread. Any `__del__` may call this, so `show` runs later."""
+        is_copy = self._pid != os.getpid()  # in a forked child: the parent shows the failure
         if self._is_over or is_copy or sys.is_finalizing() or not settings.tells_unhandled_errors():
             return
         with self._lock:
@@ -98,7 +98,7 @@ class UnreadFailures:
             self._run_soon(self.show)
 
     def show(self) -> None:
-        """Show what was dropped, or count it if enough was shown within the last seconds."""
+        """Show the dropped failures, or count them if the window's limit is reached."""
         now = SYSTEM.monotonic()
         if now - self._since >= _WINDOW_S:
             self._show_count()
@@ -117,7 +117,7 @@ class UnreadFailures:
             logger.error("Unhandled error (suppress with %s=1): %s", settings.IGNORE_UNHANDLED_ERRORS, text)
 
     def finish(self) -> None:
-        """Show what is left; nothing is taken any more."""
+        """Show the remaining failures and ignore later ones."""
         self.show()
         self._show_count()
         self._is_over = True
@@ -131,10 +131,10 @@ class UnreadFailures:
 
 
 def _text_of(failure: Packed) -> str | None:
-    """The traceback of a failure; None if somebody has ended the call, or its actor, on purpose."""
+    """Return the traceback of a failure; None if the call was cancelled or its actor has died."""
     try:
         error = unpack_failure(opened(failure))
-    except Exception as problem:  # what the user's exceptions are rebuilt by may do anything
+    except Exception as problem:  # unpickling the user's exceptions may raise anything
         return f"a call raised, and its exception cannot be rebuilt here: {problem}"
     if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
         return None
@@ -142,23 +142,23 @@ def _text_of(failure: Packed) -> str | None:
 
 
 def is_own(cls: type) -> bool:
-    """Return whether a class is one of trainkit's own, whose makers deal with its failures."""
+    """Return whether a class belongs to trainkit, which handles the failures of its own actors itself."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 PENDING = 0
-LOST = -1  # the other end is gone; the body is a function that makes the error
-ATOM = -2  # the body is the value itself, which can't be changed
+LOST = -1  # the answer will never arrive; the body is a function that makes the error
+ATOM = -2  # the body is the value itself, which is immutable
 
 _MOST_CHUNKS = 64
-"""The most chunks that are read from a connection at the end of the session."""
+"""Maximum number of chunks that are read from a connection at the end of the session."""
 
 
 def current_client() -> Any:
-    """Return the local engine that the handles which arrive in this process belong to.
+    """Return the local engine of this process, to which arriving handles belong.
 
     Raises:
-        ObjectLostError: it was shut down, or this process was forked from its own.
+        ObjectLostError: the engine was shut down, or this process was forked from the engine's process.
     """
     engine = session.current()
     if engine is None or engine.name != "local":
@@ -168,12 +168,12 @@ def current_client() -> Any:
 
 
 class LocalRef(ObjectRef[Any]):
-    """Where one answer arrives.
+    """Reference that receives one answer.
 
     Attributes:
-        peer: over which it will arrive; None while its task waits for a worker, or once it is there.
+        peer: connection that will carry the answer; None while its task waits for a worker, and once done.
         kind: PENDING, VALUE, ATOM, FAILURE or LOST.
-        body: the answer, see `kind`; while a task or an actor owes it, that task or the method's name.
+        body: the answer, in the form that `kind` says; while pending, the task or the name of the method.
     """
 
     __slots__ = ("_callbacks", "body", "kind", "peer")
@@ -186,18 +186,18 @@ class LocalRef(ObjectRef[Any]):
         self._callbacks: list[Callable[[], None]] | None = None
 
     def __reduce__(self) -> Any:
-        return session.put_again, (current_client().get([self], None)[0],)  # by hand, so with its value
+        return session.put_again, (current_client().get([self], None)[0],)  # pickled by the user: as a value
 
     def attach(self, peer: CallConnection | None) -> None:
-        """Say over which connection the answer will come: a call is about to be made, or made again."""
+        """Set the connection that will carry the answer, before a call is sent or sent again."""
         self.peer = peer
 
     def done(self) -> bool:
-        """Return True if the answer, or the reason why there is none, is there."""
+        """Return True if the answer has arrived or is known to be lost."""
         return self.kind != PENDING
 
     def complete(self, kind: int, body: Any) -> None:
-        """Put the answer in place and run what waits for it."""
+        """Store the answer and run the callbacks that wait for it."""
         self.body = body
         self.kind = kind
         self.peer = None
@@ -205,7 +205,7 @@ class LocalRef(ObjectRef[Any]):
             self._run_callbacks()
 
     def item(self, body: Packed) -> None:
-        """Take one of the values of a streaming call."""
+        """Receive one value of a streaming call."""
         raise TypeError(f"{self!r} stands for one value, but several were sent")
 
     def future(self, into: Future[Any] | None = None) -> Future[Any]:
@@ -217,16 +217,16 @@ class LocalRef(ObjectRef[Any]):
         return future
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once, when the answer is there, in the thread that finds it; at once if it is."""
+        """Run `callback` once when the answer arrives, in the thread that finds it; at once if `done()`."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        # If the answer came in between, whoever pops the callback first runs it, once.
+        # If the answer arrived in between, the thread that pops the callback first runs it, so it runs once.
         if self.kind != PENDING:
             self._run_callbacks()
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Undo `when_done`; without effect if the callback has run, or is running."""
+        """Undo `when_done`; do nothing if the callback has run or is running."""
         if self._callbacks:
             with contextlib.suppress(ValueError):
                 self._callbacks.remove(callback)
@@ -235,28 +235,28 @@ class LocalRef(ObjectRef[Any]):
         while self._callbacks:
             try:
                 callback = self._callbacks.pop()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last callback
                 return
             callback()
 
 
 def fail(refs: Iterable[LocalRef], kind: type[Exception], reason: str) -> None:
-    """Complete references whose answers will never come."""
+    """Complete references, whose answers will never arrive, with an error of `kind`."""
     for ref in refs:
         ref.complete(LOST, functools.partial(kind, reason))
 
 
 class CallConnection(BatchingConnection):
-    """A connection over which calls go out and answers come back.
+    """Connection that sends calls and receives their answers.
 
     Args:
-        sock: connected; owned from here on.
-        name: of what is at the other end, for errors.
-        worker_id: by which the node knows it; None if it is no worker.
+        sock: a connected socket, which this connection owns from now on.
+        name: name of the process at the other end, for errors.
+        worker_id: id of that process at the node; None if it is no worker.
 
     Attributes:
-        takes_small_calls: a call that goes with others need not be known by itself.
-        tells_failures: a failure that arrives here and that nobody asks for is shown.
+        takes_small_calls: small calls may be sent in batches.
+        tells_failures: an unhandled failure that arrives here is shown.
     """
 
     takes_small_calls = True
@@ -267,33 +267,33 @@ class CallConnection(BatchingConnection):
         self.name = name
         self.worker_id = worker_id
         self.home: str | None = None
-        """The mark of the session that it is in; None for this process's own."""
-        # Weak, as a pending reference holds its peer: what nobody waits for any more may go.
+        """Mark of the session of the process at the other end; None for this process's own session."""
+        # Weak references, as a pending reference holds its peer: unused references can then be collected.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
         self._asked_for: set[int] = set()
 
     def request(self, kind: int, body: Packed, refs: list[LocalRef]) -> None:
-        """Send a frame whose answers are `refs`; the first one's id is the call's."""
+        """Send a frame whose answers complete `refs`; the id of the first reference is the call's id."""
         pending = self.pending
         for ref in refs:
             pending[ref.id] = weakref.ref(ref)
         try:
             self.send(kind, refs[0].id, body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the other end is gone: who waits for the answer reads up to the end, and finds out there
-        except BaseException:  # the caller is told
+            pass  # the other end has closed, which a thread that waits for the answer finds by reading
+        except BaseException:  # the caller gets the error
             self.forget([ref.id for ref in refs])
             raise
-        if self.closed:  # it was found out before these were added
+        if self.closed:  # the end was noticed before these references were added
             self._fail_pending()
 
     def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
-        """Send a small call, perhaps together with others.
+        """Send a small call, possibly in a batch with others.
 
         Args:
-            ref: its answer.
-            target: the method, or the number of the function's definition.
-            arguments: see `batch.lasting`.
+            ref: receives the answer.
+            target: the method, or the id of the function's definition.
+            arguments: packed arguments, see `batching.lasting`.
         """
         self.pending[ref.id] = weakref.ref(ref)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -302,7 +302,7 @@ class CallConnection(BatchingConnection):
             self._fail_pending()
 
     def forget(self, refs: Iterable[int]) -> None:
-        """Wait no more for the answers with these numbers."""
+        """Stop waiting for the answers with these ids."""
         for ref_id in refs:
             self.pending.pop(ref_id, None)
 
@@ -326,26 +326,26 @@ class CallConnection(BatchingConnection):
         ref = None if waiting is None else waiting()
         body = frame.body
         if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
-            body = self.failure(frame)  # nobody may be left to read it, and then it is dropped here
+            body = self.failure(frame)  # if the reference is gone, `body` is dropped here, and so reported
         self._asked_for.discard(frame.call_id)
-        if ref is not None and ref.kind == PENDING:  # of a call that is run again, some may have come before
+        if ref is not None and ref.kind == PENDING:  # a retried call has completed some before
             ref.complete(frame.kind, body)
 
     def failure(self, frame: channel.Frame) -> Packed:
-        """Return the failure in `frame`, so that it is told of if nobody asks for it."""
+        """Return the failure in `frame`, wrapped so that it is reported if it stays unread."""
         if not self.tells_failures or session.current() is None:
             return frame.body
         return Unread(frame.body, current_client().unread.dropped)
 
     def asked_for(self, ref: LocalRef) -> None:
-        """Note that a failure of `ref`, which is pending, is no news to anybody."""
-        self._asked_for.add(ref.id)  # not in `pending`, where another thread may just have taken its answer
+        """Have a failure of `ref`, which is pending, not reported as unhandled."""
+        self._asked_for.add(ref.id)  # even if it is not in `pending`, as another thread may be completing it
 
     def not_again(self, ref: LocalRef) -> None:
-        """Note that a call is cancelled: it is not made again if the process at the other end dies."""
+        """Exclude a cancelled call from the retries that follow the death of the process at the other end."""
 
     def read_out(self) -> None:
-        """Hand on what has arrived, if anything is waited for: nothing is read any more after that."""
+        """Process the data that has arrived, if answers are pending, as the session's last read."""
         if not self.pending or not self.reading.acquire(blocking=False):
             return
         try:
@@ -358,7 +358,7 @@ class CallConnection(BatchingConnection):
     def on_answers(
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
     ) -> None:
-        """Several answers have arrived: atoms, and pickles of other small values."""
+        """Complete the references of several answers: immutable values, and pickles of other small values."""
         take = self.pending.pop
         if self._asked_for:
             self._asked_for.difference_update(ids, (call_id for call_id, _ in pickled))
@@ -390,17 +390,17 @@ class CallConnection(BatchingConnection):
                 ref.complete(LOST, self.lost)
 
     def lost(self) -> Exception:
-        """Return the error for an answer that will never come."""
+        """Return the error for an answer that will never arrive."""
         error: Exception = current_client().death_of(self)
         return error
 
     def open_fd(self) -> int:
-        """A further connection to the same process, for somebody else."""
+        """Return the descriptor of a further connection to the same process, for another process."""
         ours, theirs = socket.socketpair()
-        with contextlib.suppress(OSError):  # it is dead: the receiver finds a closed connection, and asks why
+        with contextlib.suppress(OSError):  # that process is dead: the receiver finds a closed connection
             self.send(channel.CONNECT, 0, Packed(b"", (), [channel.Descriptor(ours.detach())]))
         return theirs.detach()
 
     def __del__(self) -> None:
-        # Nobody is left to call, or to read an answer: a pending reference would have kept this alive.
+        # No call and no answer is pending, as a pending reference would have kept this connection alive.
         self.close_when_sent()

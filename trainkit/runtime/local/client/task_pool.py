@@ -1,8 +1,8 @@
-"""Task pools: queues of tasks of one shape, and the workers leased to run them.
+"""Task pools: queues of tasks with the same placement, and the workers leased to run them.
 
-A lease holds its tasks' resources from the node's grant until it is returned. It is kept while there
-are tasks to run, and afterwards until somebody else wants what it holds, so that the next task of the
-same shape starts at once.
+A lease holds its tasks' resources from the node's grant until it is returned. The pool keeps a lease while
+it has tasks to run. Afterwards it keeps the lease until another process needs the resources, so that the
+next task with the same placement starts at once.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from trainkit.runtime.specs import Placement
 
 _is_blocked = operator.attrgetter("blocked")
 _FUNCTIONS = 256
-"""Functions whose duration is remembered."""
+"""Number of functions whose duration is remembered."""
 
 
 class TaskPool:
-    """Runs tasks that need the same placement.
+    """Pool that runs tasks with the same placement.
 
-    A process gets one task at a time until it is known that they are short; then some milliseconds'
-    worth at once. All state is guarded by one lock; tasks are sent without holding it. While tasks are
-    queued, some lease is asked for or busy, or the whole queue is failed: nothing is left to wait for ever.
+    A worker gets one task at a time until the tasks are known to be short, then about 2 ms of work at once.
+    One lock guards all state; tasks are sent without holding it. While tasks are queued, a lease is requested
+    or busy; otherwise the whole queue fails, so that no task waits forever.
 
     Args:
-        placement: of every task.
-        most: so many could run at once if everything were free.
+        placement: placement of every task.
+        most: number of tasks that could run at once if all resources were free.
         node: grants leases.
-        background: reads leases that nobody waits for.
-        waiter: takes this process's CPUs back before what a lease held goes to somebody else.
+        background: reads leases that no thread waits for.
+        waiter: takes this process's CPUs back before a returned lease's resources go to another process.
         codec: packs calls.
-        environment: returns what a worker started now inherits.
+        environment: returns what a new worker inherits.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TaskPool:
         self._reclaims = 0
 
     def expect(self, task: Task) -> None:
-        """Note a task that is not in the queue, and may be submitted later."""
+        """Register a task that is not in the queue but may be submitted later."""
         task.waits = True
         self._expected.add(task)
 
@@ -93,7 +93,7 @@ class TaskPool:
         self._expected.discard(task)
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Run a task that raised `error` again if that is asked for; return whether it was."""
+        """Retry a task that raised `error` if its options ask for that; return whether it is retried."""
         if not restart_policy.retries_on(error.cause, task.retry_exceptions):
             with self._lock:
                 self._no_longer_expect(task)
@@ -109,14 +109,14 @@ class TaskPool:
             return [*given, *self._queue, *(task for task in self._expected if not task.refs[-1].done())]
 
     def submit(self, task: Task, watch: bool = False) -> None:
-        """Run `task` as soon as there is a process for it.
+        """Run `task` as soon as a worker is available.
 
         Args:
-            task: its references have no peer yet.
-            watch: somebody may be waiting for it already, without a connection to read.
+            task: a task whose references have no peer yet.
+            watch: True if a thread may be waiting for the task already, without a connection to read.
         """
         if self._idle:
-            with InterruptGuard():  # Ctrl-C must not lose a process that was just chosen
+            with InterruptGuard():  # Ctrl-C must not lose a lease that was just chosen
                 self._submit(task, watch)
         else:
             self._submit(task, watch)
@@ -131,7 +131,7 @@ class TaskPool:
             if lease is not None:
                 self._busy.add(lease)
             else:
-                if not self._queue:  # they are watched as long as there is one, see `progressed`
+                if not self._queue:  # busy leases stay watched while tasks are queued, see `progressed`
                     self._watch_busy()
                 self._queue.append(task)
             lacks = lease is None and self._lacks_leases()
@@ -141,7 +141,7 @@ class TaskPool:
             try:
                 self._ask()
             except Exception as error:
-                with self._lock:  # the caller is told, so it must not run all the same
+                with self._lock:  # the caller gets the error, so the task must not run
                     if task in self._queue:
                         self._queue.remove(task)
                 if isinstance(error, OSError):
@@ -149,8 +149,8 @@ class TaskPool:
                 raise
         if lease is None:
             return
-        # Maybe nobody ever asks for its answer: it is run again if that is a failure, and holds what it was
-        # given until it is read.
+        # The background thread reads the answer, as the caller may never ask for it: a failure may need a
+        # retry, and the task's arguments are held until the answer is read.
         given = task.body is not None and task.body.handles
         if watch or self._queue or task.retry_exceptions or given:
             self._background.watch(lease, self)
@@ -166,13 +166,13 @@ class TaskPool:
         while self._idle:
             lease = self._idle.pop()
             if not task.retries_left:
-                lease.try_read()  # nobody reads an idle one; its end is no reason to fail this task
+                lease.try_read()  # an idle lease is not read, and its end must not fail this task
             if not lease.closed:
                 return lease
         return None
 
     def again(self, tasks: Sequence[Task]) -> None:
-        """Run `tasks`, which were given to a process in vain, before the others."""
+        """Put `tasks`, which a worker did not complete, at the front of the queue."""
         with self._lock:
             for task in tasks:
                 self._no_longer_expect(task)
@@ -185,12 +185,12 @@ class TaskPool:
         self._ask_or_fail()
 
     def _watch_busy(self) -> None:
-        """Have busy leases read, so that the queue moves on although no caller may be reading."""
+        """Have the background thread read busy leases, so that the queue advances with no waiting caller."""
         for busy in self._busy:
             self._background.watch(busy, self)
 
     def body_of(self, task: Task) -> Packed:
-        """The whole call."""
+        """Return the packed call of a task."""
         if task.body is None:
             arguments = task.arguments
             args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
@@ -199,18 +199,18 @@ class TaskPool:
 
     @property
     def is_over(self) -> bool:
-        """True if it is retired, and has done what it had."""
+        """True if the pool is retired and has no unfinished tasks and no leases in use."""
         return self._retired and not (self._asked or self._busy or self.unfinished())
 
     @property
     def asks(self) -> bool:
-        """True if a lease is asked for that is not there yet."""
+        """True if a requested lease is not granted yet."""
         return bool(self._asked)
 
     def _ask(self) -> None:
-        """Ask the node for as many leases as there are tasks for; at most what could ever run at once."""
+        """Request a lease for each queued task, up to the number of tasks that could run at once."""
         asked: list[tuple[WorkerLease, LocalRef]] = []
-        with InterruptGuard():  # Ctrl-C must not lose one that was just asked for
+        with InterruptGuard():  # Ctrl-C must not lose a lease that was just requested
             try:
                 with self._lock:
                     reclaims = self._reclaims
@@ -224,12 +224,12 @@ class TaskPool:
                         answer = self._node.ask(request, [Descriptor(theirs.detach())])
                         self._asked.add(answer)
                         asked.append((lease, answer))
-            finally:  # those that were asked for come, also if there is no descriptor left for the next
+            finally:  # leases that were requested arrive, even if no descriptor is left for the next one
                 for lease, answer in asked:
                     answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
 
     def _ask_or_fail(self) -> None:
-        """Ask where no caller can be told that it takes a descriptor: else who waits for the tasks is."""
+        """Request leases; if that fails and no worker will become free, fail the queued tasks."""
         try:
             self._ask()
         except Exception as error:
@@ -239,7 +239,7 @@ class TaskPool:
             self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
 
     def _fail_if_none_comes(self, kind: int, body: Any) -> None:
-        """Fail every queued task unless a process will be free to run it."""
+        """Fail every queued task unless a worker will become free to run it."""
         with self._lock:
             comes = bool(self._asked) or not all(lease.blocked for lease in self._busy)
         if not comes:
@@ -255,18 +255,18 @@ class TaskPool:
             self._asked.discard(answer)
             if answer.kind == VALUE:
                 self._busy.add(lease)
-                self._background.watch(lease, END)  # its tasks are run again, though nobody waits for them
+                self._background.watch(lease, END)  # its tasks are retried even if no thread waits for them
         if answer.kind == VALUE:
             self.progressed(lease)
             if unpack(answer.body) or self._reclaims != reclaims:
-                lease.wanted_back = True  # from now on: what it was granted for comes first
+                lease.wanted_back = True  # set only now, as the task that it was granted for runs first
                 if not lease.owing:
                     self.progressed(lease)
-        else:  # the node is gone, or the placement group, or the node has no descriptor left
+        else:  # the node or the placement group has ended, or the node has no descriptor left
             self._fail_if_none_comes(answer.kind, answer.body)
 
     def fail(self, kind: int, body: Any) -> None:
-        """Fail every queued task with an answer that stands for all."""
+        """Complete every queued task with the same failure."""
         with self._lock:
             tasks, self._queue = self._queue, deque()
         for task in tasks:
@@ -274,14 +274,14 @@ class TaskPool:
                 ref.complete(kind, body)
 
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete `task` if it has not begun, else have its process stop it, or end that."""
+        """Complete `task` as cancelled if it has not begun; else stop it, or kill its worker if `force`."""
         with self._lock:
             task.cancelled, task.forced = True, task.forced or force
             waits = task.waits or task in self._queue
             self._expected.discard(task)
             if waits and not task.waits:
                 self._queue.remove(task)
-            # One that is between the queue and its lease is stopped by that, as it is sent.
+            # A task that has left the queue but is not sent yet is stopped by `WorkerLease.run`.
             lease = next((lease for lease in self._busy if task.refs[0].id in lease.owing), None)
         if waits:
             task.fail_cancelled("before it began")
@@ -289,7 +289,7 @@ class TaskPool:
             self.stop(lease, task, force, recursive)
 
     def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
-        """Have the process of `lease` stop `task`, or end the process."""
+        """Stop `task` in the worker of `lease`, or kill the worker if `force` is True."""
         if force:
             with self._lock:
                 lease.condemned = True
@@ -298,10 +298,10 @@ class TaskPool:
         else:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
 
-    # the work of a lease
+    # work of a lease
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Runs of `function` took `each_s` seconds each, just now; or one takes at least so long."""
+        """Record the duration of runs of `function`; with `at_least`, `each_s` is a lower bound."""
         with self._lock:
             known = self._each_s.pop(function, each_s)
             self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
@@ -309,7 +309,7 @@ class TaskPool:
                 del self._each_s[next(iter(self._each_s))]
 
     def progressed(self, lease: WorkerLease) -> None:
-        """`lease` owes less than before: give it more, keep it, or return it."""
+        """Give `lease`, which has answered tasks, more tasks; or keep it idle, or return it."""
         while True:
             tasks: list[Task] = []
             with self._lock:
@@ -329,14 +329,14 @@ class TaskPool:
                 return
             try:
                 lease.run(tasks)
-            except Exception as error:  # the process is there for those behind them
+            except Exception as error:  # the worker is still available for later tasks
                 _not_sent(tasks, error)
             else:
                 return
 
     def _next_for(self, lease: WorkerLease) -> list[Task]:
         queue = self._queue
-        if not queue or lease.blocked:  # what the process waits for may be in the queue
+        if not queue or lease.blocked:  # a blocked worker may wait for a task in this queue
             return []
         if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
@@ -347,17 +347,17 @@ class TaskPool:
         return tasks
 
     def _room(self, lease: WorkerLease, task: Task) -> int:
-        """How many tasks like `task` may be given to `lease` now."""
+        """Return how many tasks like `task` may be sent to `lease` now."""
         if lease.owing and next(iter(lease.owing.values())).is_solitary:
             return 0
         each_s = self._each_s.get(task.definition.id)
         depth = 1 if each_s is None else max(1, min(MOST, int(AHEAD_S / max(each_s, 1e-6))))
         room = depth - len(lease.owing)
         if lease.owing and 2 * room < depth:
-            return 0  # more at once is cheaper
+            return 0  # larger batches are cheaper
         fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
         room = min(room, fair)
-        # The process looks for what could wait behind a long task where several came together.
+        # A worker returns tasks that wait behind a long one only if they arrived in one batch.
         return room if room > 1 or not lease.owing else 0
 
     def _give_back(self, lease: WorkerLease) -> None:
@@ -367,9 +367,9 @@ class TaskPool:
             lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
-        self._waiter.lend_no_longer()  # before another gets what this lease held
+        self._waiter.lend_no_longer()  # before another process gets what this lease held
         self._node.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask_or_fail()  # behind those who wanted it
+        self._ask_or_fail()  # queues behind the requests that the lease is returned for
 
     def _forget(self, lease: WorkerLease) -> None:
         self._busy.discard(lease)
@@ -379,14 +379,14 @@ class TaskPool:
             self._background.unwatch(lease, why)
 
     def reclaim(self) -> None:
-        """Return what is idle now, and the rest as it becomes idle."""
-        with InterruptGuard():  # Ctrl-C must not lose one
+        """Return the idle leases now, and the busy leases when they become idle."""
+        with InterruptGuard():  # Ctrl-C must not lose a lease
             self._reclaim_all()
 
     def _reclaim_all(self) -> None:
         with self._lock:
             self._reclaims += 1
-            # Taken here, as another thread may be looking for an idle one for its task.
+            # Taken under the lock, as another thread may be choosing an idle lease for its task.
             busy, idle, self._idle = list(self._busy), self._idle, []
             for lease in busy:
                 lease.wanted_back = True
@@ -397,21 +397,21 @@ class TaskPool:
             self._give_back(lease)
 
     def retire(self) -> None:
-        """Have the processes end as soon as what is there is done; no further task comes."""
-        with InterruptGuard():  # Ctrl-C must not leave one behind
+        """End the pool's workers as soon as its tasks are done; the pool gets no further tasks."""
+        with InterruptGuard():  # Ctrl-C must not leave a lease behind
             self._retired = True
             self._reclaim_all()
 
     def listed(self, pids: Mapping[str, int | None]) -> list[Row]:
-        """The tasks of this pool as `list_tasks` shows them.
+        """Return the tasks of this pool as rows of `list_tasks`.
 
         Args:
-            pids: of the leased processes, by their ids as the node lists them.
+            pids: pids of the leased workers, by their ids as the node lists them.
         """
         with self._lock:
             given = [(f"{lease.worker_id or 0:016x}", lease.outstanding()) for lease in self._busy]
             queued = list(self._queue)
-        # The tasks behind the first of a process wait in it; and the process may not be there yet.
+        # A worker runs its first task and the others wait in it; a worker without a pid has not started.
         where = [(task, key, not place) for key, tasks in given for place, task in enumerate(tasks)]
         where += [(task, "", False) for task in queued]
         return [
@@ -428,14 +428,14 @@ class TaskPool:
         ]
 
     def read_out(self) -> None:
-        """Read the answers that nobody has."""
+        """Read the answers that no thread has read."""
         with self._lock:
             leases = [*self._busy, *self._idle]
         for lease in leases:
             lease.read_out()
 
     def close(self) -> None:
-        """Drop all leases and fail what is queued; the session is over."""
+        """Drop all leases and fail the queued tasks, at the end of the session."""
         with self._lock:
             leases = [*self._busy, *self._idle]
             self._busy.clear()
@@ -444,18 +444,18 @@ class TaskPool:
         for lease in leases:
             lease.close()
         with self._lock:
-            owed += self._expected  # such as those whose process died just now
+            owed += self._expected  # such as tasks whose worker has just died
             self._queue.extend(task for task in owed if not task.refs[-1].done())
             self._expected.clear()
         self.fail(LOST, self._node.lost)
 
-    # deaths
+    # deaths of workers
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        """The process of `lease` is gone: run its tasks again if that is allowed, else fail them."""
+        """Retry the tasks of `lease`, whose worker has ended, if that is allowed; else fail them."""
         with self._lock:
             self._forget(lease)
-            self._expected.update(tasks)  # until they are in the queue again, or done
+            self._expected.update(tasks)  # until they are queued again or done
         self._background.run(lambda: self._settle(lease, tasks))
 
     def _settle(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
@@ -471,7 +471,7 @@ class TaskPool:
             exit_ = self._node.exit_of(lease)
         except TrainkitError as error:
             if isinstance(error, ObjectLostError) and not self._node.closing:
-                # Its process lives, and had no descriptor left: nothing has begun, and nothing ever would.
+                # The worker is alive but had no descriptor left for the connection, so no task has begun.
                 for task in tasks:
                     for ref in task.refs:
                         ref.attach(None)
@@ -479,21 +479,22 @@ class TaskPool:
                 self._give_back(lease)
                 self.again(tasks)
                 return
-            why = error  # the node is gone, and every process with it
+            why = error  # the node has ended, and all workers with it
             for task in tasks:
                 for ref in task.refs:
                     ref.complete(LOST, lambda: why)
             self.fail(LOST, lambda: why)
             return
-        # They were answered in order, so it is the first that ran; the others run again at no charge, but
-        # alone, as one of them may have done it and its predecessors' answers been lost.
+        # Tasks are answered in order, so the first unanswered one was probably running and uses a retry. The
+        # others use none, but run alone: one of them may have killed the worker before earlier answers
+        # arrived.
         first = tasks[0]
         again = []
         for task in tasks:
             if task.cancelled:
                 task.fail_cancelled("while it ran, and its process ended")
             elif lease.condemned or restart_policy.should_retry(exit_, task.retries_left):
-                if task is first and not lease.condemned:  # another task's end is not this one's failure
+                if task is first and not lease.condemned:  # a kill for another task uses no retry
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
                 for ref in task.refs:
@@ -507,7 +508,7 @@ class TaskPool:
 
 
 def _not_sent(tasks: Sequence[Task], error: Exception) -> None:
-    """Fail tasks that there is no descriptor left for, or no memory."""
+    """Fail tasks that could not be sent for lack of descriptors or memory."""
     for task in tasks:
         reason = f"{task.name} could not be sent to its process: {error!r}"
         fail(task.refs, ObjectLostError, reason)

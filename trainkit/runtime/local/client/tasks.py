@@ -1,4 +1,4 @@
-"""Tasks of a process: from a call of a remote function to a pool of leased workers."""
+"""Tasks of a process: each call of a remote function is assigned to a pool of leased workers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PLACEMENTS_KNOWN = 256
 
 
 class TaskPools:
-    """The tasks of this process: a pool for each placement.
+    """Tasks of this process, with one pool for each placement.
 
     Args:
         node: grants leases.
         background: submits tasks whose arguments have arrived.
-        waiter: waits for those arguments.
+        waiter: waits for the arguments of tasks.
         codec: packs calls.
         results: makes references to results.
         totals: all resources of the session.
-        placed: checks a placement; returns it in this process's own group if that captures what starts here.
-        environment: returns what a worker started now inherits.
+        placed: checks a placement and moves it into this process's own group if that captures child tasks.
+        environment: returns what a new worker inherits.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TaskPools:
         self._environment = environment
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
-        self._lock = threading.RLock()  # a collection under it may make a call
+        self._lock = threading.RLock()  # reentrant, as garbage collection may make a call
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         """Start a task; see `Engine.submit`."""
@@ -75,7 +75,7 @@ class TaskPools:
             fail(refs, InfeasibleError, str(error))
             return self._results.handed_out(refs, spec.num_returns)
         definition = self._codec.definition(spec.function, spec.name)
-        # A small call doesn't carry its name, so it is that of the function.
+        # A small call carries no name, so its name must be the name of the function.
         is_small = spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name)
         arguments = lasting(spec.args, spec.kwargs) if is_small else None
         task = Task(
@@ -93,11 +93,11 @@ class TaskPools:
             ref.body = task
         waits_for: list[LocalRef] = []
         if arguments is None:
-            # Packed now, as the caller may change what it gave; a pending reference packs as a promise.
+            # Packed now, as the caller may modify the arguments; a pending reference is packed as a promise.
             body = self._codec.of_call(definition, spec.name, spec.num_returns, spec.args, spec.kwargs)
             task.body = body.owned()
             waits_for = pending(spec.args, spec.kwargs)
-        if waits_for:  # a leased process that waited for other tasks would keep them from running
+        if waits_for:  # in a worker, the task would wait and keep the tasks that it waits for from running
             pool.expect(task)
             submit = functools.partial(pool.submit, task, watch=True)
             self._waiter.when_all(waits_for, lambda: self._background.run(submit))
@@ -128,7 +128,7 @@ class TaskPools:
                     self._codec,
                     self._environment,
                 )
-                self._background.watch(self._node, "leases")  # for the node's wish to have them back
+                self._background.watch(self._node, "leases")  # for the node's requests to return them
             if len(self._pool_of) > _PLACEMENTS_KNOWN:
                 self._pool_of.clear()
             self._pool_of[id(asked)] = asked, pool
@@ -143,8 +143,8 @@ class TaskPools:
         return int(min(fits)) if fits else 4 * max(1, int(self._totals.get("CPU", 1)))
 
     def end_processes(self, placement: Placement) -> None:
-        """End the processes that are kept for tasks with this placement; see `Engine.end_processes`."""
-        # Before the lock is taken: who has a pool's own lock may ask for this one, never the other way round.
+        """End the workers that are kept for tasks with this placement; see `Engine.end_processes`."""
+        # Before taking the lock: a thread with a pool's lock may take this lock, but not the reverse.
         over = [pool for pool in self.pools() if pool.is_over]
         with self._lock:
             _, pool = self._pool_of.pop(id(placement), (None, None))
@@ -152,29 +152,29 @@ class TaskPools:
                 return
             self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
             self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
-            self._pools[pool] = pool  # where no further task finds it
+            self._pools[pool] = pool  # under a key that no further task looks up
         pool.retire()
 
     def pools(self) -> list[TaskPool]:
-        """Return the pools that there are now."""
+        """Return the existing pools."""
         return list(self._pools.values())
 
     def asks(self) -> bool:
-        """Return whether a lease is asked for that is not there yet."""
+        """Return whether a requested lease is not granted yet."""
         return any(pool.asks for pool in self.pools())
 
     def reclaim(self) -> None:
-        """Return the leases that are idle."""
+        """Give the idle leases back to the node, and busy leases when they become idle."""
         with self._lock:
             pools = self.pools()
         for pool in pools:
             pool.reclaim()
 
     def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
-        """Return the tasks of this process as `list_tasks` shows them.
+        """Return the tasks of this process as rows of `list_tasks`.
 
         Args:
-            pids: of the leased processes, by their ids as the node lists them.
+            pids: pids of the leased workers, by their ids as the node lists them.
         """
         with self._lock:
             pools = self.pools()
@@ -185,12 +185,12 @@ class TaskPools:
         return [task.refs[-1] for pool in self.pools() for task in pool.unfinished()]
 
     def read_out(self) -> None:
-        """Read the answers that nobody has."""
+        """Read the answers that no thread has read."""
         for pool in self.pools():
             pool.read_out()
 
     def close(self) -> None:
-        """Drop all leases and fail what is queued: the session is over."""
+        """Drop all leases and fail the queued tasks, at the end of the session."""
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

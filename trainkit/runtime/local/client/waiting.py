@@ -1,4 +1,4 @@
-"""`get` and `wait`: waiting for one reference or for many."""
+"""Implementation of `get` and `wait`: waiting for one reference or many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PEERS = 64
 
 
 class _Waker:
-    """An event that other threads set, in a form that `poll` takes."""
+    """Event that other threads set and that `poll` can wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,10 +50,10 @@ class _Waker:
 
 
 def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: InterruptGuard) -> None:
-    """Return when something may have changed for one of `refs`, `timeout_s` has passed, or Ctrl-C came.
+    """Return when something may have changed for one of `refs`, after `timeout_s`, or after Ctrl-C.
 
-    The connections that no other thread reads are read here; for the answers of the others this
-    thread is woken by who finds them.
+    This thread reads the connections that no other thread is reading. A thread that reads one of the other
+    connections wakes this thread when it finds an answer.
     """
     leading: dict[int, Connection] = {}
     waker: _Waker | None = None
@@ -71,11 +71,11 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
                     if peer.fileno() == fd:
                         leading[fd] = peer
                         continue
-                    peer.release_reading()  # it closed in between
+                    peer.release_reading()  # the connection closed in between
             waker = waker or _Waker()
             watched.append(ref)
             ref.when_done(waker.set)
-        if any(ref.kind != PENDING for ref in refs):  # it came in before the locks were taken
+        if any(ref.kind != PENDING for ref in refs):  # an answer arrived before the locks were taken
             return
         for fd in guard.poll([*leading, *([] if waker is None else [waker.fd])], timeout_s):
             if fd in leading:
@@ -90,9 +90,9 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 
 
 def are_many(refs: Sequence[LocalRef]) -> bool:
-    """Return whether there are so many references that to look at all of them for each answer takes too long.
+    """Return whether `refs` are too many to check all of them after each answer.
 
-    They have to come over few connections, as the background thread looks at each of those.
+    Their answers must also arrive over few connections, as the background thread polls each connection.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
 
@@ -104,12 +104,12 @@ def await_many(
     guard: InterruptGuard,
     background: BackgroundThread,
 ) -> None:
-    """Return when `count` of `refs` are done, `timeout_s` has passed, or Ctrl-C came; each is looked at once.
+    """Return when `count` of `refs` are done, after `timeout_s`, or after Ctrl-C; check each reference once.
 
-    The background thread reads meanwhile, also what is given to further processes.
+    Meanwhile the background thread reads, also connections that references are attached to later.
     """
     waker = _Waker()
-    left = itertools.count(count - 1, -1)  # next() is atomic: exactly one answer is the last that is needed
+    left = itertools.count(count - 1, -1)  # next() is atomic, so exactly one callback sees 0
 
     def arrived() -> None:
         if next(left) == 0:
@@ -134,22 +134,22 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Of one call; what it waits for after so many may be what others can't begin before it lends."""
+"""Number of brief waits of one call. Later waits lend at once, as others may need the CPUs to begin."""
 
 
 class Waiter:
     """Waits for results in the threads of this process.
 
     Args:
-        node: is told while this process waits, so that others have its CPUs.
-        background: reads what no waiting thread reads.
+        node: receives a message when this process begins or ends waiting, to lend its CPUs to others.
+        background: reads the connections that no waiting thread reads.
         is_worker: this process runs calls, and may keep others from running while it waits.
-        lends: this process holds CPUs, which others may have while it waits.
-        asks_for_processes: returns whether tasks of this process wait for one that it has asked for.
+        lends: this process holds CPUs that other processes may use while it waits.
+        asks_for_processes: returns whether tasks of this process wait for a worker that was requested.
 
     Attributes:
-        on_blocked: called with True before the main thread of a worker waits for what is not there, and
-            with False afterwards.
+        on_blocked: called with True before the main thread of a worker waits longer, and with False
+            afterwards.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """The references that the lender waits for, by `id`: only that wait takes the CPUs back."""
+        """The references of the wait that lent the CPUs, by `id`: the end of that wait takes them back."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -189,7 +189,7 @@ class Waiter:
         return values
 
     def get_without_lending(self, ref: LocalRef) -> Any:
-        """Return the value of `ref`, and lend no CPU meanwhile, as no call has to run for it."""
+        """Return the value of `ref` without lending CPUs, as no call has to run for this value."""
         lends, self._lends = self._lends, False
         try:
             return self.get([ref], None)[0]
@@ -213,7 +213,7 @@ class Waiter:
         return ready, rest
 
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
-        """Wait until `count` of `refs` are done; False if the deadline came first."""
+        """Wait until `count` of `refs` are done; return False if the deadline passed first."""
         tells = self._is_worker and threading.current_thread() is threading.main_thread()
         blocked = False
         try:
@@ -235,14 +235,14 @@ class Waiter:
     def _await_briefly(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
     ) -> bool:
-        """Wait for what is there, or about to come: a wait so short is not worth telling others.
+        """Wait briefly without lending CPUs, as most answers arrive soon; return whether `count` are done.
 
-        The CPUs are lent at once if it is this process that lacks them to go on.
+        The CPUs are lent at once if tasks of this process wait for a requested worker, which may need them.
         """
         now, call = SYSTEM.monotonic(), calling.get()
         if call != self._brief_call:
             self._brief_call, self._brief_left = call, _BRIEF_WAITS
-        is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend, too
+        is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend too
         self._brief_left -= 1
         if not is_brief or self._asks_for_processes():
             if self._await_guarded(refs, count, now, guard):
@@ -254,7 +254,7 @@ class Waiter:
 
     @contextlib.contextmanager
     def lending(self) -> Iterator[None]:
-        """Lend the CPUs of this process while its main thread waits for what the background thread finds."""
+        """Lend the CPUs of this process while its main thread waits for the background thread."""
         if not self._is_worker or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -273,10 +273,10 @@ class Waiter:
             self._node.tell(Blocked(True))
 
     def lend_no_longer(self) -> None:
-        """Take the CPUs back that are lent, if what the main thread waits for is there.
+        """Take the lent CPUs back, if the answer that the main thread waits for has arrived.
 
-        Who returns a lease does so first: else what the lease held goes to somebody who would begin
-        something new, though this process is about to go on.
+        This is called before a lease is returned. Otherwise the lease's CPUs would start another process's
+        work, though this process is about to continue and needs CPUs itself.
         """
         for refs in list(self._lent_for.values()):
             if len(refs) == 1 and refs[0].kind != PENDING:
@@ -308,14 +308,14 @@ class Waiter:
         return sum(ref.kind != PENDING for ref in refs) >= count
 
     def watch(self, ref: LocalRef) -> None:
-        """Have the answer of `ref` read although no thread may be waiting for it."""
+        """Have the background thread read the answer of `ref`, as no thread may be waiting for it."""
         peer = ref.peer
         if peer is not None:
-            self._background.watch(peer, ref)  # which also keeps it, if nobody else does
+            self._background.watch(peer, ref)  # this also keeps `ref` alive
             ref.when_done(functools.partial(self._background.unwatch, peer, ref))
 
     def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        """Run `then` when all of `refs`, at least one, are done, in the thread that finds the last."""
+        """Run `then` when all of `refs` (at least one) are done, in the thread that finds the last answer."""
         left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
         for ref in refs:
             ref.when_done(lambda: then() if next(left) == 0 else None)
@@ -323,7 +323,7 @@ class Waiter:
 
 
 def pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
-    """Return the arguments of a call that are references not done; those inside of values don't count."""
+    """Return the arguments of a call that are pending references; references inside values don't count."""
     return [each for each in (*args, *kwargs.values()) if isinstance(each, LocalRef) and not each.done()]
 
 
@@ -340,23 +340,23 @@ def value_of(ref: LocalRef) -> Any:
 
 
 def _look(refs: Sequence[LocalRef]) -> None:
-    """Take in what has arrived, for references that are not waited for."""
-    with InterruptGuard():  # Ctrl-C between two frames would lose the second
-        # Another thread may complete a reference meanwhile, which then has no peer any more.
+    """Read the answers to `refs` that have arrived, without waiting."""
+    with InterruptGuard():  # Ctrl-C between two frames would lose the second frame
+        # Each peer is read once, as another thread may complete a reference and so remove its peer.
         owing = {peer for ref in refs if (peer := ref.peer) is not None}
         poll, peers = select.poll(), {peer.fileno(): peer for peer in owing}
-        peers.pop(-1, None)  # closed
+        peers.pop(-1, None)  # closed connections have the descriptor -1
         for fd, peer in peers.items():
             peer.flush_if_open()
             poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(0):  # one question for all of them
+        for fd, _ in poll.poll(0):  # one system call for all connections
             peers[fd].try_read()
 
 
 def _lateness(ref: LocalRef) -> str:
-    """Say that a reference is pending, with the name of the call that owes it if that is known here."""
+    """Return the message that a reference is pending, with the name of its call if this process knows it."""
     body, peer = ref.body, ref.peer
-    what = getattr(body, "what", None)  # of a call of an actor, which waits for its arguments
+    what = getattr(body, "what", None)  # set for an actor's call that waits for its arguments
     if isinstance(body, Task):
         what = body.name
     elif peer is not None and peer.worker_id is not None:
@@ -365,7 +365,7 @@ def _lateness(ref: LocalRef) -> str:
 
 
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
-    """Note that failures of `refs` are no news: who asks was told of another, or has cancelled them."""
+    """Have failures of `refs` not reported, as their caller got another failure or has cancelled them."""
     for ref in refs:
         if isinstance(ref, LocalRef):
             mark_read(owed := ref.body)
@@ -380,5 +380,5 @@ def _is_over(deadline: float | None) -> bool:
 
 
 def _settled(ref: LocalRef, peer: CallConnection) -> bool:
-    """Return True if `ref` is done, or another connection than `peer` owes it now."""
+    """Return True if `ref` is done or no longer waits for an answer over `peer`."""
     return ref.kind != PENDING or ref.peer is not peer
