@@ -1,4 +1,4 @@
-"""Output of workers: log files, and the deduplication of lines that are shown."""
+"""Output of workers: log files, and deduplication of the lines shown in the driver."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _SIGN = MARK[:1]
 
 @dataclass
 class RepeatedLine:
-    """Line that was shown, and its repetitions since.
+    """Line that was shown, with its repetitions since then.
 
     Attributes:
         source: number of the worker whose line was shown.
-        since: when that was, by the monotonic clock.
-        name: of the worker that repeated it last.
-        pid: of that worker.
-        count: how often other workers have repeated it since it was last shown.
-        latest: when that last happened.
+        since: time at which the line was shown, by the monotonic clock.
+        name: name of the worker that last repeated the line.
+        pid: pid of that worker.
+        count: number of repetitions by other workers since the line was last shown.
+        latest: time of the last repetition.
     """
 
     source: int
@@ -58,14 +58,14 @@ class RepeatedLine:
 
     @property
     def text(self) -> str:
-        """Line with the number of its repetitions; a single one is shown as it is."""
+        """Line with the number of its repetitions; the line alone for a single repetition."""
         return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 
 class LineDeduplicator:
-    """Lines shown within the last seconds, so that other workers' repetitions of them are only counted.
+    """Memory of the lines shown within the last seconds; repetitions by other workers are only counted.
 
-    A worker's repetitions of its own lines are shown, and so is every line that differs by one character.
+    Repetitions by the same worker are shown. Only exactly equal lines count as repetitions.
     """
 
     def __init__(self) -> None:
@@ -77,15 +77,15 @@ class LineDeduplicator:
     def fresh(
         self, source: int, name: str, pid: int, is_error: bool, lines: Sequence[str], now: float
     ) -> list[str]:
-        """Return those of `lines` that are to be shown now; the others are counted.
+        """Return the lines that are shown now; count the other lines as repetitions.
 
         Args:
-            source: number of the worker that printed them.
-            name: of that worker.
-            pid: of that worker.
-            is_error: they came from its standard error.
-            lines: in order.
-            now: by the monotonic clock.
+            source: number of the worker that printed the lines.
+            name: name of that worker.
+            pid: pid of that worker.
+            is_error: True for lines from standard error.
+            lines: printed lines in order.
+            now: time by the monotonic clock.
         """
         found = []
         for line in lines:
@@ -100,9 +100,9 @@ class LineDeduplicator:
         return found
 
     def due(self, now: float) -> list[RepeatedLine]:
-        """Return the repetitions to be shown now: of lines whose time is up, and single ones a second later.
+        """Return the repetitions to show now: of lines shown 5 s ago, and single repetitions 1 s ago.
 
-        Lines whose time is up are forgotten.
+        Lines that were shown 5 s ago are forgotten.
         """
         over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
         found = [known for known in map(self._shown.pop, over) if known.count]
@@ -110,12 +110,12 @@ class LineDeduplicator:
         return found + _taken(alone)
 
     def last_of(self, pid: int) -> list[RepeatedLine]:
-        """Return the repetitions to be shown now that the worker has ended which made the last of each."""
+        """Return the repetitions to show because the worker that last repeated the line has ended."""
         return _taken([known for known in self._shown.values() if known.count and known.pid == pid])
 
 
 def _taken(pending: list[RepeatedLine]) -> list[RepeatedLine]:
-    """Return copies of `pending`, of which nothing is pending any more."""
+    """Return copies of `pending`, and reset the counts of the originals."""
     taken = [replace(known) for known in pending]
     for known in pending:
         known.count = 0
@@ -129,11 +129,11 @@ _LONGEST_NAME = 100
 
 
 class Printer(Protocol):
-    """Facts about a worker that its files need.
+    """Attributes of a worker that name its log files.
 
     Attributes:
-        serial: its number in the session.
-        pid: None until its template has told it.
+        serial: number of the worker in the session.
+        pid: pid of the worker; None until its template has reported it.
     """
 
     serial: int
@@ -145,8 +145,8 @@ class SessionLogs:
     """Log files of one session.
 
     Args:
-        session: hexadecimal digits that tell it from others that started in the same second.
-        most_bytes: a file that has grown so large is put aside, in place of the one before.
+        session: hexadecimal digits that distinguish sessions started in the same second.
+        most_bytes: size at which a file is renamed to NAME.1, which replaces the previous NAME.1.
     """
 
     def __init__(self, session: str, most_bytes: int = _MOST_BYTES) -> None:
@@ -161,15 +161,15 @@ class SessionLogs:
         """Add `data` to a worker's file.
 
         Args:
-            worker: that printed it.
+            worker: the worker that printed it.
             kind: "out" or "err".
-            data: as it came.
+            data: the printed bytes.
 
         Raises:
-            OSError: it can't be written.
+            OSError: the file can't be written.
         """
         key = (worker.serial, kind)
-        if worker.pid is None:  # it has printed before its template told that it was born
+        if worker.pid is None:  # the worker has printed before its template reported its pid
             self._early[key] = self._early.get(key, b"") + data
             return
         data = self._early.pop(key, b"") + data
@@ -177,7 +177,7 @@ class SessionLogs:
             return
         self._written.setdefault(worker.serial, {})[kind] = None
         path = self._path(worker, kind)
-        # Opened for each piece: a session of a thousand workers would keep two thousand files open.
+        # Opened for each write, as a thousand workers would otherwise keep two thousand files open.
         with open(path, "ab", opener=_private) as file:
             size = file.tell()
             if size < self._most_bytes:
@@ -190,15 +190,15 @@ class SessionLogs:
             file.write(data)
 
     def files_of(self, worker: Printer) -> str:
-        """Return where a worker's output is, for messages; "" if there is none."""
+        """Return the paths of a worker's files, for messages; "" without output."""
         return " and ".join(str(self._path(worker, kind)) for kind in self._written.get(worker.serial, ()))
 
     def paths(self) -> list[str]:
-        """Return the files of all workers of the session, those that have ended too."""
+        """Return the paths of all workers' files, including workers that have ended."""
         return [] if self._folder is None else [str(path) for path in sorted(self._folder.iterdir())]
 
     def forget(self, worker: Printer) -> None:
-        """Note that a worker has ended, and prints no more."""
+        """Drop what is kept about a worker that has ended."""
         self._written.pop(worker.serial, None)
         for kind in ("out", "err"):
             self._early.pop((worker.serial, kind), None)
@@ -214,11 +214,11 @@ class SessionLogs:
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
         for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
-            if folder.stat().st_uid != os.getuid():  # in a folder where all users may make some
+            if folder.stat().st_uid != os.getuid():  # the parent may be a folder that all users can write to
                 raise PermissionError(f"{folder} belongs to another user; name another by {LOG_DIR}")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
-        # Held until this process ends: who clears up sees by it that the session lives.
+        # The lock is held until this process ends. It shows other sessions' cleanup that this session lives.
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
         _remove_old(root)
         return folder
@@ -229,7 +229,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _remove_old(root: Path) -> None:
-    """Remove all sessions' folders but the newest and those of sessions that live."""
+    """Remove the folders of ended sessions, except the newest 10 folders."""
     sessions = sorted(entry for entry in os.listdir(root) if _SESSION.fullmatch(entry))
     for name in sessions[:-_KEEP_SESSIONS]:
         folder = root / name
@@ -247,13 +247,13 @@ def _remove_old(root: Path) -> None:
 
 
 class OutputPipe:
-    """Reading end of a worker's stdout or stderr: cuts what comes into lines, and keeps the last ones.
+    """Reading end of a worker's stdout or stderr: splits the output into lines, and keeps the last lines.
 
     Args:
-        fd: the reading end, owned from here on.
-        on_lines: called with each batch of whole lines, as a terminal would show them in the end, and the
-            name of the function that printed them; None: the worker's own.
-        on_bytes: called with all that comes, as it comes.
+        fd: the reading end, which this object owns from now on.
+        on_lines: called with each batch of whole lines, in the form that a terminal finally shows, and with
+            the name of the function that printed them; None means the worker's own name.
+        on_bytes: called with all printed bytes, in pieces as they arrive.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class OutputPipe:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self) -> bool:
-        """Take what is there; False once the other end is closed."""
+        """Read the available output; return False once the other end is closed."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -286,7 +286,7 @@ class OutputPipe:
         return bool(data)
 
     def _take_marked(self, data: bytes, is_last: bool) -> None:
-        """Take output in which there may be marks, the last of them maybe cut off."""
+        """Process output that may contain marks, the last of which may be incomplete."""
         at = data.rfind(_SIGN)
         rest = data[at:]
         may_go_on = MARK.startswith(rest) or (rest.startswith(MARK) and MARK_END not in rest)
@@ -310,7 +310,7 @@ class OutputPipe:
             self._end_line()
 
     def _end_line(self) -> None:
-        """Take what has come of a line as a whole one."""
+        """Process an unfinished line as a whole line."""
         if self._partial:
             text = _shown(self._partial)
             self._partial = b""
@@ -321,7 +321,7 @@ class OutputPipe:
         self._on_lines(lines, self._name)
 
     def drain(self) -> None:
-        """Take all that is there, when nothing more of interest can come."""
+        """Read all available output, after the worker has ended."""
         with contextlib.suppress(OSError):
             while self.read() and _readable(self.fd):
                 pass
@@ -333,7 +333,7 @@ class OutputPipe:
 
 
 def _shown(line: bytes) -> str:
-    """Return what a terminal shows of a line in which a progress bar was drawn again and again."""
+    """Return what a terminal finally shows of a line, in which a progress bar may have been redrawn."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
@@ -344,11 +344,11 @@ def _readable(fd: int) -> bool:
 
 
 class WorkerOutput:
-    """Output of all workers: shown in the driver, and kept in files.
+    """Output of all workers, shown in the driver and kept in files.
 
     Args:
-        logs: the files.
-        is_shown: False if nothing is to be shown in the driver.
+        logs: the log files.
+        is_shown: False to show nothing in the driver.
         after: `Loop.after`.
         notify: `Clients.notify`.
     """
@@ -363,7 +363,7 @@ class WorkerOutput:
         self.files_of, self.forget = logs.files_of, logs.forget
 
     def show(self, worker: WorkerRecord, kind: str, lines: list[str], name: str | None = None) -> None:
-        """Show lines of a worker in the driver; under its own name where `name` is None."""
+        """Show lines of a worker in the driver, under `name`, or under the worker's own name for None."""
         if not self._is_shown:
             return
         name = worker.shown_as or worker.name if name is None else name
@@ -376,7 +376,7 @@ class WorkerOutput:
             self._notify(DRIVER, Output(name, pid, is_error, lines))
 
     def _show_repeated(self, now: float | None = None) -> None:
-        """Show which lines were repeated until `now`."""
+        """Show the repetitions that are due at `now`, by default the present time."""
         if self._repeated is None:
             return
         self._show_pending(self._repeated.due(SYSTEM.monotonic() if now is None else now))
@@ -388,17 +388,17 @@ class WorkerOutput:
             self._notify(DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
 
     def finish(self, worker: WorkerRecord) -> None:
-        """Show the lines that a worker which has ended was the last to repeat."""
+        """Show the pending repetitions whose last one came from a worker that has ended."""
         if self._repeated is not None and worker.pid is not None:
             self._show_pending(self._repeated.last_of(worker.pid))
 
     def stop_counting(self) -> None:
-        """Show what has been held back, and hold nothing back any more: the program is about to end."""
+        """Show all pending repetitions and stop deduplication, as the program is about to end."""
         self._show_repeated(math.inf)
         self._repeated = None
 
     def keep(self, worker: WorkerRecord, kind: str, data: bytes) -> None:
-        """Keep what a worker printed in its file; `kind` is "out" or "err"."""
+        """Write a worker's output to its log file; `kind` is "out" or "err"."""
         if self._logs_fail:
             return
         try:

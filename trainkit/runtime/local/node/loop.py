@@ -13,7 +13,7 @@ from trainkit.runtime.local.wire.channel import Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 After = Callable[[float, Callable[[], None]], bool]
-"""`Loop.after`: calls a function once, so many seconds from now, unless it is about to be called."""
+"""`Loop.after`: calls a function once after a number of seconds, unless that call is scheduled already."""
 
 
 class Loop:
@@ -47,7 +47,7 @@ class Loop:
         self.stopping = True
 
     def watch(self, fd: int, reader: Callable[[], None]) -> None:
-        """Call `reader` whenever `fd` can be read."""
+        """Call `reader` whenever `fd` is readable."""
         self._readers[fd] = reader
         self._poll.register(fd, select.POLLIN)
 
@@ -57,7 +57,7 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, action: Callable[[], None]) -> bool:
-        """Call `action` once, `seconds` from now; False if it waits for its time already."""
+        """Call `action` once, `seconds` from now; return False if it is scheduled already."""
         if any(action == other for _, other in self._timers):
             return False
         self._timers.append((SYSTEM.monotonic() + seconds, action))
@@ -72,7 +72,7 @@ class Loop:
         return conn
 
     def forget(self, conn: Connection) -> None:
-        """Read and flush `conn` no more."""
+        """Stop reading and flushing `conn`."""
         self.unwatch(conn.fileno())
         self._backlogged.pop(conn.fileno(), None)
 
@@ -83,7 +83,7 @@ class Loop:
         conn.close()
 
     def flush_later(self, conn: Connection) -> None:
-        """Flush `conn` when it can be written to."""
+        """Flush `conn` when it becomes writable."""
         self._backlogged[conn.fileno()] = conn
         self._poll.modify(conn.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -109,7 +109,7 @@ class Loop:
 
 
 class LoopConnection(Connection):
-    """Connection of a loop. Its other end may die at any moment."""
+    """Connection that is read by a `Loop`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LoopConnection(Connection):
 
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
-    """Send to a process that may have ended. Its end is noticed elsewhere."""
+    """Send to a process that may have ended; its end is noticed elsewhere."""
     with contextlib.suppress(OSError):
         conn.send(kind, call_id, body)
 

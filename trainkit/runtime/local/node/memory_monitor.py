@@ -1,11 +1,11 @@
-"""Monitor of the workers' memory: ends a worker above its limit.
+"""Monitor of the workers' memory: kills a worker above its limit.
 
-What counts is a worker's own memory and that of all its descendants: anonymous pages and swap. A page
-that several of them share counts once; those of the template that a worker was forked from are not its
-own, and objects in shared memory have a limit of their own.
+The limit applies to the anonymous pages and swap of a worker and all its descendants. A page that several of
+these processes share counts once. Pages of the template that the worker was forked from don't count. Objects
+in shared memory have a separate limit.
 
-The kernel tells the size of all pages of a process at once, and what is shared among them by a walk
-over them; so the walk is only done where the first number is above the limit.
+The kernel reports the size of all pages of a process at once, but needs a walk over them to find shared
+pages. So the walk is only done if the first number is above the limit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class MemorySample:
     """Measurement of a worker's memory.
 
     Attributes:
-        at: when.
-        gross_bytes: all its pages.
-        net_bytes: its share of them.
+        at: time of the measurement, by the monotonic clock.
+        gross_bytes: size of all its pages.
+        net_bytes: size that counts towards its limit.
     """
 
     at: float
@@ -39,10 +39,11 @@ class MemorySample:
 
 
 def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None, now: float) -> bool:
-    """Return whether a worker with so many pages may be above its limit, so that a close look is due.
+    """Return whether a worker may be above its limit, so that an exact measurement is due.
 
-    After one that found it below, the next is due when it has grown by half of what was left, and
-    anyway after a second, as a shared page that is written to becomes its own without growth.
+    After an exact measurement below the limit, the next is due when the worker has grown by half of the
+    remaining room. It is also due after a second, as a write to a shared page makes it the worker's own
+    without growth.
     """
     if gross_bytes <= limit_bytes:
         return False
@@ -52,7 +53,7 @@ def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None
 
 
 def excess(limit_bytes: float, net_bytes: int) -> str | None:
-    """Return why a worker must end; None if it is within its limit."""
+    """Return the reason for killing a worker; None if it is within its limit."""
     if net_bytes <= limit_bytes:
         return None
     return (
@@ -62,7 +63,7 @@ def excess(limit_bytes: float, net_bytes: int) -> str | None:
 
 
 class MemoryMonitor:
-    """Watches the workers that asked for memory, as long as there are any.
+    """Monitor of the workers that requested memory, active while such workers exist.
 
     Args:
         table: the living workers.
@@ -77,7 +78,7 @@ class MemoryMonitor:
         self._samples: dict[int, MemorySample] = {}
 
     def worker_started(self, event: WorkerStarted) -> None:
-        """Begin to watch, if the worker has a limit."""
+        """Start monitoring if the worker has a limit."""
         if _limit(event.worker) is not None:
             self._after(_EVERY_S, self._check_all)
 
@@ -109,11 +110,11 @@ class MemoryMonitor:
 
 
 def _net_bytes(family: Sequence[int]) -> int:
-    """Return what a worker and its descendants hold without what they share with its template."""
+    """Return the memory of a worker and its descendants without pages shared with its template."""
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
-    # A page that n processes share counts as a part of n in each of them, so also in the template: what
-    # counts there is what counts here for all pages in common.
+    # A page that n processes share counts as one n-th in each of them, also in the template. So the
+    # template's sum equals the part of shared pages in each fork's sum, and is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

@@ -1,8 +1,8 @@
 """Named and detached actors of a session.
 
-A detached actor is kept alive by a connection that the node holds, as handles elsewhere keep others.
-A process that asks for an actor by its name may send one end of a connection along. The node hands it to
-the actor's process, as soon as there is one.
+A connection of the node keeps a detached actor alive, as handles keep other actors alive. A process that
+looks an actor up by name may send one end of a connection along. The node forwards this end to the actor's
+process as soon as that process exists.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trainkit.runtime.specs import taken_message
 
 
 class NameTable:
-    """Table of names and their bearers; a bearer has one name at most."""
+    """Table of names and their bearers; each bearer has at most one name."""
 
     def __init__(self) -> None:
         self._bearers: dict[tuple[str, str], int] = {}
         self._names: dict[int, tuple[str, str]] = {}
 
     def give(self, namespace: str, name: str, bearer: int) -> None:
-        """Call `bearer` by `name`.
+        """Give `bearer` the name `name`.
 
         Raises:
             ValueError: the name is taken, or `bearer` has one already.
@@ -39,11 +39,11 @@ class NameTable:
         self._names[bearer] = key
 
     def bearer(self, namespace: str, name: str) -> int | None:
-        """Return the holder of a name, or None."""
+        """Return the bearer of a name, or None."""
         return self._bearers.get((namespace, name))
 
     def release(self, bearer: int) -> None:
-        """Let the name of `bearer` go, if it has one."""
+        """Release the name of `bearer`, if it has one."""
         key = self._names.pop(bearer, None)
         if key is not None:
             del self._bearers[key]
@@ -54,11 +54,11 @@ class NameTable:
 
 
 class NamedActor:
-    """Actor that is known by a name, or detached.
+    """Named or detached actor.
 
     Attributes:
-        waiting: connections for its process, which has not started yet.
-        hold: keeps a detached actor alive.
+        waiting: connections for the actor's process, which has not started yet.
+        hold: the node's connection that keeps a detached actor alive.
     """
 
     def __init__(self, found: Found, namespace: str, name: str, detached: bool) -> None:
@@ -71,12 +71,12 @@ class NamedActor:
 
 
 class NamedActors:
-    """The named and the detached actors of a session.
+    """Named and detached actors of a session.
 
     Args:
         table: the living workers.
-        restarts: actors that can be restarted.
-        namespace: of the session.
+        restarts: the restartable actors.
+        namespace: the session's namespace.
         publish: delivers an event.
     """
 
@@ -91,7 +91,7 @@ class NamedActors:
         self._actors: dict[int, NamedActor] = {}
 
     def register(self, message: StartActor, answer: records.Answer) -> bool:
-        """Register an actor, or answer with the one that has its name; returns whether to start a process."""
+        """Register an actor, or answer with the present bearer of its name; return whether to start it."""
         wanted = message.registration
         if wanted is None or message.interface is None:
             return True
@@ -109,7 +109,7 @@ class NamedActors:
         return True
 
     def find(self, message: FindActor, conns: Sequence[Descriptor], answer: records.Answer) -> None:
-        """Answer with the actor of that name, if there is one, and connect it to `conns`."""
+        """Answer with the actor that has the name, and connect it to `conns`; or answer `NotFound`."""
         namespace = message.namespace or self._namespace
         actor = self._called(namespace, message.name)
         if actor is None or (message.detached and not actor.detached):
@@ -120,7 +120,7 @@ class NamedActors:
         answer(self._found(actor))
 
     def worker_started(self, event: records.WorkerStarted) -> None:
-        """Hand the connections that wait for an actor's process to it."""
+        """Send the waiting connections to an actor's process, which has started."""
         actor = self._actors.get(event.worker.worker_id)
         if actor is None:
             return
@@ -145,7 +145,7 @@ class NamedActors:
             self._publish(records.DetachedActorsEnded())
 
     def has_detached(self) -> bool:
-        """Return whether there is an actor that outlives its program."""
+        """Return whether a detached actor exists."""
         return any(actor.detached for actor in self._actors.values())
 
     def _called(self, namespace: str, name: str) -> NamedActor | None:
@@ -154,7 +154,7 @@ class NamedActors:
             return None
         worker = self._table.get(worker_id)
         if worker is not None and worker.ending and not worker.may_restart:
-            self._names.release(worker_id)  # as good as dead: nobody should meet it any more
+            self._names.release(worker_id)  # the actor is being killed, so it must not be found
             return None
         return self._actors[worker_id]
 

@@ -1,12 +1,12 @@
-"""The node: the process that supervises a session. It makes the parts and connects them.
+"""Node: the process that supervises a session. It creates the parts of the node and connects them.
 
     driver ──requests──▶ node ──forks by──▶ template ──▶ worker, worker, ...
        ▲                  ▲ └───────── control ────────────▲
        └── exits, output ─┘
 
-It has one thread and one loop, and never sees the payload of a call. Its orphaned descendants become its
-children, so that nothing that a worker started outlives it. When the driver ends, all ends but detached
-actors and what they started.
+The node has one thread with one event loop, and never receives the payload of a call. Orphaned descendants
+become children of the node, so that no process that a worker started outlives the node. When the driver
+ends, everything ends except detached actors and the workers that they requested.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import LostHandle
 
 LOG = "node.log"
-"""File in the session's folder: what the node prints once there is no program to print it in."""
+"""File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""So often the queue is served though nothing is free: what held up others may not any more."""
+"""Interval for serving the queue when nothing becomes free, as a request stops holding up others in time."""
 _END_S = 2.0
 _LAST_WORDS_S = 0.25
-"""After the last detached actor has ended, its callers may ask for so long how it ended."""
+"""Time after the end of the last detached actor in which its callers may ask how it ended."""
 _GRACE_S = 2.0
-"""Workers of a program that has ended, and that the kernel can't end yet, are waited for so long."""
+"""Longest wait for the workers of a program that has ended, as the kernel can't kill some of them at once."""
 
 
 class Parts:
-    """The parts of a node that decide, made and connected.
+    """Decision-making parts of a node, created and connected here.
 
     Args:
         session: the session and its driver.
-        loop: of the node.
+        loop: the node's event loop.
         notify: `Clients.notify`.
-        make_processes: makes what starts and ends processes, given the table of the workers and a function
-            that delivers an event.
+        make_processes: returns the `WorkerProcesses`, given the table of workers and a function that delivers
+            an event.
         unneeded: called when the last detached actor has ended.
     """
 
@@ -116,11 +116,11 @@ class Parts:
 
 
 class Node:
-    """The node of a session.
+    """Node of a session.
 
     Args:
         session: the session and its driver.
-        driver: connection of the driver.
+        driver: socket to the driver.
     """
 
     def __init__(self, session: records.SessionRecord, driver: socket.socket) -> None:
@@ -144,7 +144,7 @@ class Node:
         self._calls = CallCounts(session, loop.after, clients.notify)
         self._server = SessionServer(loop, clients, parts.table, session, self._dispatch)
         clients.add(records.DRIVER, driver, self._driver_left)
-        # Also when a child of the driver still holds its socket open, the driver's end ends the node.
+        # The pidfd reports the driver's end even if a child of the driver still holds its socket open.
         self._driver_pidfd = _pidfd(session.driver_pid)
         loop.watch(self._driver_pidfd, self._driver_left)
         children = process.ChildWatch()
@@ -155,18 +155,18 @@ class Node:
         loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
-        """Have a template with these imports as soon as it can be."""
+        """Start a template with these imports, unless it exists."""
         self._processes.warm(imports)
 
     def run(self) -> None:
-        """Serve until the driver is gone or says so."""
+        """Serve requests until the node is stopped or the session is not needed any more."""
         self._loop.run(self._scheduler.serve)
 
     def _dispatch(self, serial: int, frame: Frame, may_ask: tuple[type, ...] = (object,)) -> None:
-        """Carry out what a process asks or tells.
+        """Handle a request or notice from a process.
 
         Raises:
-            TypeError: it may not.
+            TypeError: the process may not send this message.
         """
         message = messages.unpacked(frame.body)
         if not isinstance(message, may_ask):
@@ -242,7 +242,7 @@ class Node:
                 raise TypeError(f"the node cannot handle {message!r}")
 
     def _refuse(self, message: Any, why: str, answer: records.Answer) -> None:
-        """Do not do what is asked, as what came with it is lost."""
+        """Refuse a request whose handles were lost."""
         if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
         answer(None if isinstance(message, messages.Reconnect) else ObjectLostError(why))
@@ -254,7 +254,7 @@ class Node:
         self._loop.stop()
 
     def _told_to_end(self) -> None:
-        """SIGTERM has come, and is kept for a while: by it workers know that theirs was not meant alone."""
+        """Handle SIGTERM, which stays pending for a while to show workers that the whole session got it."""
         self._is_told_to_end = True
         self._loop.unwatch(self._pending_fd)
         self._loop.after(signals.KEPT_S, self._take_pending)
@@ -264,7 +264,7 @@ class Node:
         self._loop.watch(self._pending_fd, self._told_to_end)
 
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
-        """End all but what is detached; `then` is called when that is alone. Without any, stop."""
+        """End everything that is not detached, then call `then`; stop if nothing is detached."""
         if self._is_told_to_end or not self._outlives_its_program():
             self._stop()
         if self._loop.stopping or self._session.driver_gone:
@@ -291,9 +291,9 @@ class Node:
         return self._named_actors.has_detached() or self._groups.has_detached()
 
     def _may_stay(self) -> bool:
-        """Tell others that the program has ended, and print to a file from now on; False if that can't be.
+        """Publish that the program has ended, and redirect output to a file; return False if that fails.
 
-        A reader of the program's output waits for the last process that has it open.
+        A reader of the program's output waits until all processes have closed it, hence the redirection.
         """
         try:
             self._server.write_card()
@@ -310,10 +310,10 @@ class Node:
         return True
 
     def _end_program(self, then: Callable[[], None]) -> None:
-        """End all that belongs to the program that started the session.
+        """End everything that belongs to the program that started the session.
 
         Args:
-            then: called once, when that is dead, or after a grace if the kernel can't end some of it yet.
+            then: called once, when all these workers are dead, or after 2 s if the kernel can't end some yet.
         """
         staying = self._table.belonging_to(records.NOBODY)
         doomed = {worker.worker_id for worker in self._table.all() if worker.serial not in staying}
@@ -337,7 +337,7 @@ class Node:
             self._supervisor.kill(worker_id, "its program has ended", then_ended)
 
     def end_everything(self) -> None:
-        """Kill all descendants; returns when none is left, or when none has ended for a while."""
+        """Kill all descendants; return when no descendant is left, or when none has ended for 2 s."""
         signal.set_wakeup_fd(-1)
 
         def left() -> list[int]:
@@ -349,7 +349,7 @@ class Node:
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
-        # Else the driver does it, once it has read who has ended the session.
+        # Otherwise the driver removes the folder, after reading which command has ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):
             process.remove_folder(self._session.folder)
 

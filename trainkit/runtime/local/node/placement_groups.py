@@ -1,4 +1,4 @@
-"""Placement groups of the node: all bundles reserved together or none, each bundle a ledger of its own."""
+"""Placement groups of the node. A group's bundles are reserved all together, each with its own ledger."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trainkit.runtime.specs import Placement
 
 
 class PlacementGroups:
-    """The living placement groups of the session.
+    """Living placement groups of the session.
 
     Args:
-        machine: what the bundles are taken from.
-        queue: what waits.
+        machine: the machine's ledger, from which bundles are taken.
+        queue: the waiting requests.
         table: the living workers.
         kill: `Supervisor.kill`.
     """
@@ -48,11 +48,11 @@ class PlacementGroups:
         return self._living[group_id]
 
     def living(self) -> list[tuple[int, PlacementGroupRecord]]:
-        """Return all groups with their ids, reserved or waiting, in the order of the requests for them."""
+        """Return all reserved and waiting groups with their ids, in the order of their requests."""
         return list(self._living.items())
 
     def reserve(self, client: int, message: Reserve, answer: Answer) -> None:
-        """Queue a request for bundles; `answer` is told at once whether the name is free."""
+        """Queue a request for a group; answer at once, with an error if its name is taken."""
         if message.name and self._named(message.name) is not None:
             answer(
                 ConfigError(
@@ -69,7 +69,7 @@ class PlacementGroups:
         answer(None)
 
     def find(self, name: str, answer: Answer) -> None:
-        """Answer with the id and the bundles of the group of that name."""
+        """Answer with the id and the bundles of the group named `name`."""
         group_id = self._named(name)
         if group_id is None:
             names = sorted(group.name for group in self._living.values() if group.name)
@@ -83,7 +83,7 @@ class PlacementGroups:
         return next((gid for gid, group in self._living.items() if group.name == name), None)
 
     def await_group(self, group_id: int, answer: Answer) -> None:
-        """Answer once the group is reserved, or with an error once it can't be any more."""
+        """Answer when the group is reserved, or with an error when it is removed."""
         group = self._living.get(group_id)
         if group is None:
             answer(ConfigError("this placement group was removed"))
@@ -93,7 +93,7 @@ class PlacementGroups:
             group.waiting.append(answer)
 
     def grant(self, group_id: int) -> list[str] | None:
-        """Hold all bundles of a waiting group; returns the names of what it lacks, or None if it has them."""
+        """Reserve all bundles of a waiting group; return the lacking resources' names, or None on success."""
         group = self._living[group_id]
         held = self.machine.take_all(group.bundles)
         if held is None:
@@ -106,7 +106,7 @@ class PlacementGroups:
         return None
 
     def take(self, placement: Placement) -> tuple[Allocation, tuple[int, int] | None] | None:
-        """Hold what `placement` asks for, and say in which group and bundle; None if it does not fit."""
+        """Allocate the resources of `placement`; return the allocation with its group and bundle, or None."""
         if placement.group is None:
             allocation = self.machine.take(placement.resources)
             return None if allocation is None else (allocation, None)
@@ -119,28 +119,28 @@ class PlacementGroups:
         return None
 
     def ledger_of(self, where: tuple[int, int] | None) -> Ledger | None:
-        """Return the ledger of a group's bundle, None if the group was removed; of the machine for None."""
+        """Return the ledger of a group's bundle, or None if the group was removed; None means the machine."""
         if where is None:
             return self.machine
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
 
     def machine_is_overdrawn(self) -> bool:
-        """Return whether more CPUs are in use than the machine has, as lent ones were taken back."""
+        """Return whether more CPUs are in use than the machine has, because lent CPUs were taken back."""
         return self.machine.is_overdrawn("CPU")
 
     def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
-        """Return the requests of `line` that hold up later ones, as the oldest of each kind does."""
+        """Return the requests of `line` whose kind holds up later requests, judged by its oldest request."""
         oldest = {request.kind: request for request in reversed(line)}
         kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
         return [request for request in line if request.kind in kinds]
 
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
-        """Return whether `request`, which waits, holds up later ones: what it lacks is in reach.
+        """Return whether a waiting request holds up later requests, as its lacking resources are in reach.
 
         Args:
-            request: that waits.
-            leases_end: the end of all tasks is expected, however long their workers have been leased.
+            request: the waiting request.
+            leases_end: assume that all leases end soon, however long they have lasted.
         """
         group = None if request.group is None else self._living[request.group]
         rooms = [(None, self.machine)] if group is None else list(enumerate(group.ledgers))
@@ -152,7 +152,7 @@ class PlacementGroups:
         return is_in_reach(request, places, SYSTEM.monotonic())
 
     def _holds(self, where: tuple[int | None, int] | None, leases_end: bool) -> list[Hold]:
-        """Return who holds something of the machine, or of one bundle of a group."""
+        """Return the allocations from the machine, or from a group's bundle, with their holders' state."""
         holds = [
             Hold(
                 allocation=worker.allocation,
@@ -169,22 +169,22 @@ class PlacementGroups:
         return holds
 
     def owner_ended(self, serial: int) -> None:
-        """Release what a process that has ended had reserved."""
+        """Release the groups of a process that has ended."""
         for group_id in [gid for gid, group in self._living.items() if group.owner == serial]:
             self.release(group_id, lambda _: None)
 
     def has_detached(self) -> bool:
-        """Return whether there is a group that outlives its program."""
+        """Return whether a detached group exists."""
         return any(group.owner == NOBODY for group in self._living.values())
 
     def owner_changes(self, serial: int, heir: int) -> None:
-        """Hand on what a process had reserved."""
+        """Transfer the groups of a process to its heir."""
         for group in self._living.values():
             if group.owner == serial:
                 group.owner = heir
 
     def release(self, group_id: int, answer: Answer) -> None:
-        """End what runs in a group. Once that is dead, its bundles are free, and `answer` is called."""
+        """Kill the workers of a group. When they are dead, free its bundles and call `answer`."""
         group = self._living.pop(group_id, None)
         if group is None:
             answer(None)

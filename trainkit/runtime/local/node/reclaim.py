@@ -1,4 +1,4 @@
-"""Reclaiming of idle leases for requests that wait, and explanations of long waits."""
+"""Reclaiming of idle leases for waiting requests, and explanations of long waits."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from trainkit.runtime.placement import Allocation, Holder, Room, Wait, explain_w
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
-"""After these all leases are asked for that may be idle, also those that are probably busy."""
+"""Wait after which all leases are reclaimed, including leases that are probably busy."""
 
 _RELIEVE_S = 1.0
 
 _COUNT_S = 1.0
-"""A count of what is free does not wait longer for idle leases."""
+"""Longest wait of a count of free resources for idle leases."""
 
 _LONG_S = 10.0
-"""After this long a waiting request is explained to the process that made it."""
+"""Wait after which a request is explained to the process that made it."""
 
 _TOGETHER_S = 2.0
-"""Requests made so shortly after one that is explained are explained with it."""
+"""Requests made within this time after an explained request are explained with it."""
 
 _MOST_EXPLAINED = 3
-"""So many of one process's requests are explained at a time; the rest are counted."""
+"""Number of a process's requests that are explained at a time; further requests are only counted."""
 
 
 @dataclass(eq=False)
 class LeaseReclaimer:
-    """Asks for leases that processes keep without need, while others wait.
+    """Reclaimer of leases that processes keep without need while others wait.
 
     Args:
-        queue: what waits.
+        queue: the waiting requests.
         groups: placement groups, and the ledger of the machine.
         table: the living workers.
         after: `Loop.after`.
@@ -55,7 +55,7 @@ class LeaseReclaimer:
     _last_count: int = 0
 
     def granted(self, worker: records.WorkerRecord) -> bool:
-        """Note a lease; returns whether it is to be returned as soon as it is idle."""
+        """Record a granted lease; return whether it must be returned as soon as it is idle."""
         worker.wanted_back = self._is_wanted(worker, self._in_reach)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
@@ -66,15 +66,15 @@ class LeaseReclaimer:
         self._kept.pop(worker.serial, None)
 
     def reclaim(self, _: object = None) -> None:
-        """Ask for the leases that others keep without need; for more of them, if that does not help."""
+        """Reclaim the leases that help waiting requests at once; reclaim more leases later if needed."""
         line = functools.cache(self._in_reach)
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker, line)])
         if self._kept:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
-        """Ask for leases of which it is not so likely that they are idle; of those of workers last."""
-        if not (line := self._in_reach()):  # what waits then waits for other ends than that of a lease
+        """Reclaim the driver's leases, which may be busy; after a longer wait, workers' leases too."""
+        if not (line := self._in_reach()):  # no end of a lease would help the waiting requests
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)
         kept, is_long = self._kept.values(), waited >= _INSIST_S
@@ -83,7 +83,7 @@ class LeaseReclaimer:
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """Make sure that no more is held than exists, once workers that went on had time to need it again."""
+        """Reclaim leases in a second if more CPUs than exist are still held then."""
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
@@ -92,11 +92,11 @@ class LeaseReclaimer:
             self.relieve_later()
 
     def unneeded(self, serial: int) -> None:
-        """Ask for the leases of a process that has nothing to do any more itself."""
+        """Reclaim the leases of a process that has become idle itself."""
         self._ask_back([worker for worker in self._kept.values() if worker.owner == serial])
 
     def when_returned(self, client: int, then: Callable[[], None]) -> None:
-        """Call `then` when all but `client` have returned what they keep without need, or after a moment."""
+        """Call `then` when all processes except `client` have returned their idle leases, or after 1 s."""
         owners = self._ask_back(
             [worker for worker in self._kept.values() if worker.owner != client], self._last_count + 1
         )
@@ -108,7 +108,7 @@ class LeaseReclaimer:
         self._after(_COUNT_S, functools.partial(self._count, self._last_count))
 
     def reclaimed(self, client: int, count: int) -> None:
-        """Note that a process has returned what it kept without need."""
+        """Record that a process has returned its idle leases for a count."""
         if count in self._counts:
             owners, _ = self._counts[count]
             owners.discard(client)
@@ -130,15 +130,15 @@ class LeaseReclaimer:
         return owners
 
     def _in_reach(self) -> list[records.Request]:
-        """Return what waits, and would not wait for long if all leases ended."""
+        """Return the waiting requests that could be granted soon if all leases ended."""
         return self._groups.that_hold_up(self._queue.line(), leases_end=True)
 
     def _is_wanted(self, worker: records.WorkerRecord, line: Callable[[], list[records.Request]]) -> bool:
-        """Return whether this lease would help a request of `line` at once, as far as is known here.
+        """Return whether the return of this lease would probably help a request of `line` at once.
 
-        What a worker leases, it needs again soon, and a worker that waits for others is busy itself. One
-        that has just asked for another process goes on, or is about to lend what it holds. A process that
-        asks for a second worker of the same make gives its tasks to the first when that is free.
+        It would not in these cases: the lease belongs to a worker, which needs it again soon. The leased
+        worker is blocked, so it is busy. The requesting worker is about to lend its own CPUs. The process
+        with the lease requests another worker with the same placement: it uses the lease itself when idle.
         """
         if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False
@@ -159,13 +159,13 @@ class LeaseReclaimer:
 
 @dataclass(eq=False)
 class WaitExplainer:
-    """Explains waits: for the state listing, and to processes whose requests wait for long.
+    """Explainer of waits, for the state listing and for processes whose requests wait for long.
 
     Args:
-        queue: what waits.
+        queue: the waiting requests.
         groups: placement groups, and the ledger of the machine.
         table: the living workers.
-        totals: what the machine has.
+        totals: total resources of the machine.
         after: `Loop.after`.
         notify: `Clients.notify`.
     """
@@ -178,7 +178,7 @@ class WaitExplainer:
     _notify: records.Notify
 
     def explain_later(self, _: object = None) -> None:
-        """Have what waits now explained when it has waited for long."""
+        """Schedule explanations of the requests that wait now, for when they have waited 10 s."""
         waiting = [request.since for request in self._queue.line() if not request.explained]
         if waiting:
             self._after(max(0.0, min(waiting) + _LONG_S - SYSTEM.monotonic()), self._explain)
@@ -203,7 +203,7 @@ class WaitExplainer:
         self.explain_later()
 
     def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
-        """Return why each of `requests`, which are in the queue, is not granted."""
+        """Return the reason why each of `requests`, which are in the queue, is not granted."""
         by_key = {request.key: request for request in self._queue}
         machine = Room(
             existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()

@@ -1,6 +1,6 @@
-"""Records of the node: requests, placement groups, workers, how workers ended, and events about them.
+"""Records of the node: requests, placement groups, workers, exits of workers, and events.
 
-Nothing in here starts, ends or calls a process, so all of it can be tested without one.
+Nothing in this module starts, ends or calls a process, so all of it can be tested without processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRIVER = 1
 """Number of the driver in the session."""
 
 NOBODY = 0
-"""Owner of what belongs to no process and ends with none."""
+"""Owner number of detached actors and groups, which belong to no process and end with no process."""
 
 _MOST_EXITS = 10_000
 _MOST_ACTORS = 1_000
@@ -34,10 +34,10 @@ Answer = Callable[[Any], None]
 """Sends the answer to a request of a client."""
 
 Notify = Callable[[int, Any], None]
-"""`Clients.notify`: sends a message to the process of a number, if it is still there."""
+"""`Clients.notify`: sends a message to the process with a number, if that process is still running."""
 
 Kill = Callable[[int, str, Callable[[ExitRecord], None]], None]
-"""`Supervisor.kill`: ends the worker of an id for a reason, and calls a function when it is dead."""
+"""`Supervisor.kill`: kills the worker with an id for a reason, and calls a function when it is dead."""
 
 Row = dict[str, Any]
 
@@ -50,14 +50,14 @@ class SessionRecord:
     """The session and its driver.
 
     Attributes:
-        folder: of the session, and mark of its processes.
-        account_fd: of the budget of shared memory.
+        folder: the session's folder, whose path is the mark of the session's processes.
+        account_fd: descriptor of the budget of shared memory.
         gpus: names of the GPUs in CUDA_VISIBLE_DEVICES, by index.
-        template: connection of the template that imports nothing.
-        template_pid: pid of that template.
+        template: connection to the plain template, which has no imports.
+        template_pid: pid of the plain template.
         driver_pid: pid of the program that started the session.
-        program: its name and folder, as JSON.
-        new_template: starts one more template that imports nothing; returns its connection and pid.
+        program: name and folder of that program, as JSON.
+        new_template: starts another plain template; returns its connection and pid.
         driver_gone: that program has ended.
     """
 
@@ -74,7 +74,7 @@ class SessionRecord:
 
     @property
     def node_id(self) -> str:
-        """Id of this machine in the session; the same in all its processes."""
+        """Id of this machine, equal in all processes of the session."""
         name = self.folder.name
         return name.rpartition("-")[2]
 
@@ -84,10 +84,10 @@ class SessionRecord:
 
 @dataclass(eq=False, kw_only=True)
 class Request(Demand):
-    """Entry of the queue: a worker to start or lend, or a placement group to reserve.
+    """Entry of the queue: a request for a worker or a placement group.
 
     Attributes:
-        ready: False for an actor while an argument of its constructor is still to come; others go first.
+        ready: False for an actor whose constructor waits for an argument; other requests then go first.
     """
 
     client: int
@@ -100,7 +100,7 @@ class Request(Demand):
 
     @property
     def owner(self) -> int:
-        """Number of the process that the request ends with: the client, or nobody."""
+        """Number of the process with which the request ends: the client, or `NOBODY` for a detached actor."""
         start = self.start
         registration = start.registration if isinstance(start, StartActor) else None
         return NOBODY if registration is not None and registration.detached else self.client
@@ -117,7 +117,7 @@ class OutputEnd(Protocol):
     tail: deque[str]
 
     def drain(self) -> None:
-        """Take all that is there, when nothing more of interest can come."""
+        """Read all available output, after the worker has ended."""
 
     def close(self) -> None:
         """Close the reading end."""
@@ -131,24 +131,24 @@ class WorkerRecord:
     """One worker process, from the request for it to its end.
 
     Attributes:
-        owner: number of the process that asked for it; NOBODY if it outlives that.
-        spec: what its process was started with; an idle one that is used again has another `worker_id`.
-        allocation: what it holds and doesn't lend; None while it is idle in the pool.
-        held_s: when that was granted.
+        owner: number of the process that requested the worker; NOBODY if the worker outlives that process.
+        spec: arguments of the worker's process; its `worker_id` is outdated after the worker is reused.
+        allocation: resources that the worker holds and doesn't lend; None while it is idle in the pool.
+        held_s: time at which `allocation` was granted.
         ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
-        lent: what it holds but lends, while it waits for others.
-        lent_out: as much of its lent CPUs the machine has, instead of its group.
-        wanted_back: its lessee knows that others wait for what it holds.
-        passed_on: a process of its own has what it lent, though nothing was free.
-        ending: why trainkit is ending it; "" if it isn't.
-        departs: it ends in order, or is about to.
-        interrupted: it is to be sent SIGINT as soon as its pid is known.
-        may_restart: it is restarted if it can be, though trainkit is ending it.
-        restarts: how often this actor has been restarted; one without a pid yet then is about to be.
-        inquiries: functions to call with how it ended.
-        is_actor: else it is leased for tasks.
-        shown_as: the name that its output is shown under; "" for its own.
-        introduced: how many connections have been sent to it.
+        lent: resources that the worker lends while it waits for others.
+        lent_out: part of the lent CPUs that is lent to the machine instead of to the worker's group.
+        wanted_back: the process that leased the worker was asked to return the lease.
+        passed_on: a worker that this worker requested holds the lent CPUs, though nothing was free.
+        ending: reason for which trainkit is ending the worker; "" if it isn't.
+        departs: the worker ends cleanly, or is about to.
+        interrupted: the worker gets SIGINT as soon as its pid is known.
+        may_restart: the actor is restarted if possible, though trainkit is killing its process.
+        restarts: number of the actor's restarts; an actor with restarts but no pid is about to restart.
+        inquiries: functions to call with the worker's `ExitRecord`.
+        is_actor: True for an actor, False for a worker leased for tasks.
+        shown_as: name under which the worker's output is shown; "" for its own name.
+        introduced: number of connections that were sent to the worker.
     """
 
     worker_id: int
@@ -180,29 +180,29 @@ class WorkerRecord:
 
     @property
     def lends_cpus(self) -> bool:
-        """True if it holds CPUs that it will lend when it waits."""
+        """True if the worker holds CPUs that it lends when it waits."""
         held = self.allocation
         return held is not None and bool(held.amounts.get("CPU"))
 
     @property
     def kind(self) -> str:
-        """Name that it has in common with others that run the same code."""
+        """Name shared by workers that run the same code."""
         return self.spec.class_name or self.name
 
     @property
     def is_reusable(self) -> bool:
-        """True if another task may have its process."""
-        # One that had a GPU still has its context there, and the next holder may be another.
+        """True if the process may be leased again for other tasks."""
+        # A process that used a GPU keeps its context there, while the GPU may go to another holder.
         had_gpus = self.allocation is not None and self.allocation.gpus
         return not self.ending and self.ledger_group is None and not had_gpus
 
     def exit_as_ordered(self) -> ExitRecord:
-        """Return how it ended, if it was to be ended before it had a process."""
+        """Return the exit record of a worker that was killed before it had a process."""
         return ExitRecord(requested=True, reason=self.ending, may_restart=self.may_restart)
 
 
 class WorkerTable:
-    """The living workers of the session, and how those before them ended."""
+    """Table of the session's living workers, with the exit records of earlier workers."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, WorkerRecord] = {}
@@ -212,25 +212,25 @@ class WorkerTable:
         self._ended_actors: deque[Row] = deque(maxlen=_MOST_ACTORS)
 
     def next_serial(self) -> int:
-        """Return a number for the next process."""
+        """Return a new process number."""
         self._last_serial += 1
         return self._last_serial
 
     def add(self, worker: WorkerRecord) -> None:
-        """Enter a worker."""
+        """Add a worker by its id and its process number."""
         self._by_id[worker.worker_id] = worker
         self._by_serial[worker.serial] = worker
 
     def keep(self, worker: WorkerRecord) -> None:
-        """List a worker by its id, also if it has no process at present."""
+        """Keep a worker listed by its id while it has no process."""
         self._by_id[worker.worker_id] = worker
 
     def remove(self, worker_id: int) -> None:
-        """Remove the worker of that id, if there is one."""
+        """Remove the worker with that id, if it exists."""
         self._by_id.pop(worker_id, None)
 
     def remove_process(self, serial: int) -> None:
-        """Remove the number of a process that has ended."""
+        """Remove a process that has ended, by its number."""
         self._by_serial.pop(serial, None)
 
     def rename(self, worker: WorkerRecord, worker_id: int) -> None:
@@ -246,11 +246,11 @@ class WorkerTable:
             worker.shown_as = name
 
     def get(self, worker_id: int) -> WorkerRecord | None:
-        """Return the living worker of that id."""
+        """Return the living worker with that id."""
         return self._by_id.get(worker_id)
 
     def by_serial(self, serial: int) -> WorkerRecord | None:
-        """Return the worker whose process has that number, until its end is dealt with."""
+        """Return the worker whose process has that number, until the end of the process is handled."""
         return self._by_serial.get(serial)
 
     def all(self) -> list[WorkerRecord]:
@@ -258,23 +258,23 @@ class WorkerTable:
         return list(self._by_id.values())
 
     def settled(self, worker_id: int) -> WorkerRecord | None:
-        """Return the living worker of that id, once what it has sent to the node so far is dealt with."""
+        """Return the living worker with that id, after handling the messages that it has sent to the node."""
         worker = self._by_id.get(worker_id)
         if worker is not None:
             worker.control.try_read()
         return self._by_id.get(worker_id)
 
     def add_ended(self, row: Row, exit_: ExitRecord) -> None:
-        """List an actor that has ended, by its last row."""
+        """Add an actor that has ended to the state listing, with its last row."""
         cause = describe(exit_, row["class_name"]).partition("\n")[0]
         self._ended_actors.append({**row, "state": "DEAD", "death_cause": cause})
 
     def ended_rows(self) -> list[Row]:
-        """Return the rows of the last actors that ended, in the order of their ends."""
+        """Return the rows of the most recently ended actors, in the order in which they ended."""
         return [dict(row) for row in self._ended_actors]
 
     def heir(self, worker: WorkerRecord) -> int:
-        """Return the owner of what a worker leaves: the driver; NOBODY if a detached actor began it all."""
+        """Return the heir of a worker: NOBODY if its owners lead back to a detached actor, else DRIVER."""
         seen = {worker.serial}
         owner = worker.owner
         while owner not in (DRIVER, NOBODY):
@@ -286,7 +286,7 @@ class WorkerTable:
         return owner
 
     def belonging_to(self, owner: int) -> set[int]:
-        """Return the numbers of the workers that `owner` asked for, that those asked for, and so on."""
+        """Return the numbers of all workers that `owner` requested, directly or through other workers."""
         workers = self.all()
         found = {worker.serial for worker in workers if worker.owner == owner}
         while True:
@@ -297,7 +297,7 @@ class WorkerTable:
 
 
 class ExitRecords(dict[int, ExitRecord]):
-    """How each worker ended, by its id. The oldest records are forgotten first."""
+    """Exit records of workers by id. The oldest records are dropped first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class ExitRecords(dict[int, ExitRecord]):
             self._forgotten += 1
 
     def unknown(self) -> ExitRecord:
-        """Return the record of a worker that is neither listed here nor alive."""
+        """Return a record for a worker that is neither listed here nor alive."""
         if not self._forgotten:
             return ExitRecord(requested=True, reason="it belongs to a session that has ended")
         return ExitRecord(
@@ -321,7 +321,7 @@ class ExitRecords(dict[int, ExitRecord]):
 
 
 def actor_row(worker: WorkerRecord) -> Row:
-    """Return the row of an actor that has a process, or is about to have one."""
+    """Return the row of an actor that has a process or is about to get one."""
     state = "ALIVE" if worker.pid is not None else "RESTARTING" if worker.restarts else "PENDING"
     return {
         **_row(worker.worker_id, worker.kind, worker.spec.registration),
@@ -333,7 +333,7 @@ def actor_row(worker: WorkerRecord) -> Row:
 
 
 def pending_row(asked: StartActor) -> Row:
-    """Return the row of an actor that waits for its turn."""
+    """Return the row of an actor that waits in the queue."""
     return {
         **_row(asked.worker_id, asked.class_name or asked.name, asked.registration),
         "state": "PENDING",
@@ -359,12 +359,12 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
 
 @dataclass(slots=True)
 class PlacementGroupRecord:
-    """Reserved list of bundles, each with a ledger of its own.
+    """Placement group: a list of bundles, each with a ledger of its own once it is reserved.
 
     Attributes:
-        owner: number of the process that asked for it; NOBODY if it is detached.
-        held: None while it waits.
-        held_s: when it was granted.
+        owner: number of the process that requested the group; NOBODY if the group is detached.
+        held: allocations of the bundles; None while the group waits.
+        held_s: time at which the group was granted.
     """
 
     bundles: Sequence[Bundle]
@@ -378,7 +378,7 @@ class PlacementGroupRecord:
 
     @property
     def what(self) -> str:
-        """Its name in messages."""
+        """Name of the group in messages."""
         named = f" {self.name!r}" if self.name else ""
         count = len(self.bundles)
         return f"a group{named} of {count} bundle{'s' * (count != 1)}"
@@ -388,17 +388,17 @@ class PlacementGroupRecord:
 
 
 class WorkerStarted(NamedTuple):
-    """A template is asked to fork a worker."""
+    """Event: a template receives the request to fork a worker."""
 
     worker: WorkerRecord
 
 
 class WorkerExited(NamedTuple):
-    """The process of a worker has ended, or could not be started.
+    """Event: the process of a worker has ended, or could not be started.
 
     Attributes:
-        heir: number of the process that has what the worker leaves.
-        in_order: it ended of its own will, as no process needed it any more.
+        heir: number of the process that inherits what the worker owned.
+        in_order: the process ended cleanly by itself, as it was not needed any more.
     """
 
     worker: WorkerRecord
@@ -408,10 +408,10 @@ class WorkerExited(NamedTuple):
 
 
 class WorkerEnded(NamedTuple):
-    """A worker's id is over: its process has ended and is not restarted, or there never was one.
+    """Event: a worker has ended for good: its process is not restarted, or never started.
 
     Attributes:
-        worker: None if it never had a process.
+        worker: the worker; None if it never had a process.
     """
 
     worker_id: int
@@ -420,13 +420,13 @@ class WorkerEnded(NamedTuple):
 
 
 class RequestGranted(NamedTuple):
-    """A request for a worker was granted.
+    """Event: a request for a worker was granted.
 
     Attributes:
-        allocation: what it was given.
-        where: the group and bundle that this was taken from; None for the machine.
-        bundles: all of that group.
-        idle: a worker of the same make, to be used again; None if one is to be started.
+        allocation: resources granted to the worker.
+        where: the group and bundle that `allocation` was taken from; None for the machine.
+        bundles: all bundles of that group.
+        idle: a matching idle worker to reuse; None if a worker has to be started.
     """
 
     request: Request
@@ -437,25 +437,25 @@ class RequestGranted(NamedTuple):
 
 
 class StartFailed(NamedTuple):
-    """The worker of a granted request could not be started."""
+    """Event: the worker of a granted request could not be started."""
 
     granted: RequestGranted
     reason: str
 
 
 class RequestRefused(NamedTuple):
-    """A request was taken out of the queue, and will never be granted."""
+    """Event: a request was removed from the queue and will never be granted."""
 
     request: Request
     exit_: ExitRecord
 
 
 class RequestsWaiting(NamedTuple):
-    """Requests are left in the queue, after all was granted that could be."""
+    """Event: requests remain in the queue after all possible grants."""
 
 
 class DetachedActorsEnded(NamedTuple):
-    """The last detached actor has ended."""
+    """Event: the last detached actor has ended."""
 
 
 Publish = Callable[[Any], None]
@@ -463,17 +463,17 @@ Publish = Callable[[Any], None]
 
 
 class Events:
-    """Events of the node, and the functions that are called with each kind of them."""
+    """Event bus of the node: calls the subscribers of each kind of event."""
 
     def __init__(self) -> None:
         self._subscribers: Mapping[type, Sequence[Callable[[Any], object]]] = {}
 
     def connect(self, subscribers: Mapping[type, Sequence[Callable[[Any], object]]]) -> None:
-        """Have events delivered, each to its subscribers in their order."""
+        """Set the subscribers of each kind of event, in the order in which they are called."""
         self._subscribers = subscribers
 
     def publish(self, event: Any) -> None:
-        """Deliver an event at once."""
+        """Call the subscribers of an event at once."""
         for subscriber in self._subscribers[type(event)]:
             subscriber(event)
 
@@ -482,7 +482,7 @@ class Events:
 
 
 class RequestQueue:
-    """Requests that wait, in the order in which they were made.
+    """Queue of waiting requests, in the order in which they were made.
 
     Args:
         publish: delivers an event.
@@ -494,7 +494,7 @@ class RequestQueue:
         self._now = now
         self._requests: list[Request] = []
         self.changed = False
-        """Something was added, or is free, since the queue was last served."""
+        """True if a request was added or resources became free since the queue was last served."""
 
     def __iter__(self) -> Any:
         return iter(self._requests)
@@ -507,11 +507,11 @@ class RequestQueue:
         return list(self._requests)
 
     def line(self) -> list[Request]:
-        """Return the requests that wait for resources alone."""
+        """Return the requests that wait only for resources."""
         return [request for request in self._requests if request.ready]
 
     def look_again(self) -> None:
-        """Have the queue served, though nothing changed but the time."""
+        """Have the queue served again, as the passing of time may allow further grants."""
         self.changed = True
 
     def add(self, request: Request) -> None:
@@ -525,7 +525,7 @@ class RequestQueue:
         self._requests = [request for request in self._requests if request.key not in keys]
 
     def arguments_there(self, worker_id: int) -> None:
-        """Have an actor take its turn, now that the arguments of its constructor have come."""
+        """Make an actor's request ready, as the arguments of its constructor have arrived."""
         for request in self._requests:
             if request.key == worker_id and not request.ready:
                 self._make_ready(request)
@@ -538,7 +538,7 @@ class RequestQueue:
         self.changed = True
 
     def inquire(self, worker_id: int, answer: Callable[[ExitRecord], None]) -> bool:
-        """Call `answer` once the request for that worker is refused; False if there is none."""
+        """Call `answer` if the request for that worker is refused; return False if no such request waits."""
         for request in self._requests:
             if request.key == worker_id and request.start is not None:
                 request.inquiries.append(answer)
@@ -546,7 +546,7 @@ class RequestQueue:
         return False
 
     def withdraw(self, worker_id: int) -> None:
-        """Take back the request for a worker that was killed before it was started."""
+        """Refuse the waiting request for a worker that was killed before it was started."""
         for request in self._requests:
             if request.key == worker_id and request.start is not None:
                 self._requests.remove(request)
@@ -554,7 +554,7 @@ class RequestQueue:
                 return
 
     def dismiss(self, group_id: int) -> None:
-        """Take back what waits for a group that was removed, and the request for the group itself."""
+        """Refuse the requests for a removed group, and drop the request for the group itself."""
         for request in self.all():
             if request.key == group_id:
                 self._requests.remove(request)
@@ -563,28 +563,28 @@ class RequestQueue:
                 self.refuse(request, "its placement group was removed", requested=True)
 
     def inherit(self, client: int, heir: int) -> None:
-        """Hand on the actors that a process asked for which has ended in order."""
+        """Transfer the waiting actor requests of a process that has ended cleanly to its heir."""
         for request in self.all():
             if request.client == client and isinstance(request.start, StartActor):
                 request.client = heir
-                if not request.ready:  # nobody is left who would say that its arguments have come
+                if not request.ready:  # the process that would report its arguments has ended
                     self._make_ready(request)
 
     def give_up(self, owner: int, reason: str) -> None:
-        """Refuse what a process asked for that has ended."""
+        """Refuse the waiting requests of a process that has ended."""
         for request in [request for request in self._requests if request.owner == owner]:
             self._requests.remove(request)
             self.refuse(request, reason, requested=True)
         for request in [
             request for request in self._requests if request.client == owner and not request.ready
         ]:
-            self._make_ready(request)  # a detached actor, whose constructor is told what became of them
+            self._make_ready(request)  # a detached actor, whose constructor gets errors for lost arguments
 
     def refuse(self, request: Request, reason: str, requested: bool = False) -> None:
-        """Say that a request will never be granted; it is not in the queue any more."""
+        """Answer a request, which has left the queue, that it will never be granted."""
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._publish(RequestRefused(request, exit_))
-        request.first = None  # closes the connection: the callers ask, and are told the reason
+        request.first = None  # closes the connection: the callers then ask for the reason
         answer, request.answer = request.answer, None
         if answer is not None:
             answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))

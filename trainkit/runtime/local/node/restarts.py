@@ -3,13 +3,13 @@
     process dies ─▶ restart() ─▶ a new process, whose first connection is the node's: the keeper
                                     keeper ──INIT, then the holders' new connections──▶ process
 
-An actor lives as long as a process is connected to it. So the keeper stays until the former holders have
-had time to connect again, and the owner of the actor has, or needs it no more.
+An actor lives as long as a process is connected to it. So the keeper stays until the former holders have had
+time to reconnect, and until the owner of the actor has reconnected or released it.
 
-The node never looks into the values of a constructor call. Memory segments can be sent any number of times
-as they are. A handle of another actor is an open connection, over which a further one is asked for each
-time. So is a pending reference, as long as its value has not come: the node takes that when it comes, and
-sends it to each process that asks from then on.
+The node never unpacks the values of a constructor call. A memory segment can be sent any number of times. A
+handle of another actor is an open connection, over which the node requests a further connection for each
+restart. A pending reference works likewise until its value arrives: the node then keeps the value, and sends
+it to each process that asks later.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, Packed, present
 
 _GRACE_S = 2.0
-"""After a restart the node keeps the actor for so long for those that were connected to its last process."""
+"""Time for which the node keeps a restarted actor alive, so that its holders can reconnect."""
 _EARLY_S = 1.0
-"""A process that dies sooner has died early."""
+"""Lifetime below which the death of a process counts as early."""
 _NODE = 0
-"""Number of the node among those of the processes."""
+"""Process number of the node."""
 
 
 @dataclass(slots=True, eq=False)
 class RestartRecord:
-    """An actor that can be restarted.
+    """Record of a restartable actor.
 
     Attributes:
-        owner: number of the process that asked for it.
-        call: the body of its first frame, with its constructor's arguments.
-        restarts: how often it has been restarted.
-        spec: of its process; None until the first one starts.
-        keeper: the node's own connection to it.
-        let_go: its owner needs it no more.
-        owner_is_back: its owner is connected to the present process.
-        waiting: clients that found the connection closed before the node has seen the death: the number,
-            the end of the new connection, and where the answer goes.
+        owner: number of the process that requested the actor.
+        call: body of the actor's first frame, with its constructor's arguments.
+        restarts: number of restarts so far.
+        spec: specification of its process; None until the first process starts.
+        keeper: the node's own connection to the actor.
+        let_go: the owner has released the actor.
+        owner_is_back: the owner is connected to the present process.
+        waiting: clients that noticed the death before the node: number, end of the new connection, and the
+            function that sends the answer.
     """
 
     owner: int
@@ -84,13 +84,13 @@ class RestartRecord:
 
 
 class Restarts:
-    """The actors that can be restarted.
+    """Restartable actors of the session.
 
     Args:
-        loop: of the node.
+        loop: the node's event loop.
         table: the living workers.
         start: `WorkerProcesses.start`.
-        notify: sends a message to the process of a number.
+        notify: sends a message to the process with a number.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Restarts:
         self._records: dict[int, RestartRecord] = {}
 
     def record(self, worker_id: int) -> RestartRecord | None:
-        """Return the record of a living actor; None for one that is never restarted."""
+        """Return the record of a living restartable actor; None for any other actor."""
         return self._records.get(worker_id)
 
     def remember(self, client: int, message: StartActor, body: Packed) -> None:
-        """Keep what it takes to restart the actor of `message`, if it asks for that."""
+        """Keep the constructor call of the actor in `message`, if the actor is restartable."""
         made = message.constructor_call
         if made is not None:
             call = Packed(made.payload, body.buffers, body.handles[1:], made.stored)
@@ -115,19 +115,19 @@ class Restarts:
             self._records[message.worker_id] = RestartRecord(client, kept, made.max_restarts)
 
     def worker_started(self, event: records.WorkerStarted) -> None:
-        """Note when the first process of an actor starts."""
+        """Record the start of an actor's first process."""
         record = self._records.get(event.worker.worker_id)
         if record is not None and record.spec is None:
             record.spec, record.started_s = event.worker.spec, SYSTEM.monotonic()
 
     def restart(self, worker: records.WorkerRecord, exit_: ExitRecord) -> ExitRecord | None:
-        """Restart the actor whose process has ended, with all that it holds.
+        """Restart the actor whose process has ended, with the same resources.
 
         Returns:
-            None if that is done; else how the actor has ended for good.
+            None if the actor was restarted; else the exit record of the actor, which has ended for good.
 
         Raises:
-            OSError, TrainkitError: there is no descriptor left for it; it can be tried again.
+            OSError, TrainkitError: no descriptor is left for the restart; the caller may try again.
         """
         record = self._records.get(worker.worker_id)
         if record is None or record.spec is None:
@@ -179,24 +179,24 @@ class Restarts:
         self._loop.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
 
     def postponed(self, worker: records.WorkerRecord, why: str) -> None:
-        """Say that an actor can't be restarted yet, if that is not said already."""
+        """Report once that an actor can't be restarted yet."""
         if worker.pid is not None:
             text = f"{worker.name} (pid {worker.pid}) can't be restarted yet, and waits: {why}"
             self._notify(records.DRIVER, Waits(text))
 
     def worker_ended(self, event: records.WorkerEnded) -> None:
-        """Forget an actor that has ended for good, or never started."""
+        """Drop the record of an actor that has ended for good, or never started."""
         record = self._records.pop(event.worker_id, None)
         if record is not None:
             self._end_keeper(record)
             _drop(record.call)
-            waiting, record.waiting = record.waiting, []  # their connections close with the last mention
+            waiting, record.waiting = record.waiting, []  # dropping the tuples closes their connections
             for _, _, answer in waiting:
                 answer(event.exit_)
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> bool:
-        """Connect a client whose connection closed to the next process; False if there will be none."""
-        worker = self._table.settled(message.worker_id)  # its process may have said that it ends
+        """Connect a client whose connection closed to the next process; return False if none follows."""
+        worker = self._table.settled(message.worker_id)  # the process may have announced its end
         record = self._records.get(message.worker_id)
         if record is None:
             return False
@@ -213,7 +213,7 @@ class Restarts:
     ) -> None:
         worker = self._table.get(worker_id)
         if record.keeper is not None and not record.keeper.closed:
-            # Over the keeper, so that it comes before the keeper's end.
+            # Sent over the keeper, so that it arrives before the keeper's end.
             try_send(record.keeper, CONNECT, 0, Packed(b"", (), [end]))
         elif worker is not None:
             introduce(worker, end)
@@ -223,19 +223,19 @@ class Restarts:
             self._settle(record)
 
     def let_go(self, worker_id: int) -> None:
-        """Note that the owner of an actor needs it no more."""
+        """Record that the owner of an actor has released it."""
         record = self._records.get(worker_id)
         if record is not None:
             record.let_go = True
             self._settle(record)
 
     def _settle(self, record: RestartRecord) -> None:
-        """End the keeper when others hold the actor, or its owner has let it go."""
+        """End the keeper when the owner has reconnected or released the actor, and the grace time is over."""
         keeper = record.keeper
         needed = not (record.owner_is_back or record.let_go)
         if keeper is None or needed or SYSTEM.monotonic() < record.started_s + _GRACE_S:
             return
-        if keeper.has_backlog:  # its process has yet to read the constructor call
+        if keeper.has_backlog:  # the process has not read the constructor call yet
             self._loop.after(_GRACE_S, functools.partial(self._settle, record))
             return
         self._end_keeper(record)
@@ -248,11 +248,11 @@ class Restarts:
     # kept values
 
     def _kept(self, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
-        """Return `body`, just received, in a form that can be sent again and again.
+        """Return `body`, just received, in a form that can be sent repeatedly.
 
         Args:
-            body: its handles are of no use afterwards.
-            actors: of each handle, the actor that it leads to, as far as that is known.
+            body: the body; its handles are unusable afterwards.
+            actors: id of the actor that each handle belongs to, as far as it is known.
         """
         known = itertools.chain(actors, itertools.repeat(None))
         handles = [self._kept_handle(*pair) for pair in zip(body.handles, known, strict=False)]
@@ -270,7 +270,7 @@ class Restarts:
 
 
 class _Received:
-    """Handle to an actor or a pending reference, which only passes through the node."""
+    """Handle of an actor or a pending reference, as received by the node, which does not use it."""
 
     def __init__(self, kind: int, fd: int) -> None:
         self.kind = kind
@@ -281,19 +281,19 @@ class _Received:
 
 
 def keep_handles() -> None:
-    """Have handles to actors and pending references received as they are, in this process."""
+    """Make this process receive handles of actors and pending references as `_Received`."""
     for kind in (ACTOR, RECONNECTING_ACTOR, PROMISE):
         HANDLE_KINDS[kind] = functools.partial(_Received, kind)
 
 
 class _KeptActor:
-    """A handle to an actor, kept open; to its next process too, if it is restarted.
+    """Handle of an actor, kept open across the actor's restarts.
 
     Args:
-        loop: of the node.
-        handle: as it was received.
-        known_as: the actor, and how often it has been restarted.
-        reconnect: `Restarts.reconnect`, for the node.
+        loop: the node's event loop.
+        handle: the received handle.
+        known_as: id of the actor, and number of its restarts.
+        reconnect: `Restarts.reconnect`, with the node as client.
     """
 
     def __init__(
@@ -314,11 +314,11 @@ class _KeptActor:
             return
         try:
             ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor left: then others have to keep that actor alive
+        except OSError:  # no descriptor is left, so other holders must keep that actor alive
             return
         if self._reconnect(self._known_as, Descriptor(theirs.detach()), self._connected):
             self._connect(ours)
-        else:  # it has ended for good
+        else:  # the actor has ended for good
             ours.close()
 
     def _connected(self, answer: Any) -> None:
@@ -328,7 +328,7 @@ class _KeptActor:
 
     def open_fd(self) -> int:
         ours, theirs = socket.socketpair()
-        # If that actor is dead by now, the receiver finds a closed connection, and asks why.
+        # If the actor is dead by now, the receiver finds a closed connection and asks for the reason.
         try_send(self._conn, CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
         return theirs.detach()
 
@@ -338,12 +338,12 @@ class _KeptActor:
 
 
 class _KeptPromise:
-    """A reference whose value is still to come, or has come.
+    """Reference that was pending when it was received, and its value once that has arrived.
 
     Args:
-        loop: of the node.
-        handle: as it was received.
-        kept: makes a value fit to be sent again and again.
+        loop: the node's event loop.
+        handle: the received handle.
+        kept: converts a value to a form that can be sent repeatedly.
     """
 
     def __init__(self, loop: Loop, handle: _Received, kept: Callable[[Packed], Packed]) -> None:
@@ -369,11 +369,11 @@ class _KeptPromise:
     def _tell(self, conn: Connection, answer: Frame) -> None:
         try:
             send_answer(conn, answer.kind, answer.body, answer.call_id, "trainkit")  # the receiver closes it
-        except OSError:  # it is gone
+        except OSError:  # the receiver has ended
             self._loop.end(conn)
 
     def _never_arrives(self) -> None:
-        for conn in self._waiting:  # closed: the receiver says what that means
+        for conn in self._waiting:  # the receivers turn the closed connection into an error
             self._loop.end(conn)
         self._waiting.clear()
 
@@ -402,7 +402,7 @@ class _KeptPromise:
     def drop(self) -> None:
         self._loop.end(self._conn)
         self._never_arrives()
-        answer, self._answer = self._answer, None  # a connection's callbacks may keep this for a while
+        answer, self._answer = self._answer, None  # callbacks may keep `self` alive for a while
         if answer is not None:
             _drop(answer.body)
 

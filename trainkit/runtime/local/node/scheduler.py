@@ -1,4 +1,4 @@
-"""Resource scheduler of the node: grants requests in turn, and keeps idle workers for the next tasks."""
+"""Resource scheduler of the node: grants requests in order, and keeps idle workers for later tasks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainkit.runtime.local.wire.messages import RequestLease, StartActor
 from trainkit.runtime.placement import Allocation, serve, units
 
 _SURPLUS_S = 2.0
-"""Idle workers beyond one for each CPU end if they were not needed for so long."""
+"""Time without use after which idle workers beyond one for each CPU end."""
 
 
 class IdleWorkers:
-    """Workers that ran tasks, and wait for more of the same make.
+    """Idle workers that ran tasks and wait for tasks with the same placement and environment.
 
     Args:
-        most: how many of them stay for good.
+        most: number of idle workers that are kept without a time limit.
         after: `Loop.after`.
         end: ends a worker.
     """
@@ -35,7 +35,7 @@ class IdleWorkers:
         self._unused = 0
 
     def add(self, worker: records.WorkerRecord) -> None:
-        """Keep a worker until it is needed, or surplus."""
+        """Keep a worker until it is needed or surplus."""
         self._workers.append(worker)
         self._look_later()
 
@@ -45,8 +45,8 @@ class IdleWorkers:
             self._workers.remove(worker)
 
     def take(self, asked: RequestLease) -> records.WorkerRecord | None:
-        """Return a worker that is as if it had been started for `asked`; it is idle no more."""
-        for worker in reversed(self._workers):  # the last one used is still in the CPU's caches
+        """Remove and return an idle worker that suits `asked`; None without such a worker."""
+        for worker in reversed(self._workers):  # the last used worker is still in the CPU's caches
             if _suits(worker, asked) and not worker.control.closed:
                 self._workers.remove(worker)
                 self._unused = min(self._unused, len(self._workers))
@@ -58,7 +58,7 @@ class IdleWorkers:
             self._unused = len(self._workers)
 
     def _end_surplus(self) -> None:
-        # The first ones were not needed since the last look, as the last are taken first.
+        # Workers are taken from the end, so the first `_unused` workers were not needed since the last check.
         for worker in self._workers[: max(0, min(self._unused, len(self._workers) - self._most))]:
             self._workers.remove(worker)
             self.end(worker)
@@ -76,14 +76,14 @@ def _suits(worker: records.WorkerRecord, asked: RequestLease) -> bool:
 
 @dataclass(eq=False)
 class ResourceScheduler:
-    """Grants requests in turn, as far as there are free resources.
+    """Scheduler that grants requests in order, as resources become free.
 
     Args:
-        queue: what waits.
+        queue: the waiting requests.
         groups: placement groups, and the ledger of the machine.
         table: the living workers.
-        idle: workers to be used again.
-        reclaimer: asks for leases that others keep without need.
+        idle: idle workers that can be reused.
+        reclaimer: asks processes to return leases that they do not need.
         publish: delivers an event.
     """
 
@@ -136,7 +136,7 @@ class ResourceScheduler:
     # granting
 
     def serve(self) -> None:
-        """Grant what can be granted now."""
+        """Grant all requests that can be granted now."""
         if not self._queue.changed:
             return
         self._queue.changed = False
@@ -156,10 +156,10 @@ class ResourceScheduler:
             self._publish(records.RequestsWaiting())
 
     def _pass_on(self, request: records.Request) -> bool:
-        """Grant a waiting worker one process for what it lends itself, though nothing is free.
+        """Grant a blocked worker's request from the CPUs that it lends itself, though nothing is free.
 
-        Others may hold it without need, and to ask for that back takes time. So what waits for a task
-        does not wait for its resources as well.
+        Other processes may keep the lent CPUs without need, and reclaiming these takes time. Each blocked
+        worker gets one such worker per wait, so that its task does not also wait for resources.
         """
         lender = self._table.by_serial(request.client)
         if lender is None or lender.lent is None or lender.passed_on:
@@ -177,11 +177,11 @@ class ResourceScheduler:
         return True
 
     def _grant(self, request: records.Request) -> list[str] | None:
-        """Carry `request` out; returns the names of what it lacks, or None if it was granted."""
+        """Try to grant `request`; return the names of the lacking resources, or None if it was granted."""
         if request.start is None:
             lacking = self._groups.grant(request.key)
             if lacking is None:
-                self._queue.changed = True  # what waits for this group comes next
+                self._queue.changed = True  # requests that wait for this group come next
             return lacking
         placement = request.start.placement
         taken = self._groups.take(placement)
@@ -202,11 +202,11 @@ class ResourceScheduler:
         bundles = () if where is None else self._groups[where[0]].bundles
         self._publish(records.RequestGranted(request, allocation, where, bundles, idle))
         worker = self._table.get(request.key)
-        if worker is not None:  # else it could not be started
+        if worker is not None:  # None if the worker could not be started
             worker.held_s = SYSTEM.monotonic()
 
     def start_failed(self, event: records.StartFailed) -> None:
-        """Take back what a worker was given that could not be started."""
+        """Take back the resources of a worker that could not be started."""
         ledger = self._groups.ledger_of(event.granted.where)
         if ledger is not None:
             ledger.give_back(event.granted.allocation)
@@ -215,11 +215,11 @@ class ResourceScheduler:
     # giving back
 
     def return_lease(self, worker_id: int, retire: bool) -> None:
-        """Free what a leased worker holds, and keep the process for the next task like its last.
+        """Free the resources of a leased worker, and keep its process for similar tasks.
 
         Args:
-            worker_id: of the worker.
-            retire: it is to end instead.
+            worker_id: id of the worker.
+            retire: end the process instead.
         """
         worker = self._table.get(worker_id)
         if worker is None:
@@ -234,7 +234,7 @@ class ResourceScheduler:
             self._idle.end(worker)
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """Hand on, or give up, what a process had asked for."""
+        """Transfer the requests and leases of a process that has ended, or refuse them."""
         worker = event.worker
         self._take_back(worker)
         if event.in_order:
@@ -248,12 +248,12 @@ class ResourceScheduler:
                     self.return_lease(orphan.worker_id, retire=False)
 
     def give_up(self, owner: int, reason: str) -> None:
-        """Give up what a process asked for that has ended: its requests, and its groups."""
+        """Refuse the requests of a process that has ended, and release its groups."""
         self._queue.give_up(owner, reason)
         self._groups.owner_ended(owner)
 
     def worker_ended(self, event: records.WorkerEnded) -> None:
-        """Free what a worker held, and the groups that it had reserved."""
+        """Free the resources and the placement groups of a worker that has ended."""
         if event.worker is not None:
             self._idle.discard(event.worker)
             self._release(event.worker)
@@ -292,7 +292,10 @@ class ResourceScheduler:
         self._queue.changed = True
 
     def _share_lent(self, line: Sequence[records.Request]) -> None:
-        """Have the machine lend what workers of groups do while what they start waits, else the group."""
+        """Choose who gets the CPUs that blocked workers of groups lend.
+
+        The machine gets them while a request outside the group waits for them, otherwise the group does.
+        """
         asking: set[int] = set()
         for request in line:
             client = request.client if request.group is None else records.DRIVER
@@ -320,7 +323,7 @@ class ResourceScheduler:
     def _take_back(self, worker: records.WorkerRecord) -> None:
         if worker.allocation is None or worker.lent is None:
             return
-        # At once, though somebody may have it: for that moment more runs than there are CPUs for.
+        # Taken back at once, even if they are in use: for a moment more tasks run than CPUs exist.
         self._lend_out(worker, -worker.lent_out)
         if (own := self._groups.ledger_of(worker.ledger_group)) is not None:
             own.retake(worker.lent)

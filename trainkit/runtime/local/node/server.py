@@ -1,8 +1,8 @@
 """Clients of the node: the processes of the session, and other programs of the user.
 
-Other programs connect to a socket in the session's folder. The folder is the user's alone, so only their
-programs find the socket, and one of another user is refused all the same. What another program sends can
-end its own connection, but nothing else.
+Other programs connect to a socket in the session's folder. Only the user can open the folder, and connections
+from programs of other users are refused in any case. An invalid message of another program closes the
+connection of that program, and has no other effect.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Clients:
     """Connections of the processes that make requests, by their numbers in the session.
 
     Args:
-        loop: of the node.
-        dispatch: carries out what a process asks.
+        loop: the node's event loop.
+        dispatch: handles a message from a process.
     """
 
     def __init__(self, loop: Loop, dispatch: Callable[[int, Frame], None]) -> None:
@@ -57,7 +57,7 @@ class Clients:
     def add(
         self, serial: int, sock: socket.socket, on_close: Callable[[], None] = lambda: None
     ) -> Connection:
-        """Serve the requests of one more process of the session."""
+        """Serve the requests of a new process of the session."""
         conn = self._loop.connection(sock, functools.partial(self._serve, serial), on_close)
         self._conns[serial] = conn
         return conn
@@ -68,19 +68,19 @@ class Clients:
         self._loop.watch(conn.fileno(), reader)
 
     def drop(self, serial: int) -> None:
-        """Forget a process that has ended."""
+        """Close the connection of a process that has ended."""
         conn = self._conns.pop(serial, None)
         if conn is not None:
             self._loop.end(conn)
 
     def notify(self, serial: int, message: Any) -> None:
-        """Send a message to the process of a number, if it is still there."""
+        """Send a message to the process with a number, if it is still connected."""
         conn = self._conns.get(serial)
         if conn is not None:
             try_send(conn, NOTICE, 0, packed(message))
 
     def answer(self, serial: int, call_id: int, value: Any) -> None:
-        """Answer a request; with an exception, it fails."""
+        """Answer a request with a value, or with an exception, which fails the request."""
         conn = self._conns.get(serial)
         if conn is not None:
             failed = isinstance(value, Exception)
@@ -88,7 +88,7 @@ class Clients:
             try_send(conn, FAILURE if failed else VALUE, call_id, body)
 
     def _serve(self, serial: int, frame: Frame) -> None:
-        """Carry out what a process asks; if that fails, it is the only one to be harmed."""
+        """Handle a message from a process; an error affects only that process."""
         try:
             self._dispatch(serial, frame)
         except Exception as error:
@@ -103,11 +103,11 @@ class SessionServer:
     """Server for other programs of the user.
 
     Args:
-        loop: of the node.
+        loop: the node's event loop.
         clients: connections of the processes that make requests.
-        table: gives numbers to processes.
-        session: the session, whose folder is made here.
-        dispatch: carries out what a program asks, of the messages that it may send.
+        table: assigns numbers to processes.
+        session: the session, whose folder is created here.
+        dispatch: handles a message from a program, given the types that the program may send.
     """
 
     _loop: Loop
@@ -132,20 +132,20 @@ class SessionServer:
         self.write_card()
 
     def write_card(self) -> None:
-        """Say what the session is, and whether the program that started it has ended."""
+        """Write the file that describes the session and says whether its program has ended."""
         aside, of = self._folder / f"{CARD}.new", self._session
-        aside.write_text(  # importing json would take longer than all else that is done here
+        aside.write_text(  # written without json, as its import would take longer than the rest of this
             f'{{"node": {os.getpid()}, "driver": {of.driver_pid}, "started": {self._started!r}, '
             f'"driver_gone": {"true" if of.driver_gone else "false"}, "program": {of.program}}}'
         )
-        aside.rename(self._folder / CARD)  # so that it is always read whole
+        aside.rename(self._folder / CARD)  # atomic, so that readers always see a complete file
 
     def _admit(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except ConnectionError:  # it left again
+        except ConnectionError:  # the program has closed the connection again
             return
-        except OSError:  # no descriptor is left: it waits until there may be one
+        except OSError:  # no descriptor is left, so the program waits until one may be free
             fd = self._listener.fileno()
             self._loop.unwatch(fd)
             self._loop.after(_WAIT_S, lambda: self._loop.watch(fd, self._admit))
@@ -166,6 +166,6 @@ class SessionServer:
         try:
             with conn.reading:
                 conn.read_available()
-        except Exception:  # another version's program, say: its connection is over, and the session goes on
+        except Exception:  # for example, a program of another version; only its connection is closed
             sys.stderr.write(f"trainkit: another program was sent away:\n{traceback.format_exc()}")
             self._clients.drop(serial)

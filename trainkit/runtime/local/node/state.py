@@ -1,4 +1,4 @@
-"""State listing of a session: plain mappings for each kind of thing. Ids are hexadecimal."""
+"""State listing of a session: rows of plain values for each kind of object. Ids are hexadecimal."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from trainkit.runtime.local.wire.messages import CountCalls, RequestLease, Start
 Rows = list[Row]
 
 _PATIENCE_S = 0.5
-"""So long the driver has to say what it has in flight; it is stopped, or very busy, if it takes longer."""
+"""Longest wait for the driver's count of calls in flight; a slower driver is stopped or very busy."""
 _AGAIN_S = 30.0
-"""After so long without an answer the driver is asked anew: it may have failed to give one."""
+"""Time without an answer after which the driver is asked again, as it may have failed to answer."""
 
 
 @dataclass(eq=False)
 class StateListing:
-    """Listing of what there is in the session.
+    """Listing of the session's nodes, actors, tasks and other objects.
 
     Args:
         session: the session and its driver.
         table: the living workers, and actors that have ended.
-        queue: what waits.
+        queue: the waiting requests.
         groups: placement groups.
         explainer: explains waits.
-        logs: files of what workers print.
+        logs: log files of the workers.
     """
 
     _session: records.SessionRecord
@@ -61,7 +61,7 @@ class StateListing:
         }
 
     def rows(self, kind: str) -> Rows | ConfigError:
-        """Return what there is of `kind`, or the error that there is no such kind."""
+        """Return the rows of `kind`, or the error for an unknown kind."""
         try:
             return listing(self._kinds, kind)
         except ConfigError as error:
@@ -90,7 +90,7 @@ class StateListing:
         return [{**row, "namespace": row["namespace"] or namespace} for row in actors]
 
     def _tasks(self) -> Rows:
-        # Only who made a call knows its number.
+        # The rows have no task id, as only the process that made a call knows it.
         leased = [
             task_row(
                 worker.name,
@@ -159,7 +159,7 @@ class StateListing:
         ]
 
     def _pid_of(self, serial: int) -> int | None:
-        """Return the pid of the process with that number; None once it has ended, and for nobody's."""
+        """Return the pid of the process with that number; None if it has ended, and for `NOBODY`."""
         if serial == records.DRIVER:
             return None if self._session.driver_gone else self._session.driver_pid
         worker = self._table.by_serial(serial)
@@ -168,7 +168,7 @@ class StateListing:
 
 @dataclass(eq=False)
 class CallCounts:
-    """Calls of actors in flight, which the driver alone knows of those that it makes.
+    """Counts of the driver's actor calls in flight, which only the driver knows.
 
     Args:
         session: the session and its driver.
@@ -183,23 +183,23 @@ class CallCounts:
     _asked: bool = False
 
     def ask(self, answer: records.Answer) -> None:
-        """Answer with a row for each actor that the driver knows; none if it does not say in a moment."""
+        """Answer with a row for each actor that the driver knows; no rows if it does not reply in 0.5 s."""
         if self._session.driver_gone:
             answer([])
             return
         self._waiting.append(answer)
-        if not self._asked:  # one that is stopped finds one question when it goes on
+        if not self._asked:  # a stopped driver finds only one question when it resumes
             self._asked = True
             self._notify(records.DRIVER, CountCalls())
             self._after(_AGAIN_S, self._ask_again)
         self._after(_PATIENCE_S, partial(self._answer, answer, []))
 
     def _ask_again(self) -> None:
-        """Have the next one who asks send a question, as the last was answered or is lost."""
+        """Allow another question to the driver, as the last one was answered or lost."""
         self._asked = False
 
     def counted(self, calls: Mapping[int, int]) -> None:
-        """Take what the driver says."""
+        """Answer all waiting requests with the driver's counts."""
         self._asked = False
         rows = [{"actor_id": f"{worker_id:016x}", "calls": count} for worker_id, count in calls.items()]
         for answer in list(self._waiting):

@@ -1,4 +1,4 @@
-"""Supervisor of the workers: ends them, says how they ended, and decides what follows when one has."""
+"""Supervisor of the workers: kills workers, reports how they ended, and handles the consequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.runtime.local.wire.messages import Cancel, QueryExit, Reconnect, S
 from trainkit.runtime.restart_policy import ExitRecord
 
 _RETRY_S = 0.2
-"""Interval of the attempts to restart an actor that there was no descriptor for."""
+"""Interval of the attempts to restart an actor for which no descriptor was left."""
 
 
 @dataclass(eq=False)
@@ -24,11 +24,11 @@ class Supervisor:
     """Supervisor of the workers.
 
     Args:
-        loop: of the node.
+        loop: the node's event loop.
         table: the living workers.
-        queue: what waits.
-        processes: of the workers.
-        restarts: actors that can be restarted.
+        queue: the waiting requests.
+        processes: processes of the workers.
+        restarts: the restartable actors.
         publish: delivers an event.
     """
 
@@ -44,10 +44,10 @@ class Supervisor:
     def kill(
         self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
     ) -> None:
-        """End a worker at once; `then` is called when it is dead. With `restart` it may be restarted."""
+        """Kill a worker and call `then` when it is dead. With `restart`, an actor may be restarted."""
         worker = self._table.get(worker_id)
         if worker is None:
-            if not (restart and self._restarts.record(worker_id)):  # else there is no process to end yet
+            if not (restart and self._restarts.record(worker_id)):  # otherwise no process exists yet
                 self._queue.withdraw(worker_id)
             exits = self._table.exits
             then(exits.get(worker_id, ExitRecord()))
@@ -58,7 +58,7 @@ class Supervisor:
         self._processes.kill(worker)
 
     def cancel(self, message: Cancel) -> None:
-        """Cancel a call of a worker; of one that is not started yet, as soon as it is."""
+        """Cancel a call of a worker, as soon as the worker has started."""
         worker = self._table.get(message.worker_id)
         if worker is not None:
             self._processes.cancel(worker, message)
@@ -66,7 +66,7 @@ class Supervisor:
             self._processes.cancel_early(message)
 
     def may_leave(self, serial: int, introduced: int) -> bool:
-        """Return whether an actor without holders is to end; not if a connection is on its way to it."""
+        """Return whether an actor without holders must end. It stays if a connection is on its way to it."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return True
@@ -76,7 +76,7 @@ class Supervisor:
         return False
 
     def departs(self, serial: int, stays: bool, reason: str) -> None:
-        """Note that a worker ends in order. An actor is over, even if its process stays for its debts."""
+        """Record that a worker ends cleanly. An actor has ended even if its process stays to send results."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return
@@ -91,9 +91,10 @@ class Supervisor:
     # questions
 
     def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
-        """Say how a worker ended, once it has.
+        """Answer with a worker's exit record, once the worker has ended.
 
-        The client has found its connection closed. If the worker lives, it had no descriptor left for that.
+        The client has found its connection closed. If the worker is alive, answer with the error that the
+        worker had no descriptor left for the connection.
         """
         worker = self._table.settled(message.worker_id)
         exits = self._table.exits
@@ -107,14 +108,14 @@ class Supervisor:
             answer(exits.unknown())
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> None:
-        """Connect a client whose connection closed to the actor's next process, or say how it ended."""
+        """Connect a client whose connection closed to the actor's next process, or answer how it ended."""
         if not self._restarts.reconnect(client, message, end, answer):
             self.query_exit(QueryExit(message.worker_id), answer)
 
     # consequences
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """End what a process had started, or hand it on, and restart it if it is to be."""
+        """Kill or transfer the workers that the ended worker owned, and restart its actor if allowed."""
         worker = event.worker
         for orphan in self._table.all():
             if orphan.owner != worker.serial:
@@ -130,7 +131,7 @@ class Supervisor:
     def _restart_or_end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         try:
             end = self._restarts.restart(worker, exit_)
-        except (OSError, TrainkitError) as error:  # no descriptor left: once there are some again
+        except (OSError, TrainkitError) as error:  # no descriptor is left, so the restart is tried later
             self._restarts.postponed(worker, str(error))
             self._table.keep(worker)
             worker.pid, worker.restarts = None, worker.restarts or 1
@@ -147,19 +148,19 @@ class Supervisor:
     def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:
             self._table.add_ended(records.actor_row(worker), exit_)
-        self._table.remove(worker.worker_id)  # gone already if its next process could not be made
+        self._table.remove(worker.worker_id)  # absent already if its next process could not be started
         self._end_id(records.WorkerEnded(worker.worker_id, exit_, worker))
         _answer_inquiries(worker, exit_)
 
     def request_refused(self, event: records.RequestRefused) -> None:
-        """Remember how a worker ended that was never started."""
+        """Record the exit of a worker whose request was refused."""
         request = event.request
         if isinstance(request.start, StartActor):
             self._table.add_ended(records.pending_row(request.start), event.exit_)
         self.never_started(request.key, event.exit_)
 
     def never_started(self, worker_id: int, exit_: ExitRecord) -> None:
-        """Remember how a worker ended that was never started."""
+        """Record the exit of a worker that was never started."""
         self._processes.forget_early(worker_id)
         self._end_id(records.WorkerEnded(worker_id, exit_))
 

@@ -1,6 +1,6 @@
-"""Processes of the workers: forked from templates, signalled, and collected when they end.
+"""Worker processes: forked from templates, signalled, and reaped when they end.
 
-A session has one template process for each set of imports that is worth it.
+A session has a template process for each set of imports that enough workers need.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _MOST_MUTE_ENDS = 3
 Imports = frozenset[str]
 
 _KINDS = 256
-"""Kinds of workers of which it is remembered what they import."""
+"""Number of kinds of workers whose imports are remembered."""
 
 _WORTH_IT = 4
-"""Workers that want the same imports, until a template with just these is worth its memory."""
+"""Number of workers with the same imports for which a template with these imports is worth its memory."""
 
 
 def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
-    """Return the imports of the template to fork a worker from that will want `wanted`.
+    """Return the imports of the template from which to fork a worker that probably needs `wanted`.
 
-    A worker does not wait for a template that would spare it some tenths of a second, if there is one
-    that has what takes seconds; what is missing it imports itself, if it uses it at all. It waits for one
-    that has begun to import a heavy package, as its own import would take at least as long.
+    If a template has all the slow imports, which take seconds, the worker does not wait for a new template
+    that would save tenths of a second: it imports the rest itself if needed. But it waits for a template
+    that is importing a heavy package, as its own import would take at least as long.
 
     Args:
-        wanted: what the worker's owner has imported.
-        existing: the templates there are, those that are still importing among them.
-        ready: those that could fork now.
+        wanted: imports of the worker's owner.
+        existing: imports of all templates, including templates that are still importing.
+        ready: imports of the templates that can fork now.
     """
     slow = wanted & SLOW
     if wanted in ready or not slow:
@@ -64,13 +64,13 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
 
 @dataclass(eq=False)
 class Templates:
-    """The connections to the template processes, by what they have imported.
+    """Connections to the template processes, by their imports.
 
     Args:
         connect: makes a connection of the node's loop.
         on_frame: called with a template's imports and a frame from it.
         on_gone: called with the imports of a template that has ended.
-        plain: the socket to the template that imports nothing.
+        plain: the socket to the plain template, which has no imports.
     """
 
     _connect: Callable[[socket.socket, Callable[[Frame], None], Callable[[], None]], Connection]
@@ -81,7 +81,7 @@ class Templates:
     _asked: Counter[Imports] = field(default_factory=Counter)
     _conns: dict[Imports, Connection] = field(default_factory=dict)
     _unusable: dict[Imports, str] = field(default_factory=dict)
-    """Why a template with these imports can't be had."""
+    """Reasons why templates with these imports failed."""
     _ready: set[Imports] = field(default_factory=lambda: {frozenset()})
 
     def __post_init__(self, plain: socket.socket) -> None:
@@ -89,11 +89,11 @@ class Templates:
 
     @property
     def has_plain(self) -> bool:
-        """False if the template that imports nothing has ended."""
+        """True unless the plain template has ended."""
         return frozenset() in self._conns
 
     def replace_plain(self, sock: socket.socket) -> None:
-        """Take the template at `sock` for the one that imports nothing, which has ended."""
+        """Use the template at `sock` in place of the plain template, which has ended."""
         self._add(frozenset(), sock)
         self._ready.add(frozenset())
 
@@ -107,22 +107,22 @@ class Templates:
         self._on_gone(imports)
 
     def mark_ready(self, imports: Imports) -> None:
-        """Note that a template has done its imports."""
+        """Record that a template has finished its imports."""
         self._ready.add(imports)
 
     def mark_unusable(self, imports: Imports, reason: str) -> None:
-        """Note that a template with these imports can't be had."""
+        """Record that a template with these imports failed."""
         self._unusable[imports] = reason
 
     def warm(self, imports: Imports) -> None:
-        """Start a template with exactly these imports, unless there is one.
+        """Start a template with exactly these imports, unless it exists.
 
         Raises:
-            OSError: the machine has no room for it.
+            OSError: the machine has no resources for it.
         """
         if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
-        # From the template that has most of it already, so that the rest takes the least time.
+        # Forks the template that has most of these imports, so that the rest takes the least time.
         base = max((have for have in self._conns if have <= imports), key=len)
         ours, theirs = socket.socketpair()
         self._add(imports, ours)
@@ -134,7 +134,7 @@ class Templates:
         return list(self._conns.values())
 
     def learn(self, kind: str, imports: Imports) -> Imports:
-        """Note what workers of a kind import themselves; return what a template for the next ones has."""
+        """Record imports that workers of a kind did themselves; return the imports of the next template."""
         known = self._learned.pop(kind, frozenset())
         self._learned[kind] = wanted = known | imports
         if len(self._learned) > _KINDS:
@@ -142,20 +142,20 @@ class Templates:
         return choose(wanted, self._conns, self._ready)
 
     def learned(self, kind: str) -> Imports:
-        """Return the imports that workers of a kind did themselves, if a template is worth its memory."""
+        """Return the imports that workers of a kind did themselves, if pandas or sklearn is among them."""
         wanted = self._learned.get(kind, frozenset())
         return wanted if wanted & (HEAVY - SLOW) else frozenset()
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
-        """Return the template to fork a worker of `kind` from, whose owner has imported `wanted`.
+        """Return the template from which to fork a worker of `kind`, whose owner has imported `wanted`.
 
         Raises:
-            OSError: the machine has no room for it.
+            OSError: the machine has no resources for a new template.
         """
         wanted |= (known := self._learned.get(kind, frozenset()))
         self._asked[wanted] += 1
         if wanted & SLOW and self._asked[wanted] >= _WORTH_IT:
-            # Not with a heavy package that no worker of the kind has been seen to import.
+            # Leaves out heavy packages that no worker of the kind has imported so far.
             self.warm(wanted - (HEAVY - SLOW - known))
         chosen = choose(wanted, self._conns, self._ready)
         self.warm(chosen)
@@ -165,11 +165,11 @@ class Templates:
 
 
 class StartingWorker(NamedTuple):
-    """A worker that a template was asked for.
+    """Worker that a template was asked to fork.
 
     Attributes:
-        imports: of the template.
-        spare: copies of what was sent with the request, for another template if this one ends.
+        imports: imports of the template.
+        spare: copies of the request's descriptors, for another template if this template ends.
     """
 
     worker: records.WorkerRecord
@@ -179,14 +179,14 @@ class StartingWorker(NamedTuple):
 
 @dataclass(eq=False)
 class WorkerProcesses:
-    """The processes of the workers.
+    """Processes of the workers.
 
     Args:
         session: the session and its driver.
-        loop: of the node.
+        loop: the node's event loop.
         table: the living workers.
         clients: connections of the processes that can make requests.
-        output: of the workers.
+        output: output of the workers.
         publish: delivers an event.
     """
 
@@ -200,11 +200,11 @@ class WorkerProcesses:
     _starting: dict[int, StartingWorker] = field(default_factory=dict)
     _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
     _refused: set[int] = field(default_factory=set)
-    """Numbers of workers that the machine has no room for at present."""
+    """Numbers of workers that the machine has no resources for at present."""
     _refused_templates: set[Imports] = field(default_factory=set)
     _told_refusal: bool = False
     _mute_ends: int = 0
-    """How many plain templates in a row have ended without a word."""
+    """Number of plain templates in a row that ended without sending a message."""
 
     def __post_init__(self) -> None:
         self._templates = Templates(
@@ -214,7 +214,7 @@ class WorkerProcesses:
     # starting
 
     def warm(self, imports: Imports) -> None:
-        """Have a template with these imports as soon as it can be."""
+        """Start a template with these imports, now or when the machine has resources for it."""
         try:
             self._templates.warm(imports)
         except OSError as error:
@@ -228,7 +228,7 @@ class WorkerProcesses:
         if message is None or first is None:
             raise TypeError(f"a request without a process cannot be started: {request.what}")
         if event.idle is not None:
-            # If it dies just now, its caller finds the connection closed, and is told by the new id.
+            # If the worker dies just now, its caller finds the connection closed and asks by the new id.
             try_send(event.idle.control, NOTICE, 0, messages.packed(messages.Connect(), [first]))
             return
         try:
@@ -251,7 +251,7 @@ class WorkerProcesses:
             captures = placement.group is not None and placement.group.capture
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
-        # Another worker's environment holds the session's already, unless it was started with others.
+        # A worker passes the session's variables on in its environment, unless it has other values for them.
         of_session = session if event.request.client == records.DRIVER else None
         spec = messages.WorkerSpec(
             worker_id=message.worker_id,
@@ -286,18 +286,18 @@ class WorkerProcesses:
         ledger_group: tuple[int, int] | None,
         delay_s: float = 0.0,
     ) -> None:
-        """Fork the worker of `spec`.
+        """Fork the worker that `spec` describes.
 
         Args:
-            spec: of the worker.
+            spec: specification of the worker.
             first: its first connection.
-            owner: number of the process that asked for it.
-            allocation: what it holds.
-            ledger_group: the group and bundle that this was taken from; None for the machine.
-            delay_s: how long to wait before.
+            owner: number of the process that requested it.
+            allocation: resources that it holds.
+            ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
+            delay_s: delay before the fork.
 
         Raises:
-            OSError: there is no descriptor left for it; nothing of it is.
+            OSError: no descriptor is left for the worker; nothing was started.
         """
         ours, theirs = socket.socketpair()
         pipes = [[Descriptor(fd) for fd in os.pipe2(os.O_CLOEXEC)] for _ in range(2)]
@@ -354,16 +354,16 @@ class WorkerProcesses:
         self._have_plain()
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [handle.copy() for handle in handles]
-        # Before the message, so that connections that wait for it lie there when the process looks for them.
+        # Published before the fork, so that waiting connections are sent before the worker reads its socket.
         self._publish(records.WorkerStarted(worker))
-        # By its number: a lease may pass on, and with it the id, before the template has answered.
+        # Keyed by number, as the worker's id may change with its next lease before the template answers.
         self._starting[spec.serial] = StartingWorker(worker, imports, spare)
         try_send(template, NOTICE, 0, messages.packed(messages.ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(worker, early)
 
     def learn_import(self, serial: int, package: str) -> None:
-        """Note that a worker imports what its template could have: the next of its kind is forked with it."""
+        """Record that a worker imports a package, so that the next worker of its kind is forked with it."""
         worker = self._table.by_serial(serial)
         if worker is not None:
             self.warm(self._templates.learn(worker.kind, worker.spec.environment.preload | {package}))
@@ -377,7 +377,7 @@ class WorkerProcesses:
             self._mute_ends = 0
         match messages.unpacked(frame.body):
             case messages.ForkFailed(0, _):
-                pass  # a template: its connection closes
+                pass  # a template could not be forked: its closed connection reports that
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason, True) if self._by_pid:
@@ -386,7 +386,7 @@ class WorkerProcesses:
             case messages.ForkFailed(serial, reason):
                 self._not_started(serial, reason)
             case messages.Exited(_, status, serial) if serial in self._starting:
-                if os.WIFSIGNALED(status):  # before it could say that it is there
+                if os.WIFSIGNALED(status):  # the worker was killed before it could send `Forked`
                     self._ask_again(serial)
                 else:
                     self._not_started(serial, "its process ended before it began")
@@ -414,7 +414,7 @@ class WorkerProcesses:
         self._exited(worker, worker.exit_as_ordered() if worker.ending else ExitRecord(reason=reason))
 
     def _template_gone(self, imports: Imports) -> None:
-        """Have the plain template fork what one that has ended was asked for: it can do without imports."""
+        """Have the plain template fork the pending workers of a template that has ended."""
         self._mute_ends += not imports
         for serial, starting in list(self._starting.items()):
             if starting.imports != imports:
@@ -426,7 +426,7 @@ class WorkerProcesses:
         self._loop.after(_SWEEP_S, self._find_lost)
 
     def _have_plain(self) -> None:
-        """Start the plain template anew if it has ended; it may end again.
+        """Restart the plain template if it has ended; it may end again.
 
         Raises:
             OSError: the machine is out of memory, processes or descriptors.
@@ -436,7 +436,7 @@ class WorkerProcesses:
             self._templates.replace_plain(sock)
 
     def _find_lost(self) -> None:
-        """Deal with workers whose end a template has seen, and not told before its own."""
+        """Handle the ends of workers that a template did not report before its own end."""
         self.collect(process.ended_children())
         self._hear_templates()
         for pid in list(self._by_pid):
@@ -444,7 +444,7 @@ class WorkerProcesses:
                 self._ended(pid, None)
 
     def _wait_for_room(self, reason: str) -> None:
-        """Ask again for what the machine refused when a worker has ended, or in a moment."""
+        """Repeat the refused requests later: when a worker has ended, or after 1 s."""
         if not self._told_refusal:
             self._told_refusal = True
             text = f"the machine refuses more processes ({reason}): what needs some waits until others end"
@@ -460,7 +460,7 @@ class WorkerProcesses:
             self.warm(imports)
 
     def _ask_again(self, serial: int, imports: Imports = frozenset()) -> None:
-        """Ask a template for a worker that another one, or the same, was asked for."""
+        """Repeat the request for a worker to a template with `imports`."""
         starting = self._starting[serial]
         if starting.worker.ending:
             self._not_started(serial, "")
@@ -479,20 +479,20 @@ class WorkerProcesses:
     # signals and messages
 
     def kill(self, worker: records.WorkerRecord) -> None:
-        """Kill a worker's process; one that is about to be forked is killed then."""
+        """Kill a worker's process; a worker that is being forked is killed when its pid is known."""
         if worker.pid is not None:
             process.kill(worker.pid)
 
     def cancel(self, worker: records.WorkerRecord, message: messages.Cancel) -> None:
-        """Hand a cancellation to its worker, and interrupt what that is doing, so that it looks at it."""
+        """Send a cancellation to its worker, and interrupt the worker so that it reads the message."""
         try_send(worker.control, NOTICE, 0, messages.packed(message))
         if worker.pid is not None:
             process.kill(worker.pid, signal.SIGINT)
-        else:  # it may run already, only that its template has not said so yet
+        else:  # the worker may run already, though its template has not reported that yet
             worker.interrupted = True
 
     def cancel_early(self, message: messages.Cancel) -> None:
-        """Keep a cancellation for a worker that is not started yet."""
+        """Keep a cancellation for a worker that has not started yet."""
         self._early.setdefault(message.worker_id, []).append(message)
 
     def forget_early(self, worker_id: int) -> None:
@@ -500,25 +500,25 @@ class WorkerProcesses:
         self._early.pop(worker_id, None)
 
     def end(self, worker: records.WorkerRecord) -> None:
-        """Have a worker end that is not needed any more, once what was sent to it is done."""
+        """End a worker that is not needed any more, after the calls that were sent to it."""
         try_send(worker.control, NOTICE, 0, messages.packed(messages.EndWorker()))
 
     def redirect(self, fd: int) -> None:
-        """Have all templates print to a file from now on."""
+        """Redirect the output of all templates to a file."""
         for template in self._templates.connections():
             try_send(template, NOTICE, 0, messages.packed(messages.Redirect(), [Descriptor(os.dup(fd))]))
 
     # ends
 
     def collect(self, ended: Iterable[tuple[int, int]]) -> None:
-        """Deal with children that ended: orphans, and the workers of a template that was killed."""
+        """Handle children that ended: orphans, and the workers of a killed template."""
         for pid, status in ended:
             if pid not in self._by_pid:
                 self._hear_templates()
             self._ended(pid, status)
 
     def _hear_templates(self) -> None:
-        """Read which workers were forked, as a template may have ended meanwhile."""
+        """Read the messages of all templates, as a template may have ended after forking a worker."""
         for template in self._templates.connections():
             template.try_read()
 
@@ -526,7 +526,7 @@ class WorkerProcesses:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return
-        worker.control.read_all()  # its last word may be that it ends of its own will
+        worker.control.read_all()  # the last message may be `Departing`
         worker.stdout.drain()
         worker.stderr.drain()
         self._output.finish(worker)
@@ -538,7 +538,7 @@ class WorkerProcesses:
         self._loop.after(_SWEEP_S, self._sweep)
 
     def exit_record(self, worker: records.WorkerRecord, code: int | None) -> ExitRecord:
-        """Return how a worker ended whose process has, or will have, that exit code."""
+        """Return the exit record of a worker whose process has, or will have, the exit code `code`."""
         return ExitRecord(
             pid=worker.pid,
             code=code,
@@ -553,11 +553,11 @@ class WorkerProcesses:
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
         self.warm(self._templates.learned(worker.kind))
-        self._close(worker)  # which leaves descriptors for the process that comes next
+        self._close(worker)  # closed first, to free descriptors for the next process
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
     def _close(self, worker: records.WorkerRecord) -> None:
-        """Close all that leads to a worker's process."""
+        """Close the node's pipes and connection to a worker's process."""
         for pipe in (worker.stdout, worker.stderr):
             self._loop.unwatch(pipe.fd)
             pipe.close()
@@ -566,36 +566,36 @@ class WorkerProcesses:
         self._table.remove_process(worker.serial)
 
     def drain(self) -> None:
-        """Take what workers printed last."""
+        """Read the last output of all workers."""
         for worker in self._table.all():
             worker.stdout.drain()
             worker.stderr.drain()
 
     def _sweep(self) -> None:
-        """Kill what ended workers left behind: it has become this process's own child."""
+        """Kill the processes that ended workers left behind, which have become children of the node."""
         children = process.children(os.getpid())
         self._hear_templates()
         left = [pid for pid in children if pid != self._session.template_pid and pid not in self._by_pid]
         for pid in left:
             process.kill(pid)
-        if left:  # what it had started in turn comes next
+        if left:  # the children of these processes become children of the node next
             self._loop.after(_SWEEP_S, self._sweep)
 
 
 def introduce(worker: records.WorkerRecord, conn: Descriptor) -> None:
-    """Send a worker a connection to one more process that wants to call it."""
+    """Send a worker the connection of another process that wants to call it."""
     worker.introduced += 1
     try_send(worker.control, NOTICE, 0, messages.packed(messages.Connect(), [conn]))
 
 
 def is_alive(worker: records.WorkerRecord) -> bool:
-    """Return whether a worker goes on: it has not ended, and is not about to."""
+    """Return whether a worker is running and not about to end."""
     over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
     return not over and not process.is_ending(worker.pid or 0)
 
 
 def lost_connection(worker: records.WorkerRecord) -> ObjectLostError:
-    """Return the error for a connection that closed though the worker at its other end lives."""
+    """Return the error for a connection that closed though the worker at its other end is alive."""
     return ObjectLostError(
         f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "
         "file descriptor left. Release handles, references and large objects there, or raise the limit "
