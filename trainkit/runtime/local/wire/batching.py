@@ -1,11 +1,11 @@
-"""Connections that carry several calls, or several answers, in one frame.
+"""Connections that batch several calls, or several answers, into one frame.
 
     post() post() post() ──one frame──▶ the other end
               └─ no thread waits? ─▶ the background thread flushes within a millisecond
 
-A call that comes alone goes at once. Calls that come in a burst are collected until there are enough, until a
-thread waits for an answer, or until the next tick of the background thread. Only values that cannot change
-are collected as they are, so what is sent is what was posted.
+A single call is sent at once. Calls in a burst are collected until the batch is full, until a thread waits
+for an answer, or until the next tick of the background thread. Only immutable values are collected unpickled,
+so a later change of an argument never affects the batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_smal
 from trainkit.runtime.signals import InterruptGuard
 
 MOST = 256
-"""Entries of one frame: enough to spread its own cost thin, few enough that the other end can begin."""
+"""Maximum number of entries in a frame: many amortize its cost, but too many delay the receiver's start."""
 
 _ALONE_S = 30e-6
-"""A post this long after the last frame does not belong to a burst."""
+"""Time after the last frame from which a post no longer belongs to a burst."""
 
 
 def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return arguments in a form that can wait to be sent: a tuple of atoms, or a pickle; None for none."""
+    """Return small arguments in a form for batching: a tuple of immutable values, or a pickle; else None."""
     for value in args:
         if type(value) not in NUMBERS and not (type(value) is str and len(value) <= SHORT):
             break
@@ -42,10 +42,10 @@ def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 class BatchingConnection(Connection):
-    """Connection on which small messages of one kind may wait for others.
+    """Connection on which small messages of one kind are batched.
 
     Attributes:
-        ticking: the pump will flush what is posted, within a millisecond.
+        ticking: the background thread flushes posted entries within a millisecond.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -60,14 +60,18 @@ class BatchingConnection(Connection):
 
     @abstractmethod
     def tick(self) -> None:
-        """Arrange a call of `flush_posted` soon."""
+        """Have `flush_posted` called soon."""
 
     def on_tick(self) -> bool:
-        """Called by the pump's thread as long as it ticks; returns whether it is to go on."""
+        """Do periodic work in the background thread while ticking; return True to keep ticking."""
         return False
 
     def post(self, entry: Any) -> None:
-        """Send `entry` soon; at once if it comes alone. Raises BrokenPipeError if the other end is gone."""
+        """Send `entry` at once if it comes alone, else in a batch soon.
+
+        Raises:
+            BrokenPipeError: the connection is closed.
+        """
         with self._send_lock:
             if self.closed:
                 raise BrokenPipeError(errno.EPIPE, "the connection is closed")
@@ -79,7 +83,7 @@ class BatchingConnection(Connection):
                 self.tick()
 
     def post_together(self, entries: list[Any]) -> None:
-        """Send `entries`, `MOST` at most, now and in one frame; raises like `post`."""
+        """Send `entries`, at most `MOST`, now and in one frame; raise like `post`."""
         with self._send_lock:
             if self.closed:
                 raise BrokenPipeError(errno.EPIPE, "the connection is closed")
@@ -95,10 +99,10 @@ class BatchingConnection(Connection):
             super().send(kind, call_id, body)
 
     def flush_posted(self) -> None:
-        """Send what is posted now."""
+        """Send the posted entries now."""
         with self._send_lock:
             if len(self._posted) > 1:
-                # Ctrl-C between two steps of this would lose, or repeat, what others wait for.
+                # Ctrl-C between two steps would lose or repeat entries that other threads wait for.
                 with InterruptGuard():
                     self._send_posted()
             elif self._posted:
@@ -112,7 +116,7 @@ class BatchingConnection(Connection):
 
     @property
     def has_posted(self) -> bool:
-        """Return True if an entry waits to be sent together with others."""
+        """True if an entry waits to be sent in a batch."""
         return bool(self._posted)
 
     def finish_sending(self) -> None:
@@ -124,7 +128,7 @@ class BatchingConnection(Connection):
         super().close_when_sent()
 
     def flush_if_open(self) -> None:
-        """Send what is posted now, if there is still anybody to send it to."""
+        """Send the posted entries now, unless the connection is closed."""
         if self._posted and not self.closed:
-            with contextlib.suppress(OSError):  # the other end is gone, so there is nobody to tell
+            with contextlib.suppress(OSError):  # the other end has ended and needs no entries
                 self.flush_posted()

@@ -1,11 +1,11 @@
-"""Connections: frames over a Unix socket, with file descriptors beside them.
+"""Connections: frames over a Unix socket, with file descriptors as ancillary data.
 
     sender ──send()──▶ kernel's buffer ──▶ read_available() ──▶ on_frame(frame)
-              └─ full? ─▶ backlog ──flush(), by the pump's thread──▶ kernel's buffer
+              └─ full? ─▶ backlog ──flush(), by the background thread──▶ kernel's buffer
 
-A send never blocks: what the kernel doesn't take waits in the backlog. Any thread may read, one at a
-time: it holds the reading lock, hands on every frame that has arrived, and so completes other threads'
-waits too. Descriptors travel beside the bytes, and a frame says how many of them are its own.
+A send never blocks: data that the kernel doesn't accept waits in the backlog. Any thread may read, one at a
+time: it holds the reading lock and processes every frame that has arrived, also frames that other threads
+wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its descriptors.
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
 from trainkit.runtime.signals import InterruptGuard
 
-# kind, whether the body lies in a segment, handle count, buffer count, call id, bytes that follow
+# Fields: kind, whether the body is in a segment, handle count, buffer count, call id, size of the rest.
 HEADER = struct.Struct("<B?HIQQ")
 
 INIT = 1  # the first frame to an actor: its class and its constructor's arguments
 CALL = 2  # a method, or a task's function, with its arguments
 VALUE = 3  # the answer to a call, or to a request
 FAILURE = 4  # user code raised
-CONNECT = 5  # a further connection to this process; it is the frame's only handle
+CONNECT = 5  # a further connection to this process, as the frame's only handle
 REQUEST = 6  # to the node, which answers with VALUE or FAILURE
 NOTICE = 7  # to or from the node, not answered
 CALLS = 8  # several small calls
 ANSWERS = 9  # several small values, and how long they took
-RETURNED = 10  # the numbers of calls that will not be begun here, to be made elsewhere, and why
-ITEM = 11  # what a streaming call has yielded; VALUE or FAILURE ends it
-CANCEL = (
-    12  # to the owner of a promise: the call is to be stopped, by force or not, and what it started or not
-)
+RETURNED = 10  # ids of calls that this process returns without running them, and the reason
+ITEM = 11  # one value of a streaming call; VALUE or FAILURE ends the stream
+CANCEL = 12  # to the owner of a promise: stop the call; its two bytes are `force` and `recursive`
 
-BLOCKED = "blocked"  # the call before them waits for others
-SLOW = "slow"  # the call before them takes long
-UNKNOWN = "unknown"  # their function is not known here, or no more
+BLOCKED = "blocked"  # the running call waits for others
+SLOW = "slow"  # the running call takes long
+UNKNOWN = "unknown"  # this process does not know the function, or has forgotten it
 
 
 class Frame(NamedTuple):
-    """One message: its kind, the call it belongs to, and what it carries."""
+    """Message on a connection: its kind, the id of its call, and its body."""
 
     kind: int
     call_id: int
@@ -61,7 +59,7 @@ class Frame(NamedTuple):
 
 
 def encoded(kind: int, call_id: int, body: Packed) -> bytes:
-    """Return a frame as bytes; its descriptors go beside."""
+    """Return a frame as bytes, without its descriptors."""
     if not body.handles and not body.buffers:
         return b"%b%b" % (HEADER.pack(kind, False, 0, 0, call_id, len(body.payload)), body.payload)
     lengths = struct.pack(f"<{len(body.buffers)}Q", *(len(buffer) for buffer in body.buffers))
@@ -72,31 +70,31 @@ def encoded(kind: int, call_id: int, body: Packed) -> bytes:
 
 
 PROMISE = 3
-"""Kind of the handles that are pending references."""
+"""Kind of handles of pending references."""
 ACTOR = 2
-"""Kind of the handles of actors."""
+"""Kind of handles of actors that are never restarted."""
 RECONNECTING_ACTOR = 9
-"""Kind of the handles of actors that can be restarted."""
+"""Kind of handles of restartable actors."""
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
-"""Bytes that the kernel takes as a whole or not at all, as they are far less than its buffer."""
+"""Size up to which the kernel accepts a frame whole or not at all, as its buffer is far larger."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_CUT_OFF = int(socket.MSG_CTRUNC)  # to ask an enumeration takes longer than all else around it
+_CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
-"""A process that is put to sleep and woken has lost about as much; so a wait that is likely to be shorter
-is spent looking, and leaving the CPU to whoever wants it.
+"""Longest time of busy waiting. Sleeping and waking costs about as much, so a wait that is probably shorter
+polls instead, and yields the CPU between polls.
 """
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 
 
 _LOST = -1
-"""Among received descriptors, in place of those of a send that this process could not open."""
+"""Placeholder among received descriptors for the descriptors of a send that this process could not open."""
 
 
 class Descriptor:
-    """Handle that is a bare descriptor, owned by this object until it is taken or sent."""
+    """Handle of a bare descriptor, which this object owns until it is taken or sent."""
 
     kind = 0
     __slots__ = ("_fd",)
@@ -112,7 +110,7 @@ class Descriptor:
     open_fd = take
 
     def copy(self) -> Descriptor:
-        """Return a second descriptor for the same thing."""
+        """Return a duplicate of the descriptor."""
         return Descriptor(os.dup(self._fd))
 
     def __del__(self) -> None:
@@ -121,18 +119,18 @@ class Descriptor:
 
 
 HANDLE_KINDS: dict[int, Callable[[int], Handle]] = {0: Descriptor}
-"""Functions that make a handle of a received descriptor, by the handle's kind; other modules add theirs."""
+"""Functions that make a handle from a descriptor, by the handle's kind; other modules add entries."""
 
 
 class _Socket(socket.socket):
-    """Closes without a warning when it is collected: a connection lasts as long as it is referred to."""
+    """Socket that closes without a warning when it is garbage-collected, with its connection."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def no_descriptor_left() -> ObjectLostError:
-    """Return the error for what could not be had for want of a file descriptor."""
+    """Return the error for a missing file descriptor."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ObjectLostError(
         f"this process (pid {os.getpid()}) had no file descriptor left for it: its limit is {limit}. Actors "
@@ -142,16 +140,16 @@ def no_descriptor_left() -> ObjectLostError:
 
 
 def explain(error: OSError) -> None:
-    """Raise what the kernel refused for want of a descriptor in words; returns if it is something else."""
+    """Raise a readable error if `error` is a lack of file descriptors; return otherwise."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise no_descriptor_left() from error
 
 
 class Explained:
-    """Context that raises an OSError of its block in words, if `explain` has some for it.
+    """Context manager that replaces an OSError of its block by a readable error.
 
     Args:
-        explain: raises an error in words, or returns.
+        explain: raises a readable error for an OSError, or returns.
     """
 
     def __init__(self, explain: Callable[[OSError], None]) -> None:
@@ -168,14 +166,14 @@ class Explained:
 
 
 descriptors_explained = Explained(explain)
-"""Context for what takes a file descriptor."""
+"""Context manager for code that needs file descriptors."""
 
 
 class Connection:
-    """One end of a Unix stream socket. Subclasses say what happens with a frame.
+    """One end of a Unix stream socket. Subclasses process the frames.
 
     Args:
-        sock: connected; owned from here on.
+        sock: a connected socket, which this connection owns from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -183,7 +181,7 @@ class Connection:
         self.reading = threading.Lock()
         self.closed = False
         self.ended = False
-        """The other end sends nothing more; it may still read."""
+        """True if the other end sends nothing more; it may still read."""
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._followers = 0
@@ -196,20 +194,20 @@ class Connection:
         self._fds: deque[int] = deque()
 
     def on_frame(self, frame: Frame) -> None:
-        """Deal with a frame that has arrived; called by the thread that reads."""
+        """Process a frame that has arrived; called by the thread that reads."""
 
     def on_end(self) -> None:
-        """Deal with the other end sending nothing more; called once, by the thread that reads."""
+        """Handle the end of the other side's sending; called once, by the thread that reads."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
         self.on_close()
 
     def on_close(self) -> None:
-        """Deal with the end of the connection; called once."""
+        """Handle the end of the connection; called once."""
 
     def on_backlog(self) -> None:
-        """Arrange a call of `flush` when the socket can be written to, as a send did not fit."""
+        """Have `flush` called when the socket becomes writable, as a send did not fit."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
 
     def fileno(self) -> int:
@@ -221,14 +219,14 @@ class Connection:
         """Send a frame, or queue it.
 
         Raises:
-            BrokenPipeError, ConnectionResetError: the other end is gone.
-            ObjectLostError, ObjectStoreFullError: there is no descriptor for one of its handles, and nothing
-                was sent.
+            BrokenPipeError, ConnectionResetError: the other end has closed.
+            ObjectLostError, ObjectStoreFullError: no descriptor is left for one of the frame's handles, and
+                nothing was sent.
         """
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
             self._send_frame(encoded(kind, call_id, body), [])
             return
-        # Ctrl-C between a part of a frame and the note of the rest would leave half a frame sent.
+        # Ctrl-C between sending a part of a frame and queueing the rest would leave half a frame sent.
         with InterruptGuard():
             self._send_frame(encoded(kind, call_id, body), _open_all(body.handles))
 
@@ -243,19 +241,20 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            # A backlog that nobody is told of would never be flushed. A handler runs without the lock.
+            # A backlog without a call of `on_backlog` would never be flushed, so Ctrl-C is deferred. Its
+            # handler runs after the lock is released.
             with InterruptGuard(acts=False) as guard:
                 self._backlog.append(rest)
                 self.on_backlog()
         guard.act()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
-        """Write what the kernel takes now; returns what is left, or None."""
+        """Write as much as the kernel accepts now; return the rest, or None."""
         try:
             while fds:
                 now, later = fds[:_FDS_PER_SEND], fds[_FDS_PER_SEND:]
-                # With descriptors still to come, only one byte goes along, so that the rest of the
-                # frame follows the last of them.
+                # While descriptors remain, each send carries one byte, so that the rest of the frame follows
+                # the last descriptor.
                 chunk = data[:1] if later else data
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", now))]
                 sent = self.sock.sendmsg([chunk], ancillary, _SEND_FLAGS)
@@ -271,9 +270,9 @@ class Connection:
         return None
 
     def open_further(self) -> int | None:
-        """Have the other end serve one more connection, and return this end of it; None if it does no more.
+        """Ask the other end to serve a new connection; return this end of it, or None if that has closed.
 
-        Nothing else is sent over this one, so that what the kernel does not take at once can be dropped.
+        Nothing else is sent over this connection, so a frame that does not fit at once can be dropped.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._send_lock, contextlib.suppress(OSError):
@@ -285,18 +284,18 @@ class Connection:
 
     @property
     def has_backlog(self) -> bool:
-        """Return True if data waits for room in the kernel's buffer."""
+        """True if data waits for room in the kernel's buffer."""
         return bool(self._backlog)
 
     def flush(self) -> None:
-        """Write as much of the backlog as the kernel takes now."""
+        """Write as much of the backlog as the kernel accepts now."""
         with self._send_lock:
             while self._backlog:
                 data, fds = self._backlog.popleft()
                 try:
                     rest = self._write(data, fds)
                 except OSError:
-                    self._drop_backlog()  # the other end is gone; whoever reads finds out
+                    self._drop_backlog()  # the other end has closed, which the reading thread finds
                     break
                 if rest is not None:
                     self._backlog.appendleft(rest)
@@ -310,13 +309,13 @@ class Connection:
         """Write the whole backlog, waiting up to `timeout_s` each time the kernel's buffer is full."""
         poll = select.poll()
         with self._send_lock:
-            if self._backlog:  # else another thread may have sent it, and closed this end
+            if self._backlog:  # otherwise another thread may have sent it and closed this end
                 poll.register(self.sock, select.POLLOUT)
         while self._backlog and poll.poll(timeout_s * 1000):
             self.flush()
 
     def finish_sending(self) -> None:
-        """Tell the other end that nothing more comes, once the backlog is written; replies still arrive."""
+        """Shut down sending once the backlog is written; answers still arrive."""
         with self._send_lock:
             if not self._half_closed and not self.closed:
                 self._half_closed = True
@@ -333,7 +332,7 @@ class Connection:
 
     def _shutdown_write(self) -> None:
         if self._pid != os.getpid():
-            return  # a forked copy: the socket is its parent's to shut down
+            return  # this is a forked child, and only the parent may shut the socket down
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -353,7 +352,7 @@ class Connection:
         now: Callable[[], float],
         guard: InterruptGuard,
     ) -> None:
-        """Read, or let another thread read, until `done()`, `timeout_s` passed, it closed or Ctrl-C came."""
+        """Read, or wait for the reading thread, until `done()`, a timeout, the connection's end or Ctrl-C."""
         deadline = None if timeout_s is None else now() + timeout_s
         left = timeout_s
         while not done() and not guard.noted:
@@ -382,7 +381,7 @@ class Connection:
                     return
 
     def _receive_shortly(self, now: Callable[[], float]) -> bool:
-        """Look for what is about to arrive, if the last answers came quickly: to sleep would take longer."""
+        """Poll for up to 60 us if the last answers came quickly, as sleeping would take longer."""
         if self._is_quick:
             end = now() + SHORT_WAIT_S
             while now() < end:
@@ -393,29 +392,29 @@ class Connection:
         return False
 
     def release_reading(self) -> None:
-        """Let another thread read, and wake those that wait for what has been read."""
+        """Release the reading lock, and wake the threads that wait for frames."""
         self.reading.release()
         self._wake_followers()
 
     def _wake_followers(self) -> None:
-        # A follower counts itself before it looks whether someone reads, so none is missed: either
-        # it is counted here, or it finds the lock free.
+        # A follower counts itself before it checks the reading lock. So either it is counted here, or it
+        # finds the lock free.
         if self._followers:
             with self._changed:
                 self._changed.notify_all()
 
     def read_available(self) -> None:
-        """Hand on what has arrived, without waiting. The caller holds `reading`."""
+        """Process the frames that have arrived, without waiting. The caller holds `reading`."""
         self._receive()
 
     def read_all(self) -> None:
-        """Hand on all that has arrived: one read ends at each message with descriptors."""
+        """Process all frames that have arrived, by repeated reads, as one read ends at each descriptor."""
         with self.reading:
             while self._receive():
                 pass
 
     def try_read(self) -> bool:
-        """Hand on what has arrived, if no other thread is reading now; returns whether that was done."""
+        """Process the frames that have arrived and return True; return False if another thread is reading."""
         if not self.reading.acquire(blocking=False):
             return False
         try:
@@ -425,14 +424,14 @@ class Connection:
         return True
 
     def _receive(self) -> bool:
-        """Hand on what has arrived; returns whether anything had."""
+        """Read once and process the frames; return whether anything had arrived."""
         if self.closed or self.ended:
             return False
         try:
             data, ancillary, flags_back, _ = self.sock.recvmsg(_RECV_BYTES, _ANCILLARY_BYTES, _RECEIVE_FLAGS)
         except BlockingIOError:
             return False
-        except OSError:  # reset: the other end died with something unread
+        except OSError:  # the connection was reset, as the other end died with unread data
             data, ancillary, flags_back = b"", [], 0
         if ancillary:
             for _, _, raw in ancillary:
@@ -477,16 +476,16 @@ class Connection:
         at = len(body) - sum(lengths)
         payload = body[handle_count + 8 * buffer_count : at]
         buffers: list[bytearray] = []
-        for length in lengths:  # each its own, writable and aligned
+        for length in lengths:  # separate copies, which are writable and aligned
             buffers.append(bytearray(body[at : at + length]))
             at += length
         return Packed(payload, buffers, handles)
 
     def _take_fds(self, count: int) -> list[int]:
-        """Return the descriptors of a frame that has so many, with `_LOST` in place of each lost one.
+        """Return the `count` descriptors of a frame, with `_LOST` in place of each lost descriptor.
 
-        The kernel hands on those of one send together, and says only that some behind those it could
-        open are lost. A send has those of one frame alone, see `_write`.
+        The kernel delivers the descriptors of one send together. If it can't open all, it reports only that
+        the later ones are lost. A send carries descriptors of only one frame, see `_write`.
         """
         taken: list[int] = []
         while len(taken) < count:
@@ -499,7 +498,7 @@ class Connection:
         return taken
 
     def forget_received(self) -> None:
-        """Drop what has come of a frame that is not whole."""
+        """Drop the received part of an incomplete frame."""
         self._partial = bytearray()
         _close_all(fd for fd in self._fds if fd != _LOST)
         self._fds.clear()
@@ -517,21 +516,21 @@ class Connection:
 
 
 def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
-    """Send an answer, or why it can't be sent, with `where` it ran.
+    """Send an answer, or an error if it can't be sent, with `where` the call ran.
 
     Raises:
-        OSError: the other end is gone.
+        OSError: the other end has closed.
     """
     try:
         conn.send(kind, call_id, body)
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except (OSError, TrainkitError) as error:  # no descriptor left for what goes with it
+    except (OSError, TrainkitError) as error:  # no descriptor is left for the answer's handles
         conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
 
 
 def _unsent(error: OSError | TrainkitError) -> TrainkitError:
-    """Return the error for an answer that there is no descriptor for."""
+    """Return the error for an answer for which no descriptor is left."""
     if isinstance(error, TrainkitError):
         return error
     return ObjectLostError(
@@ -545,7 +544,7 @@ def _open_all(handles: Iterable[Handle]) -> list[int]:
     try:
         with descriptors_explained:
             for handle in handles:
-                fds.append(handle.open_fd())  # noqa: PERF401 - those opened before one that fails are closed
+                fds.append(handle.open_fd())  # noqa: PERF401 - if one fails, the earlier ones are closed
     except BaseException:
         _close_all(fds)
         raise

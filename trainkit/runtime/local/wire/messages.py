@@ -1,4 +1,4 @@
-"""Messages between clients, the node, templates and workers. Calls are not among them."""
+"""Messages between clients, the node, templates and workers, except calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from trainkit.runtime.specs import Concurrency, Interface, Placement, PlacementG
 
 
 class _MessagePickler(pickle.Pickler):
-    """Sends a text or number of a user's class, an Enum's say, as a plain one: the node has no such class."""
+    """Pickler that sends instances of user-defined str, int and float subclasses as plain values.
+
+    The node cannot import the user's classes, such as an Enum.
+    """
 
     def reducer_override(self, item: Any) -> Any:
         if isinstance(item, str):
@@ -33,17 +36,17 @@ def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] 
 
 
 def unpacked(body: Packed) -> Any:
-    """Return the message in the body of a frame from another of trainkit's own processes."""
+    """Return the message in the body of a frame, which comes from one of trainkit's processes."""
     return pickle.loads(body.payload)
 
 
 class WorkerEnvironment(NamedTuple):
-    """Environment that a worker inherits from the process that requested it, at that moment.
+    """Environment that a worker inherits from the process that requested it, at the time of the request.
 
     Attributes:
-        inherited: its `os.environ`, `sys.path` and `sys.argv` as JSON: it is passed on and compared for each
-            worker, but most templates read only one.
-        preload: what that process has imported; see `wanted` in runtime/session.py.
+        inherited: that process's `os.environ`, `sys.path` and `sys.argv` as JSON, as the text is passed on
+            and compared for each worker, but most templates parse only one text.
+        preload: imports of that process; see `wanted` in runtime/session.py.
     """
 
     inherited: bytes
@@ -55,10 +58,11 @@ class ActorConduct(NamedTuple):
     """Rules by which an actor runs its calls.
 
     Attributes:
-        is_async: on an event loop, as its class has `async def` methods.
-        is_registered: others may find it by its name, so it asks the node before it ends for want of handles.
-        max_task_retries: how often a call is made again, for processes that are given a handle of it.
-        is_restarted: it is made anew when its process dies.
+        is_async: calls run on an event loop, as the class has `async def` methods.
+        is_registered: processes may find the actor by name, so it asks the node before it ends for lack of
+            handles.
+        max_task_retries: number of retries of a call, for processes that receive a handle of the actor.
+        is_restarted: the actor is restarted when its process dies.
     """
 
     concurrency: Concurrency = Concurrency()
@@ -69,7 +73,7 @@ class ActorConduct(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """True if the calls of each caller begin in the order made."""
+        """True if the calls of each caller begin in the order in which they were made."""
         return self.concurrency.in_order and not self.is_async
 
 
@@ -77,14 +81,14 @@ class ActorConduct(NamedTuple):
 
 
 class ConstructorCall(NamedTuple):
-    """Constructor call that makes an actor again: the body of its first frame.
+    """Constructor call with which an actor is restarted: the body of the actor's first frame.
 
-    Its buffers are those of the frame that it comes in, and its handles the last ones there.
+    Its buffers are the buffers of the frame that carries it, and its handles are the last handles there.
 
     Attributes:
-        max_restarts: how often at most; -1 without end.
+        max_restarts: maximum number of restarts; -1 for no limit.
         payload, stored: see `Packed`.
-        actors: of each handle, the actor that it leads to; None of others.
+        actors: for each handle, the id of the actor that it belongs to; None for other handles.
     """
 
     max_restarts: int
@@ -94,17 +98,17 @@ class ConstructorCall(NamedTuple):
 
 
 class StartActor(NamedTuple):
-    """Request for an actor's process. Its first connection is the first handle beside.
+    """Request for an actor's process. The frame's first handle is the actor's first connection.
 
-    Not answered without a registration. With one, answered with None if it is registered and asked
-    for, or with the `Found` actor of that name.
+    Without a registration, the request has no answer. With a registration, the answer is None if the actor is
+    registered and its process requested, or the `Found` actor that has the name already.
 
     Attributes:
-        constructor_call: None for one that is never restarted.
-        registration: its name, and whether it outlives its owner.
-        interface: for processes that find it by its name.
-        ready: False while an argument of its constructor is still to come: it takes its turn, and what it
-            asks for, after `ArgumentsThere`.
+        constructor_call: None for an actor that is never restarted.
+        registration: the actor's name, and whether the actor outlives its owner.
+        interface: for processes that find the actor by name.
+        ready: False while the constructor waits for an argument: the actor gets resources only after
+            `ArgumentsThere`.
     """
 
     worker_id: int
@@ -120,19 +124,19 @@ class StartActor(NamedTuple):
 
 
 class ArgumentsThere(NamedTuple):
-    """Notice that the arguments of an actor's constructor have come."""
+    """Notice that the arguments of an actor's constructor have arrived."""
 
     worker_id: int
 
 
 class Reconnect(NamedTuple):
-    """Request for a connection to the next process of an actor, whose end is the handle beside.
+    """Request to connect the frame's handle to the next process of an actor.
 
-    Answered with Reconnected, or with an `ExitRecord` when it has ended for good; with None if the
-    handle is lost, as the node had no descriptor left for it.
+    The answer is `Reconnected`, or an `ExitRecord` if the actor has ended for good, or None if the handle was
+    lost because the node had no descriptor left.
 
     Attributes:
-        life: how often the actor had been restarted when the connection was made.
+        life: number of the actor's restarts when the closed connection was made.
     """
 
     worker_id: int
@@ -140,16 +144,16 @@ class Reconnect(NamedTuple):
 
 
 class ReleaseActor(NamedTuple):
-    """Notice that its owner needs an actor no more; others may."""
+    """Notice that the owner of an actor has released it; other processes may still hold it."""
 
     worker_id: int
 
 
 class RequestLease(NamedTuple):
-    """Request for the loan of a process for tasks, connected to the handle beside.
+    """Request to lease a worker for tasks, which is connected to the frame's handle.
 
-    Answered when there is one, with whether others wait for it already: then it is to be returned as
-    soon as it is idle.
+    The answer is sent when the lease is granted. It is True if other requests wait for the lease already, so
+    that the lease must be returned as soon as it is idle.
     """
 
     worker_id: int
@@ -159,10 +163,10 @@ class RequestLease(NamedTuple):
 
 
 class ReturnLease(NamedTuple):
-    """Notice that the process of a lease is needed no more.
+    """Notice that a lease is returned.
 
     Attributes:
-        retire: it has run a function as often as it may, so it is to end.
+        retire: the worker must end, as it has reached a function's `max_calls` or its pool has retired.
     """
 
     worker_id: int
@@ -170,10 +174,10 @@ class ReturnLease(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Order to end a worker, answered when it is dead.
+    """Request to kill a worker, answered when the worker is dead.
 
     Attributes:
-        restart: it may be restarted.
+        restart: the actor may be restarted.
     """
 
     worker_id: int
@@ -182,10 +186,10 @@ class Kill(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Order to stop a call of a worker, to which the node hands this on; not answered.
+    """Notice to stop a call of a worker, which the node forwards to that worker.
 
     Attributes:
-        recursive: also what that call has started.
+        recursive: also cancel the calls that this call has started.
     """
 
     worker_id: int
@@ -194,23 +198,25 @@ class Cancel(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Notice that no process holds this actor any more; answered with True if it is to end.
+    """Request of an actor without holders, answered with True if the actor must end.
 
-    The answer is False if a process has found it by its name meanwhile, whose connection comes before.
+    The answer is False if a process has found the actor by name meanwhile; that process's connection arrives
+    before the answer.
 
     Attributes:
-        introduced: how many `Connect` have arrived.
+        introduced: number of `Connect` messages that have arrived at the actor.
     """
 
     introduced: int
 
 
 class Departing(NamedTuple):
-    """Notice that a worker ends in order, of its own will, and is not to be restarted.
+    """Message that a worker ends cleanly by itself and must not be restarted.
 
     Attributes:
-        stays: until the results are there that it owes others. An actor is over all the same. It is answered.
-        reason: why an actor ends.
+        stays: the process stays until the results that it owes others are sent; an actor counts as ended at
+            once. With `stays` the message is answered.
+        reason: reason for the end of an actor.
     """
 
     stays: bool
@@ -218,28 +224,28 @@ class Departing(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """Notice that a worker imports a package that takes long, and that its template has not."""
+    """Notice that a worker imports a slow package that its template has not imported."""
 
     package: str
 
 
 class QueryExit(NamedTuple):
-    """Question for the end of a worker whose connection closed, answered with an `ExitRecord` once it has.
+    """Request for the `ExitRecord` of a worker whose connection closed, answered once the worker has ended.
 
-    If it lives, the connection was lost on the way to it: that is an ObjectLostError.
+    If the worker is alive, the connection was lost on its way there, and the answer is an ObjectLostError.
     """
 
     worker_id: int
 
 
 class FindActor(NamedTuple):
-    """Question for the actor of a name, answered with `Found` or `NotFound`.
+    """Request for the actor with a name, answered with `Found` or `NotFound`.
 
-    A handle beside is then a connection to it.
+    A handle in the frame is connected to the actor.
 
     Attributes:
-        namespace: None for the session's own.
-        detached: only one that outlives its program is meant.
+        namespace: namespace of the name; None for the session's own.
+        detached: find only a detached actor.
     """
 
     name: str
@@ -251,10 +257,10 @@ class Found(NamedTuple):
     """Answer to `FindActor`: a registered actor.
 
     Attributes:
-        label: what stands for it in errors and logs.
-        life: how often it has been restarted; None of one that never is.
-        max_task_retries: how often calls are made again that its death interrupted.
-        in_order: it runs the calls of each caller in the order made.
+        label: name of the actor in errors and logs.
+        life: number of the actor's restarts; None for an actor that is never restarted.
+        max_task_retries: number of retries of calls that the actor's death interrupted.
+        in_order: the actor runs the calls of each caller in the order in which they were made.
     """
 
     worker_id: int
@@ -266,18 +272,18 @@ class Found(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """Answer to `FindActor`: there is no such actor; these names there are in that namespace."""
+    """Answer to `FindActor` if the actor is missing, with the names that exist in the namespace."""
 
     namespace: str
     names: Sequence[str]
 
 
 class Reserve(NamedTuple):
-    """Request for a placement group; answered when it is noted. `AwaitGroup` is answered when it is held.
+    """Request for a placement group, answered when it is queued. `AwaitGroup` waits until it is reserved.
 
     Attributes:
-        name: "" for none; no other living group may have it.
-        detached: it does not end with the process that asks.
+        name: name that no other living group has; "" for no name.
+        detached: the group does not end with the process that requests it.
     """
 
     group_id: int
@@ -288,62 +294,62 @@ class Reserve(NamedTuple):
 
 
 class FindGroup(NamedTuple):
-    """Question for the group of a name, answered with its id and its bundles."""
+    """Request for the group with a name, answered with its id and its bundles."""
 
     name: str
 
 
 class AwaitGroup(NamedTuple):
-    """Question that is answered once a group is held."""
+    """Request that is answered once a group is reserved."""
 
     group_id: int
 
 
 class Release(NamedTuple):
-    """Order to give a group's bundles back and end what runs in it; answered when done."""
+    """Request to free a group's bundles and kill the workers in it, answered when both are done."""
 
     group_id: int
 
 
 class Available(NamedTuple):
-    """Question for the free resources, answered with amounts by name."""
+    """Request for the free resources, answered with amounts by name."""
 
 
 class State(NamedTuple):
-    """Question for the state listing of a kind, answered with a list of mappings.
+    """Request for the state listing of a kind, answered with a list of mappings.
 
-    Of the kind "calls", the node asks the driver first; the answer is empty if that does not say in a moment.
+    For the kind "calls", the node asks the driver; the answer is empty if the driver does not reply soon.
     """
 
     kind: str
 
 
 class CallsCounted(NamedTuple):
-    """Notice of how many calls the driver has made of each actor that it knows, and has no answer to.
+    """Notice of the driver's number of unanswered calls of each actor that it knows.
 
     Attributes:
-        calls: by the id of the actor.
+        calls: numbers of calls, by the id of the actor.
     """
 
     calls: Mapping[int, int]
 
 
 class Reclaimed(NamedTuple):
-    """Notice that idle leases were returned, for the count of that number."""
+    """Notice that idle leases were returned, as the `Reclaim` with the same number requested."""
 
     number: int
 
 
 class Blocked(NamedTuple):
-    """Notice that a worker waits for others (or goes on), so that its CPUs may be lent meanwhile."""
+    """Notice that a worker begins to wait for others, so that its CPUs may be lent, or that it resumes."""
 
     waiting: bool
 
 
 class Shutdown(NamedTuple):
-    """Order to end everything; the connection closes when it is done.
+    """Request to end everything; the connection closes when that is done.
 
-    Asked by the driver while there are detached actors: end everything else. Answered then, once it is done.
+    From the driver, while detached actors or groups exist: end everything else, and answer when that is done.
     """
 
 
@@ -354,8 +360,8 @@ class Reconnected(NamedTuple):
     """Answer to `Reconnect`: the actor has been, or is being, restarted.
 
     Attributes:
-        life: how often by now.
-        exit_: how its last process ended.
+        life: number of the actor's restarts by now.
+        exit_: exit record of the actor's last process.
     """
 
     life: int
@@ -363,21 +369,21 @@ class Reconnected(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Order to return the leases that are idle now, and the others when they are, as a request waits.
+    """Notice to return idle leases now, and busy leases when they become idle, as a request waits.
 
     Attributes:
-        number: of the count of what is free that waits for `Reclaimed`; 0 for none.
+        number: number of the count of free resources that waits for `Reclaimed`; 0 for no count.
     """
 
     number: int = 0
 
 
 class CountCalls(NamedTuple):
-    """Order to the driver to tell `CallsCounted`."""
+    """Notice to the driver to send `CallsCounted`."""
 
 
 class ShownAs(NamedTuple):
-    """Order to show what a worker prints under this name from now on."""
+    """Notice to show a worker's output under this name from now on."""
 
     name: str
 
@@ -385,11 +391,11 @@ class ShownAs(NamedTuple):
 MARK = b"\x1dtrainkit:"
 MARK_END = b"\x1e"
 MARKED = re.compile(MARK + b"([^\x1e]*)" + MARK_END)
-"""Mark in a worker's output, with the name of the function that prints what follows."""
+"""Mark in a worker's output, with the name of the function that prints the following output."""
 
 
 def output_mark(name: str) -> bytes:
-    """Return the mark that a worker writes before what the function `name` prints."""
+    """Return the mark that a worker writes before the output of the function `name`."""
     return MARK + name.encode(errors="backslashreplace").replace(MARK_END, b"") + MARK_END
 
 
@@ -412,29 +418,29 @@ class Waits(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Order to serve a further connection, the handle beside."""
+    """Notice to serve a further connection, which is the frame's handle."""
 
 
 class EndWorker(NamedTuple):
-    """Order to end as soon as what was sent is done."""
+    """Notice to end as soon as all calls that were sent are done."""
 
 
 # node to template
 
 
 class WorkerSpec(NamedTuple):
-    """Specification of a worker: all that a fresh process needs to become it.
+    """Specification of a worker, from which a new process becomes this worker.
 
     Attributes:
-        serial: this process's number in the session; its references carry it.
-        is_actor: ends when its last connection is gone; else when the node says so.
-        group_bundles: those of the placement group that it was started in.
-        gpus: share of each GPU index it was given, 0 to 1.
-        placement: what was asked for.
-        namespace: the session's.
-        restarts: how often the actor has been restarted before.
-        class_name: of an actor.
-        registration: of an actor that others find by a name.
+        serial: number of the process in the session, which the ids of its references contain.
+        is_actor: the worker ends when its last connection is gone; other workers end by `EndWorker`.
+        group_bundles: bundles of the placement group that the worker was started in.
+        gpus: share of each granted GPU, 0 to 1, by the GPU's index.
+        placement: requested placement.
+        namespace: the session's namespace.
+        restarts: number of the actor's restarts so far.
+        class_name: name of the actor's class.
+        registration: name and lifetime of a named actor.
     """
 
     worker_id: int
@@ -459,7 +465,7 @@ class WorkerSpec(NamedTuple):
 
 
 class ForkWorker(NamedTuple):
-    """Order to fork a worker.
+    """Request to fork a worker.
 
     Handles: its control connection, its first connection, stdout, stderr, the object store's account.
     """
@@ -468,11 +474,11 @@ class ForkWorker(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """Order to write all output to the handle beside from now on, as the driver has ended."""
+    """Notice to write all output to the frame's handle from now on, as the driver has ended."""
 
 
 class ForkTemplate(NamedTuple):
-    """Order to fork a template that imports `preload` on top; handle: its connection to the node."""
+    """Request to fork a template that also imports `preload`; the handle is its connection to the node."""
 
     preload: frozenset[str]
 
@@ -481,14 +487,14 @@ class ForkTemplate(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """Notice of a worker that a template has just forked."""
+    """Notice that a template has forked a worker."""
 
     serial: int
     pid: int
 
 
 class ForkFailed(NamedTuple):
-    """Notice that a worker could not be forked; `refused` if the machine has no room for it at present."""
+    """Notice that a fork failed; `refused` if the machine has no resources for the process at present."""
 
     serial: int
     reason: str
@@ -496,7 +502,7 @@ class ForkFailed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Notice that a process that the template forked has ended, with the status as `waitpid` gives it."""
+    """Notice that a process that the template forked has ended, with its `waitpid` status."""
 
     pid: int
     status: int
@@ -504,10 +510,10 @@ class Exited(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Notice that a template has done its imports."""
+    """Notice that a template has finished its imports."""
 
 
 class Unusable(NamedTuple):
-    """Notice that a template cannot fork: its imports left threads behind, or failed."""
+    """Notice that a template cannot fork, as its imports started threads or failed."""
 
     reason: str

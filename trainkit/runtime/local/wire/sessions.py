@@ -1,7 +1,7 @@
-"""Sessions of this user: their folders and sockets, and a client that asks their nodes.
+"""Sessions of this user: their folders and sockets, and a client for their nodes.
 
-A visit is one connection to a node's socket, for a few questions. It needs no session of one's own, so
-the command line uses it as well as a program that calls an actor of another one's session.
+The client makes one connection to a node's socket for a few requests, and needs no session itself. The
+command line uses it, and programs that call an actor of another session.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CARD = "node.json"
 """File in a session's folder with facts about the session."""
 
 _ENDED_BY = "ended-by"
-"""File in a session's folder: the command that ends it, as `trainkit stop`, for its program to read."""
+"""File in a session's folder with the command that ended the session, such as `trainkit stop`."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
@@ -47,12 +47,12 @@ class Session(NamedTuple):
     """Session of this user.
 
     Attributes:
-        folder: its folder, and mark.
-        node: pid of its node.
-        driver: pid of the program that started it.
-        driver_gone: that has ended; only detached actors are left.
-        started: seconds since the epoch.
-        program: name and folder of that program, as 'train.py in /data'.
+        folder: the session's folder, whose path is also its mark.
+        node: pid of the session's node.
+        driver: pid of the program that started the session.
+        driver_gone: that program has ended; only detached actors and groups are left.
+        started: start time in seconds since the epoch.
+        program: name and folder of that program, such as 'train.py in /data'.
     """
 
     folder: Path
@@ -64,16 +64,16 @@ class Session(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The name that users give it."""
+        """Id by which users name the session."""
         name = self.folder.name
         return name.removeprefix(PREFIX)
 
     @property
     def alive(self) -> bool:
-        """Return True if its node runs."""
+        """True if the session's node is running."""
         if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
             return True
-        # Seen from another container its pid is another: what takes visitors is not dead.
+        # In another container the node's pid differs, but a node that accepts a connection is running.
         try:
             connect(self.folder).close()
         except NodeDiedError:
@@ -85,41 +85,41 @@ class Session(NamedTuple):
 
 
 def folders(parent: Path) -> list[Path]:
-    """Return the folders of this user's sessions, also of those that ended without removing theirs."""
+    """Return the folders of this user's sessions, including folders that ended sessions left behind."""
     found = []
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):  # it has just ended
+        with contextlib.suppress(FileNotFoundError):  # the session has just ended
             if folder.stat().st_uid == os.getuid():
                 found.append(folder)
     return found
 
 
 def session_at(folder: Path) -> Session | None:
-    """Return the session with that folder; None if it has said nothing of itself yet, or says no more."""
-    import json  # most programs meet no other session
+    """Return the session with that folder; None if its description does not exist, or is incomplete."""
+    import json  # imported here, as most programs find no other session
 
     try:
-        card = {"program": "", **json.loads((folder / CARD).read_text())}  # older versions do not say it
+        card = {"program": "", **json.loads((folder / CARD).read_text())}  # older versions omit "program"
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError):  # it is cut off, as by a machine that went down
+    except (ValueError, KeyError, TypeError):  # the file is truncated, such as after a crash of the machine
         return None
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Write down for the program of a session that it is ended on purpose.
+    """Write the command that ends a session to a file, for the session's program.
 
     Args:
-        folder: of the session.
-        by: the user's command that ends it.
+        folder: the session's folder.
+        by: the user's command that ends the session.
     """
-    with contextlib.suppress(FileNotFoundError):  # it has just ended
+    with contextlib.suppress(FileNotFoundError):  # the session has just ended
         (folder / _ENDED_BY).write_text(by)
 
 
 def ended_by(folder: Path) -> str:
-    """Return what ended the session with that folder on purpose; '' if nothing did."""
+    """Return the command that ended the session with that folder; '' without such a command."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
@@ -129,8 +129,8 @@ def ended_by(folder: Path) -> str:
 def socket_path(folder_fd: int) -> str:
     """Return the path of the socket in an open folder, for bind() and connect().
 
-    Through /proc, as a socket's path may have no more than 107 bytes, and a folder for temporary files
-    can lie deep.
+    The path goes through /proc, as a socket's path may have at most 107 bytes, and the path of a folder for
+    temporary files can be longer.
     """
     return f"/proc/self/fd/{folder_fd}/{SOCKET}"
 
@@ -143,7 +143,7 @@ def is_own(sock: socket.socket) -> bool:
 
 
 def sessions(parent: Path) -> list[Session]:
-    """Return the sessions whose nodes run, newest first."""
+    """Return the sessions whose nodes are running, newest first."""
     known = [session_at(folder) for folder in folders(parent)]
     living = [session for session in known if session is not None and session.alive]
     return sorted(living, key=lambda session: session.started, reverse=True)
@@ -188,8 +188,8 @@ class ControlClient(Connection):
     """Connection to a node's socket, used by one thread.
 
     Args:
-        sock: connected.
-        folder: of the session.
+        sock: a connected socket.
+        folder: the session's folder.
     """
 
     def __init__(self, sock: socket.socket, folder: Path) -> None:
@@ -212,12 +212,12 @@ class ControlClient(Connection):
         self.flush_blocking(_PATIENCE_S)
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float | None = _PATIENCE_S) -> Any:
-        """Return the node's answer; with None it may take as long as the node lives.
+        """Return the node's answer; with `timeout_s=None` wait without a limit.
 
         Raises:
-            NodeDiedError: it ended.
-            GetTimeoutError: it did not answer within `timeout_s`.
-            TrainkitError: what it answered with.
+            NodeDiedError: the node ended.
+            GetTimeoutError: the node did not answer within `timeout_s`.
+            TrainkitError: the node answered with this error.
         """
         call = next(self._calls)
         try:
@@ -238,7 +238,7 @@ class ControlClient(Connection):
         return unpack(frame.body)
 
     def tell(self, message: Any) -> None:
-        """Send something that is not answered."""
+        """Send a message that has no answer."""
         try:
             self.send(NOTICE, 0, packed(message))
         except OSError as error:
@@ -255,7 +255,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, SYSTEM.monotonic, guard)
-            if not guard.noted:  # else a handler of Ctrl-C has returned, and the wait goes on
+            if not guard.noted:  # otherwise a Ctrl-C handler has returned, and the wait continues
                 return
 
 
@@ -267,8 +267,8 @@ class SessionState:
     """State of one session.
 
     Attributes:
-        lists: entries by kind: those of KINDS, or what was asked for.
-        problem: why the lists are empty; "" if the node answered.
+        lists: rows by kind, for KINDS or the requested kinds.
+        problem: reason why the lists are empty; "" if the node answered.
     """
 
     session: Session
@@ -277,17 +277,17 @@ class SessionState:
 
     @property
     def age_s(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the session's start."""
         return max(0.0, SYSTEM.now() - self.session.started)
 
     @property
     def driver(self) -> int | None:
-        """Pid of the program that started it; None if that has ended."""
+        """Pid of the program that started the session; None if it has ended."""
         session = self.session
         return None if session.driver_gone or not process.exists(session.driver) else session.driver
 
     def plain(self) -> dict[str, Any]:
-        """Return the state as JSON can hold it."""
+        """Return the state in a form for JSON."""
         return {
             "session_id": self.session.id,
             "program": self.session.program,
@@ -300,7 +300,7 @@ class SessionState:
 
 
 def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
-    """Ask the node of a session for lists of these kinds."""
+    """Return the rows of these kinds from the node of a session."""
     lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     problem = ""
     try:
@@ -313,10 +313,10 @@ def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
 
 
 def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
-    """Return how an actor of another session ended; see `messages.QueryExit`.
+    """Return the exit record of an actor of another session; see `messages.QueryExit`.
 
     Raises:
-        ObjectLostError: it lives, and a connection to it was lost.
+        ObjectLostError: the actor is alive, and a connection to it was lost.
     """
     try:
         with connect(Path(home or "")) as node:
@@ -329,22 +329,24 @@ def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
 
 
 def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
-    """End an actor of another session; returns when it is dead. With `restart` it may be restarted."""
-    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # then it is dead already
+    """Kill an actor of another session and wait until it is dead. With `restart` it may be restarted."""
+    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # without a node, it is dead
         node.ask(Kill(worker_id, reason, restart))
 
 
 @contextlib.contextmanager
 def in_turn(parent: Path) -> Iterator[None]:
-    """Let only one of the user's threads in here at a time: two must not make detached actors of one name.
+    """Run the block in only one thread of all the user's programs at a time.
+
+    Otherwise two threads could create detached actors with the same name.
 
     Raises:
-        TrainkitError: the same one has been in here for seconds.
+        TrainkitError: the same thread has been in the block for 10 s.
     """
     global _turns
     _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
     try:
-        # The folder itself is what is locked, so no file is left; the kernel lets go with the process.
+        # The folder itself is locked, so no lock file remains; the kernel releases the lock with the process.
         fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
@@ -358,11 +360,11 @@ def in_turn(parent: Path) -> Iterator[None]:
 
 _own_turn = threading.Lock()
 _turns = 0
-"""Number of turns that a thread of this process has had."""
+"""Number of turns that threads of this process have had."""
 
 
 def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call `take` until it returns True; raise TrainkitError when `turn` has been the same for long."""
+    """Call `take` until it returns True; raise TrainkitError when `turn()` has not changed for 10 s."""
     seen, since = turn(), SYSTEM.monotonic()
     while not take():
         now = turn()
@@ -377,7 +379,7 @@ def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple
 
 
 def _locks(fd: int) -> bool:
-    """Return whether `fd` could be locked within a moment."""
+    """Try for 0.5 s to lock `fd`; return whether that succeeded."""
     deadline = SYSTEM.monotonic() + _LOOK_S
     while SYSTEM.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
@@ -388,7 +390,7 @@ def _locks(fd: int) -> bool:
 
 
 def _lock_holder(fd: int) -> int | None:
-    """Return the process that holds the lock of `fd`; None if the kernel does not say."""
+    """Return the pid of the process that holds the lock of `fd`; None if the kernel does not show it."""
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

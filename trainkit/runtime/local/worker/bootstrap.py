@@ -1,4 +1,4 @@
-"""Environment of a new worker: variables, threads, seeds, and its share of a GPU's memory."""
+"""Setup of a new worker: environment variables, threads, seeds, and its share of a GPU's memory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from trainkit.runtime.local.worker.debugger import break_at
 from trainkit.settings import ELSEWHERE, SESSION_MARK, TERMINAL
 
 LONGEST_SOCKET_FOLDER = 107 - len("/listener-12345678")
-"""The longest path, in bytes, of a folder in which multiprocessing can bind a socket (unix(7): 107)."""
+"""Longest path, in bytes, of a folder in which multiprocessing can bind a socket (unix(7): 107)."""
 
 
 def limit(gpus: Mapping[int, float]) -> None:
-    """Cap this process's GPU memory.
+    """Limit this process's GPU memory to its share.
 
     Args:
-        gpus: share of each GPU that it was given; only one can be a fraction, and is the first that
-            torch sees then.
+        gpus: share of each granted GPU. Only one share can be below 1; that GPU is then torch's first.
     """
     shares = [share for share in gpus.values() if share < 1]
     if not shares:
@@ -46,12 +45,12 @@ def limit(gpus: Mapping[int, float]) -> None:
 
 
 def _cap(torch: Any, share: float) -> None:
-    # Run when CUDA is first used; where there is none, never.
+    # torch runs this when CUDA is first used, so never without CUDA.
     torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
 
 
 class _OnImport(MetaPathFinder):
-    """Caps torch's share once it is imported, and is gone then."""
+    """Import hook that sets torch's memory share when torch is imported, and then removes itself."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -71,7 +70,7 @@ class _OnImport(MetaPathFinder):
 
     def _run(self, execute: Any, module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:  # an import that failed may be tried again
+        if self in sys.meta_path:  # a retried import runs this twice, and the first run removes `self`
             sys.meta_path.remove(self)
             _cap(module, self._share)
 
@@ -86,13 +85,13 @@ THREAD_VARIABLES = (
 
 
 class Inherited:
-    """Changes that give a worker's process the environment of the one that asked for it.
+    """Changes that give a worker the environment of the process that requested it.
 
-    A template makes it, once for all workers that inherit the same: what a worker does itself, it does in
-    pages of memory that it first has to copy.
+    A template prepares the changes once for all workers with the same environment. A worker that prepared
+    them itself would first have to copy the pages of memory that it writes to.
 
     Args:
-        text: see `WorkerEnvironment`.
+        text: the environment as JSON, see `WorkerEnvironment`.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -103,7 +102,7 @@ class Inherited:
         self._changed = {name: value for name, value in self.environ.items() if mine.get(name) != value}
 
     def enter(self) -> None:
-        """Have this process, a worker just forked, see it."""
+        """Apply the changes to this process, a newly forked worker."""
         for name in self._removed:
             del os.environ[name]
         os.environ.update(self._changed)
@@ -112,24 +111,24 @@ class Inherited:
 
 
 class TaskOutput(io.BufferedWriter):
-    """Standard output or error of a worker, in which several functions may run one after the other.
+    """Standard output or error of a worker, in which several functions may run one after another.
 
-    Before what another function prints than the one before there is a mark with its name. Only this `write`
-    is Python's, which a signal may interrupt. It has put nothing twice into the buffer then.
+    When the printing function changes, a mark with the new function's name precedes the output. Only `write`
+    is Python code, which a signal may interrupt; an interruption puts no data into the buffer twice.
     """
 
     name_of_function = ""
-    """Name of the function that runs; "": the one by whose name the node knows the process."""
+    """Name of the running function; "" for the function after which the node names the process."""
     pipes: ClassVar[dict[int, int]] = {}
-    """Inodes of the pipes to the node, by descriptor: nothing is marked that user code has led elsewhere."""
+    """Inodes of the pipes to the node, by descriptor: output that user code has redirected is not marked."""
     texts: ClassVar[list[io.TextIOWrapper]] = []
-    """Standard output and error of this process, whatever user code has put in their place."""
+    """Original standard output and error of this process, even if user code has replaced them."""
     _marked = ""
     _in_line = False
 
     @classmethod
     def end_call(cls) -> None:
-        """Send what a call has printed, and have what a task has printed of a line shown as one."""
+        """Flush the output of a call, and end an unfinished line of a task, so that it is shown."""
         for text in cls.texts:
             try:
                 text.flush()
@@ -138,7 +137,7 @@ class TaskOutput(io.BufferedWriter):
                     out._marked = ""
                     out.write(b"")
                     out.flush()
-            except (OSError, ValueError):  # user code has closed it, or the node is gone
+            except (OSError, ValueError):  # user code has closed the stream, or the node has ended
                 continue
 
     def write(self, data: Any, /) -> int:
@@ -157,7 +156,7 @@ def _standard(fd: int) -> io.TextIOWrapper:
 
 
 def prepare() -> None:
-    """Set up in a template what its workers need, and each would set up alike."""
+    """Set up a template with everything that its workers would otherwise set up identically."""
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout, sys.stderr = _standard(1), _standard(2)
     sys.argv[:] = [""]
@@ -174,10 +173,10 @@ def _breakpoint(terminal: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int) -> dict[str, str]:
-    """Give the process the environment of the one that asked for it, before any user code runs.
+    """Give this process the environment of the process that requested it, before any user code runs.
 
     Returns:
-        The variables that were set for this process alone, and are not handed on.
+        The variables that were set for this process alone, which its own workers do not inherit.
     """
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((null, 0), (out, 1), (err, 2)):
@@ -189,7 +188,7 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
     threads = str(max(1, int(spec.cpus)))
     own = {name: threads for name in THREAD_VARIABLES if name not in given}
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
-    # The session's own mark holds: a program inside a worker of another session may hand that one's on.
+    # Keeps this session's mark, as a program inside a worker of another session may pass that mark on.
     os.environ.update(own | dict(spec.env) | {SESSION_MARK: os.environ[SESSION_MARK]})
     if spec.cwd != spec.environment.cwd:
         sys.path.insert(0, spec.cwd)
@@ -203,14 +202,14 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
 
 
 def _keep_sockets(session: str) -> None:
-    """Have the sockets of multiprocessing go with the session, as a killed process removes none."""
+    """Put multiprocessing's sockets into the session's folder, which is removed even for killed processes."""
     folder = os.path.join(session, "pymp")
-    # The kernel refuses longer addresses, and a loader whose process can't bind its socket waits for ever.
+    # The kernel refuses longer addresses, and a data loader whose process can't bind a socket waits forever.
     if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
         link = os.path.join(session, ELSEWHERE, "pymp")
         folder = os.path.join(tempfile.gettempdir(), f"pymp-{session[-16:]}")
         os.makedirs(os.path.dirname(link), exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another worker was first
+        with contextlib.suppress(FileExistsError):  # another worker has made the link
             os.symlink(folder, link)
     os.makedirs(folder, 0o700, exist_ok=True)
     current: Any = multiprocessing.process.current_process()
@@ -218,7 +217,7 @@ def _keep_sockets(session: str) -> None:
 
 
 def _set_threads() -> None:
-    """Tell libraries that were loaded before the variables were set."""
+    """Set the number of threads of libraries that were loaded before the variables were set."""
     count = _first_number(os.environ["OMP_NUM_THREADS"])
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -227,19 +226,19 @@ def _set_threads() -> None:
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
-        if blas > 1:  # the template loaded it with one thread; looking the library up takes milliseconds
+        if blas > 1:  # it was loaded with one thread already, and finding the library takes milliseconds
             threadpoolctl.threadpool_limits(blas, user_api="blas")
 
 
 def _first_number(setting: str) -> int:
-    """Of a setting such as "4" or "4,2"; 0, which the libraries take for "not set", if there is none."""
+    """Return the first number of a setting such as "4" or "4,2"; 0, which means "not set", without one."""
     first = setting.split(",")[0].strip()
     return int(first) if first.isdigit() else 0
 
 
 def _reseed() -> None:
-    """Forked siblings would draw the same numbers otherwise."""
-    # Python's own generator seeds itself after a fork. NumPy takes a tenth of the time for an array.
+    """Reseed the random generators, as forked siblings would otherwise draw the same numbers."""
+    # Python's own generator reseeds itself after a fork. NumPy is ten times faster with an array as seed.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))

@@ -1,4 +1,4 @@
-"""Calls of a worker: from the frame that arrives to the answer that is sent."""
+"""Calls of a worker: unpacking the arriving frame, running the call, and sending the answer."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator
 
 
 class SmallCall(NamedTuple):
-    """A call that came together with others, see `batch`.
+    """Call that arrived in a batch, see `wire/batching.py`.
 
     Attributes:
-        target: the method, or the number of the function's definition.
-        arguments: see `batch.lasting`.
+        target: the method, or the id of the function's definition.
+        arguments: packed arguments, see `batching.lasting`.
     """
 
     call_id: int
@@ -49,10 +49,10 @@ class SmallCall(NamedTuple):
 
 
 class CallerConnection(BatchingConnection):
-    """A connection that calls come over.
+    """Connection over which calls arrive.
 
     Attributes:
-        spent_s: seconds that the answers posted on it took.
+        spent_s: run time in seconds of the calls whose answers are posted here and not sent yet.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -72,7 +72,7 @@ class CallerConnection(BatchingConnection):
 
 
 def parts_of(call: channel.Frame | SmallCall) -> Sequence[Any]:
-    """A call unpacked: definition, method, how many results, arguments by place and name, group and name."""
+    """Return the parts of a call: definition, method, result count, args, kwargs, and any group and name."""
     if isinstance(call, SmallCall):
         arguments = call.arguments
         return (
@@ -86,7 +86,7 @@ def parts_of(call: channel.Frame | SmallCall) -> Sequence[Any]:
 
 
 def results_of(call: channel.Frame | SmallCall) -> int:
-    """How many answers a call is to have, also if it can't be unpacked; see `CallCodec.of_call`."""
+    """Return the number of answers to a call, even if it can't be unpacked; see `CallCodec.of_call`."""
     if isinstance(call, SmallCall):
         return 1
     return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
@@ -96,7 +96,7 @@ Answers = Sequence[tuple[int, Packed]]
 
 
 ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
-"""Exceptions of user code that end the process; any other one is the failure of one call."""
+"""Exceptions of user code that end the process; other exceptions fail only the call."""
 
 _FUNCTIONS_KEPT = 256
 _CANCELLED_KEPT = 10_000
@@ -104,10 +104,10 @@ _LONGEST_NAME = 200
 
 
 class Cancelled(KeyboardInterrupt):
-    """Raised in a running task that is cancelled."""
+    """Exception that interrupts a running task when it is cancelled."""
 
 
-# Its frame belongs to no file of the runtime, so it is where a task may be interrupted while C code runs.
+# The frame of `call` belongs to no file of the runtime, so a task may be interrupted there while C code runs.
 _THROUGH: dict[str, Any] = {}
 exec(  # noqa: S102 - a constant text
     compile(
@@ -123,7 +123,7 @@ exec(  # noqa: S102 - a constant text
 
 
 def interruptible(function: Any) -> Any:
-    """`function` itself if Python runs it frame by frame; else something that calls it from a frame."""
+    """Return `function` itself if it has Python frames; else a Python function that calls it."""
     if isinstance(function, (types.FunctionType, type)):
         return function
     call = _THROUGH["through"](function)
@@ -132,7 +132,7 @@ def interruptible(function: Any) -> Any:
 
 
 def end_fork(what: str, error: BaseException | None) -> NoReturn:
-    """End a process that `what`, user code, has forked, with the exit code of a program that ends so."""
+    """End a process that user code in `what` has forked, with a program's exit code after `error` or None."""
     if isinstance(error, SystemExit):
         code = process.exit_code(error)
     else:
@@ -148,27 +148,27 @@ def end_fork(what: str, error: BaseException | None) -> NoReturn:
 
 @dataclass(eq=False)
 class Calls:
-    """Carries out the calls of one worker, in whichever thread it is asked to.
+    """Runner of the calls of one worker, in the thread of its caller.
 
     Args:
-        spec: of the worker.
+        spec: specification of the worker.
         codec: packs results.
         waiter: waits for arguments.
-        node: is told how the actor shows itself.
-        parted: told of each connection that an answer went over though its other end sends no more.
+        node: receives the name under which the actor's output is shown.
+        parted: called with each connection that has carried an answer though its other end sends no more.
 
     Attributes:
         instance: the actor's object.
-        made_of: its class, also while it is being made.
-        beginning: what its `async def __init__` has yet to do.
-        begun_at: when the last call began, by the monotonic clock.
-        running: the call that may be interrupted by a signal, see `interruption`; 0 for none, and as soon
-            as its answer is about to be sent.
-        interrupted: the last one that was.
-        resolving: its arguments are being waited for.
-        cancelled: calls that are not to be run, with whether what they started is cancelled too.
-        is_fork: this process was forked by user code, and answers no call.
-        recorder: of calls for the timeline; None: they are not recorded.
+        made_of: class of the actor, already set while its constructor runs.
+        beginning: the unfinished coroutine of an `async def __init__`.
+        begun_at: start time of the last call, by the monotonic clock.
+        running: id of the call that a signal may interrupt, see `executors.Interruption`; 0 without a call,
+            and from the moment at which its answer is about to be sent.
+        interrupted: id of the last call that was interrupted.
+        resolving: True while the running call waits for its arguments.
+        cancelled: ids of calls that must not run, with True if the calls that they started are cancelled too.
+        is_fork: True in a process that user code has forked, which answers no call.
+        recorder: records calls for the timeline; None to record nothing.
     """
 
     _spec: WorkerSpec
@@ -194,20 +194,20 @@ class Calls:
         os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
 
     def require_parent(self, what: str, error: BaseException | None = None) -> None:
-        """End this process if `what` has forked it, and returned or raised `error`."""
+        """End this process if `what` has forked it and then returned, or raised `error`."""
         if self.is_fork:
             end_fork(what, error)
 
     def require_failure(self, error: BaseException, method: str) -> None:
-        """Raise what a call raised if it ends the process; any other is the failure of that call."""
+        """Raise the exception of a call again if it ends the process; return if it only fails the call."""
         self.require_parent(method, error)
         if isinstance(error, ENDS) and not isinstance(error, Cancelled):
             raise error
 
-    # in one thread
+    # running calls
 
     def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
-        """Run a small call: as `run`, but faster."""
+        """Run and answer a small call, faster than `run`."""
         call_id, target, arguments, _ = call
         method = str(target)
         try:
@@ -216,7 +216,7 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
-                calling.set(call)  # as it is: a tuple of its own would cost as much again
+                calling.set(call)  # the call itself, as a new tuple would double the cost
             else:
                 function = self._functions.get(target)
                 if function is None:
@@ -259,12 +259,12 @@ class Calls:
         try:
             conn.post(entry)
         except OSError:
-            return  # the caller is gone
+            return  # the caller has ended
         if conn.ended:
             self._parted(conn)
 
     def run(self, conn: CallerConnection, frame: channel.Frame | SmallCall) -> None:
-        """Carry out what `frame` asks for, and answer it."""
+        """Unpack, run and answer the call in `frame`."""
         try:
             parts = parts_of(frame)
         except Exception as error:
@@ -285,7 +285,7 @@ class Calls:
         group: str | None = None,
         name: str | None = None,
     ) -> None:
-        """Run an unpacked call, and answer it; the code of this method is what calls user code."""
+        """Run and answer an unpacked call; user code is called directly from this method, see `_BOUNDARY`."""
         calling.set((call_id, method if name is None else GivenName(name)))
         if kind == channel.CALL and definition is not None:
             TaskOutput.name_of_function = method if name is None else name
@@ -327,7 +327,7 @@ class Calls:
         self.answer(conn, call_id, answers)
 
     def show_as(self, instance: Any) -> None:
-        """Have the actor's output shown under its `repr`, if its class has one and no label was given."""
+        """Have the actor's output shown under its `repr`, if its class defines one and no label was given."""
         spec = self._spec
         named = (spec.class_name, spec.registration.name if spec.registration else "")
         own: object = type(instance).__repr__
@@ -335,13 +335,13 @@ class Calls:
             return
         try:
             text = repr(instance)
-        except Exception:  # the actor is fine without
+        except Exception:  # the actor works without this name
             traceback.print_exc()
             return
         self._node.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
 
     def stream(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
-        """Send what a generator yields, as it does."""
+        """Send each value when the generator yields it."""
         items = _synchronous(result) if isinstance(result, AsyncIterator) else result
         require_iterator(items, method)
         try:
@@ -351,13 +351,13 @@ class Calls:
                     self.require_wanted(call_id, method)
         finally:
             close = getattr(items, "close", None)
-            if close is not None:  # so that its `finally` blocks run now
+            if close is not None:  # closed here, so that the generator's `finally` blocks run now
                 close()
 
-    # the steps
+    # steps of a call
 
     def forget_cancelled(self, call_id: int) -> bool:
-        """Forget that a call was cancelled, which has ended; return whether what it started is to be too."""
+        """Drop the cancellation of an ended call; return True if its child calls must be cancelled too."""
         return self.cancelled.pop(call_id, False)
 
     def require_wanted(self, call_id: int, method: str) -> None:
@@ -366,14 +366,14 @@ class Calls:
             raise TaskCancelledError(f"{self.where(channel.CALL, method)} was cancelled")
 
     def cancel(self, call_id: int, recursive: bool) -> None:
-        """Do not begin a call, or let it go on, where that is looked at."""
+        """Mark a call as cancelled: it does not begin, and stops at its next check."""
         self.cancelled[call_id] = recursive
-        if len(self.cancelled) > _CANCELLED_KEPT:  # of calls that had ended before
+        if len(self.cancelled) > _CANCELLED_KEPT:  # cancellations of calls that had already ended
             for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
                 self.cancelled.pop(stale, None)
 
     def packed(self, result: Any, count: int, method: str) -> Iterator[tuple[int, Packed]]:
-        """The answers of a call that returned; of a generator, those up to where it raises."""
+        """Yield the answers of a call that returned `result`; a generator's answers until it raises."""
         if count == DYNAMIC:
             require_iterator(result, method, "dynamic")
             result = DynamicObjectRefGenerator.of(
@@ -388,28 +388,28 @@ class Calls:
         return self._codec.put_packed(channel.FAILURE, pack_failure(error, self.where(channel.CALL, method)))
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
-        """The answers of a call that raised; a failed constructor is kept, for every call to come."""
+        """Return the answers of a call that raised; keep the failure of a constructor for all later calls."""
         self.running = 0
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
         failure = pack_failure(error, self.where(kind, method), of_constructor=kind == channel.INIT)
-        with contextlib.suppress(ObjectStoreFullError):  # then it goes in the frame: it has to be told
+        with contextlib.suppress(ObjectStoreFullError):  # if the store is full, the frame carries the failure
             failure = self._codec.store(failure)
         if kind == channel.INIT:
             self._failed = failure
-            if not isinstance(error, TaskError):  # nobody may ever call it, and be told
+            if not isinstance(error, TaskError):  # printed, as no call may ever report it
                 sys.stderr.write(f"{formatted(error)}\n")
         return [(channel.FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: channel.Frame | SmallCall, error: Exception) -> None:
-        """Answer a call that can't even be unpacked."""
+        """Answer a call that can't be run, such as one that can't be unpacked, with `error`."""
         answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != channel.INIT:
             self.answer(conn, frame.call_id, answers)
 
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
-        """Send one value of a streaming call; raises an OSError if its caller is gone."""
+        """Send one value of a streaming call; raise an OSError if its caller has ended."""
         self.require_parent(method)
         conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
         if conn.ended:
@@ -423,28 +423,28 @@ class Calls:
             try:
                 channel.send_answer(conn, kind, body, call_id + index, self._spec.name)
             except OSError:
-                return  # the caller is gone
+                return  # the caller has ended
         if conn.ended:
             self._parted(conn)
 
     def shown(self, method: str, name: str | None = None) -> str:
-        """Return the name of a call as the timeline has it: the one it was given, or its own."""
+        """Return the name of a call in the timeline: the name that the user gave, or the default name."""
         if name is not None:
             return name
         return f"{self._spec.class_name}.{method}" if self._spec.is_actor else method
 
     @property
     def actor_id(self) -> str | None:
-        """Id of the actor that this process is, in hexadecimal; None: it runs tasks."""
+        """Hexadecimal id of this process's actor; None if the process runs tasks."""
         return f"{self._spec.worker_id:016x}" if self._spec.is_actor else None
 
     def where(self, kind: int, method: str) -> str:
-        """Return the name of what ran, for errors."""
+        """Return the name of a function or method with this process's pid, for errors."""
         name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == channel.CALL else method
         return f"{name} (pid {os.getpid()})"
 
     def bound(self, method: str) -> Any:
-        """A method of the actor."""
+        """Return a method of the actor; raise ConstructorFailed if the constructor failed."""
         if self._failed is not None:
             raise ConstructorFailed(self._failed)
         found = self._methods.get(method)
@@ -458,13 +458,13 @@ class Calls:
         function = self._functions.pop(definition.id, None)
         if function is None:
             function = interruptible(self._waiter.get([definition], None)[0])
-        self._functions[definition.id] = function  # the last used is the last to be forgotten
+        self._functions[definition.id] = function  # moved to the end, as the first entry is dropped first
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]
         return function
 
     def resolved(self, value: Any) -> Any:
-        """An argument, with a reference's value in its place."""
+        """Return an argument, or its value if it is a reference."""
         if not isinstance(value, ObjectRef):
             return value
         self.resolving = True
@@ -474,7 +474,7 @@ class Calls:
             self.resolving = False
 
     def forget(self) -> None:
-        """Let go of the user's objects."""
+        """Release the user's objects."""
         self.instance = None
         self._methods.clear()
         self._functions.clear()
@@ -482,10 +482,10 @@ class Calls:
 
 @dataclass(eq=False, kw_only=True)
 class RecordedCalls(Calls):
-    """Calls of one worker that are recorded for the timeline, from where they begin to their answer.
+    """Runner that records each call for the timeline, from its begin to its answer.
 
     Args:
-        recorder: of this process.
+        recorder: recorder of this process.
     """
 
     recorder: CallRecorder
@@ -494,7 +494,7 @@ class RecordedCalls(Calls):
         method: Any = call.target
         if not isinstance(method, str):
             function = self._functions.get(method)
-            if function is None:  # it comes again, with the function
+            if function is None:  # the call is returned, and arrives again with the function
                 super().run_small(conn, call)
                 return
             method = getattr(function, "__qualname__", type(function).__name__)
@@ -505,25 +505,25 @@ class RecordedCalls(Calls):
         self, conn: CallerConnection, kind: int, call_id: int, definition: Any, method: str, *more: Any
     ) -> None:
         is_call = kind == channel.CALL
-        name = more[4] if len(more) == 5 else None  # the last of what a caller may have said
+        name = more[4] if len(more) == 5 else None  # the fifth optional argument
         shown, begun = self.shown(method if is_call else "__init__", name), SYSTEM.monotonic()
         try:
             super().carry_out(conn, kind, call_id, definition, method, *more)
         finally:
-            if is_call or self.beginning is None:  # else the constructor has yet to run
+            if is_call or self.beginning is None:  # otherwise the constructor is still running
                 self.recorder.add(shown, begun, f"{call_id:016x}" if is_call else None, self.actor_id)
 
 
 class ConstructorFailed(Exception):
-    """The actor's constructor failed, so there is nothing to call."""
+    """Exception for calls of an actor whose constructor failed."""
 
     def __init__(self, failure: Packed) -> None:
         self.failure = failure
 
 
 def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
-    """Yield the items in a process in which no event loop runs."""
-    import asyncio  # for those who need it: it takes a tenth of a second
+    """Yield the items of an asynchronous iterator, in a process without a running event loop."""
+    import asyncio  # imported only where needed, as it takes a tenth of a second
 
     loop = asyncio.new_event_loop()
     try:

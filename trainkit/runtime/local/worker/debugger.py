@@ -1,4 +1,4 @@
-"""Debugger of a worker: `breakpoint()` borrows the terminal of the program, one worker at a time."""
+"""Debugger of a worker: `breakpoint()` uses the terminal of the program, one worker at a time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _REMEDY = (
 
 
 def break_at(frame: FrameType, path: str) -> None:
-    """Start `pdb` at `frame` on a terminal; wait while another worker has it.
+    """Start `pdb` at `frame` on a terminal; wait while another worker uses the terminal.
 
     Args:
-        frame: where the code stops.
+        frame: the frame at which the code stops.
         path: the terminal's device; "" if the program has none.
 
     Raises:
         RuntimeError: the terminal is missing.
     """
     debugger = _debugger(path, threading.get_ident())
-    sys.settrace(None)  # it may be stepping already, and would stop in its own code
+    sys.settrace(None)  # a debugger that is stepping already would stop in its own code
     debugger.set_trace(frame)
 
 
-@functools.cache  # a second breakpoint() may be reached step by step, while the thread has the terminal
+@functools.cache  # a thread may reach a second breakpoint() by stepping, while it has the terminal
 def _debugger(path: str, thread: int) -> Any:
-    """Return the debugger of a thread, which has the terminal from each stop until the code resumes."""
-    import pdb  # takes milliseconds, which only a debugged worker pays
+    """Return the debugger of a thread, which holds the terminal from each stop until the code resumes."""
+    import pdb  # imported here, as it takes milliseconds
 
     class TerminalPdb(pdb.Pdb):
         def message(self, msg: str, *args: Any, **more: Any) -> None:
-            self._borrow()  # pdb also reports a return, or a breakpoint that it clears, before it prompts
+            self._borrow()  # pdb reports a return, or a cleared breakpoint, before it prompts
             super().message(msg, *args, **more)
 
         def error(self, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""Executors of calls: in the main thread, in threads or on event loops; and the interruption of a call."""
+"""Executors that run calls in the main thread, in threads or on event loops; and interruption of calls."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 
 _RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""From here user code is called; all frames of ours above it are called by that."""
+"""Code objects of the methods that call user code. Frames of trainkit above them are called by user code."""
 _AGAIN_S = 0.001
 _MOST_AT_ONCE = 1_000
 
 
 class Interruption:
-    """The SIGINT handler of a worker that runs calls in its main thread.
+    """SIGINT handler of a worker that runs calls in its main thread.
 
     Args:
-        calls: what runs there.
-        control: the connection that cancellations come over.
-        can_raise: the calls are tasks. Methods of an actor that have begun go on, but for actors whose class
-            has a `__cancelled__`: it raises what ends them.
+        calls: the worker's calls.
+        control: the connection that delivers cancellations.
+        can_raise: True if the calls are tasks. An actor's method that has begun continues, unless the actor's
+            class has a method `__cancelled__`, which raises the exception that ends it.
 
     Attributes:
-        missed: a signal came while no call was running, so the connection may have to be read.
+        missed: a signal arrived while no call was running, so the connection may have to be read.
     """
 
     def __init__(self, calls: Calls, control: Connection, can_raise: bool) -> None:
@@ -69,12 +69,12 @@ class Interruption:
         signal.signal(signal.SIGINT, self._arrived)
 
     def cancelled(self, call_id: int) -> None:
-        """A cancellation was read: the handler looks again if another thread than the main one did."""
+        """Signal the main thread if another thread has read the cancellation of the running call."""
         if call_id == self._calls.running and threading.get_ident() != self._main:
             signal.pthread_kill(self._main, signal.SIGINT)
 
     def look(self) -> None:
-        """Read what the signals that were missed were about."""
+        """Read the cancellations that missed signals announced."""
         self.missed = False
         self._control.try_read()
 
@@ -82,20 +82,20 @@ class Interruption:
         calls = self._calls
         running = calls.running
         if os.getpid() != self._pid:
-            return  # a forked child has no part in it
-        if not running or running == calls.interrupted:  # a call once: its `finally` runs to its end
+            return  # a forked child ignores the signal
+        if not running or running == calls.interrupted:  # only once per call, so that its `finally` completes
             self.missed = True
             return
-        # Without a frame, the signal comes from a wait of ours, such as that of `get`.
+        # Without a frame, a wait of trainkit has called this handler, such as the wait of `get`.
         can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
         if not can_be_caught:
-            # Without the threading module, of which the interrupted code may hold a lock.
+            # Uses `_thread`, as the interrupted code may hold a lock of the `threading` module.
             _thread.start_new_thread(_again, (self._main,))
             return
         self._control.try_read()
-        # A call's own code has not begun while that waits for its arguments.
+        # While a call waits for its arguments, its own code has not begun, so a method may be interrupted.
         may_raise = self._can_raise or (frame is None and calls.resolving)
-        # An actor of ours raises what it ends by. An instance of the user's may forward any name.
+        # Looked up on the type, as an instance of a user's class may forward any attribute name.
         own = getattr(type(calls.instance), "__cancelled__", None)
         if (may_raise or own) and running in calls.cancelled:
             calls.interrupted = running
@@ -110,9 +110,9 @@ def _again(thread: int) -> None:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Return whether no frame from the innermost down to where user code was called is trainkit's.
+    """Return whether no frame between `frame` and the call of user code belongs to trainkit.
 
-    The frames of a greenlet end where it was begun, which was in a call.
+    The frames of a greenlet end where it was started, which was in a call.
     """
     if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
         return False
@@ -122,53 +122,53 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_in_call(frame: FrameType) -> bool:
-    """Return whether a call has begun: what is raised before is caught by nobody."""
+    """Return whether a call has begun, as an exception that is raised earlier would not be caught."""
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
-    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"  # where a greenlet was begun
+    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"  # start of a greenlet
 
 
 class ExecutorHost(Protocol):
-    """The part of a worker that its executor uses."""
+    """Part of a worker that its executor uses."""
 
     def end(self, error: BaseException) -> None:
-        """End the worker as if `error` had been raised in its main thread; from any thread."""
+        """End the worker as if `error` had been raised in its main thread; callable from any thread."""
 
     def wake(self) -> None:
-        """Have the main thread look around."""
+        """Wake the main thread, so that it checks its queue and connections."""
 
 
 class Executor(Protocol):
-    """Runs calls.
+    """Executor of calls.
 
     Attributes:
-        unfinished: how many calls it has begun that run beside the main thread's loop.
+        unfinished: number of unfinished calls that run outside the main thread's loop.
     """
 
     unfinished: int
 
     def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
-        """Run a call, or see to it that it is run; in the main thread, in the order in which calls came."""
+        """Run or schedule a call; called in the main thread, in the order in which calls arrived."""
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
-        """A call is to be stopped; from any thread."""
+        """Stop a call; callable from any thread."""
 
 
 def limits(concurrency: Concurrency, default: int) -> dict[str | None, int]:
-    """How many calls of each group run at once; None stands for methods in no group."""
+    """Return the number of concurrent calls of each group; None is the key of methods without a group."""
     found: dict[str | None, int] = {None: concurrency.max_concurrency or default}
     found.update(concurrency.groups)
     return found
 
 
 def group_error(group: str | None, known: Mapping[str | None, Any], method: str) -> ConfigError:
-    """The error for a call in a group that isn't there."""
+    """Return the error for a call in an unknown group."""
     names = sorted(name for name in known if name is not None)
     return ConfigError(f"{method}(): the actor has no concurrency group {group!r}; it has {names}")
 
 
 class SerialExecutor:
-    """One at a time, in the main thread: the fast way, and where signals and CUDA want their code."""
+    """Executor that runs one call at a time in the main thread, as signal handlers and CUDA code prefer."""
 
     unfinished = 0
 
@@ -182,7 +182,7 @@ class SerialExecutor:
         if started:
             started.clear()
         calls.running = frame.call_id
-        if self._interruption.missed:  # looked at behind that, so that nothing falls in between
+        if self._interruption.missed:  # checked after setting `running`, so that no signal is overlooked
             self._interruption.look()
         if type(frame) is SmallCall:
             calls.run_small(conn, frame)
@@ -193,7 +193,7 @@ class SerialExecutor:
             self._clear(frame.call_id)
 
     def _clear(self, call_id: int) -> None:
-        """Forget that a call was cancelled, which has ended; cancel what it has started if it was stopped."""
+        """Drop the cancellation of an ended call; if the call was interrupted, cancel its child calls."""
         recursive = self._calls.forget_cancelled(call_id)
         if recursive and self._calls.interrupted == call_id:
             self._results.cancel_started()
@@ -204,7 +204,10 @@ class SerialExecutor:
 
 
 class Threads:
-    """In daemon threads, a pool for each group; constructed in the main thread, which serves connections."""
+    """Executor with a pool of daemon threads for each group.
+
+    The main thread runs the constructor and serves the connections.
+    """
 
     def __init__(self, host: ExecutorHost, calls: Calls, concurrency: Concurrency) -> None:
         self._host = host
@@ -235,7 +238,7 @@ class Threads:
             with self._lock:
                 self.unfinished -= 1
                 idle = self.unfinished == 0
-            if idle:  # the last handle may have gone meanwhile
+            if idle:  # the last handle may have been released meanwhile
                 self._host.wake()
 
         with self._lock:
@@ -247,7 +250,7 @@ class Threads:
 
 
 class _Pool:
-    """Up to `limit` threads, started as they are needed, that take work in the order in which it came."""
+    """Pool of up to `limit` threads, started when needed, that run work in its order of arrival."""
 
     def __init__(self, name: str, limit: int, on_exit: Callable[[BaseException], None]) -> None:
         self._name = name
@@ -277,10 +280,10 @@ class _Pool:
                 work = self._work.popleft()
             try:
                 work()
-            except BaseException as error:  # SystemExit, exit_actor: the actor's end, not the thread's
+            except BaseException as error:  # SystemExit and exit_actor end the actor, not only the thread
                 self._on_exit(error)
                 return
-            del work  # and with it the connection and the arguments
+            del work  # releases the connection and the arguments
 
 
 @dataclass(slots=True, eq=False)
@@ -292,7 +295,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str | None = None
-    begun: float = 0.0  # when, by the monotonic clock
+    begun: float = 0.0  # start time by the monotonic clock
 
 
 @dataclass(slots=True, eq=False)
@@ -304,24 +307,24 @@ class _Group:
 
 
 class AsyncioExecutor:
-    """Event loops of an actor with `async def` methods.
+    """Executor with event loops, for an actor with `async def` methods.
 
-    The main thread's loop runs the constructor and the methods in no group, and serves the connections. An
-    actor with concurrency groups has a loop in a thread of its own for each of them, and serves the
-    connections in a further thread, so that a method that blocks stops only those of its group.
+    The main thread's loop runs the constructor and the methods without a group, and serves the connections.
+    With concurrency groups, each group has a loop in its own thread, and a further thread serves the
+    connections. So a blocking method stops only the methods of its group.
 
-    Calls begin in the order in which they came, group by group. A coroutine method is a task, an asynchronous
-    generator a task that sends what is yielded, and a plain method holds its loop as long as it runs.
+    Calls of a group begin in their order of arrival. A coroutine method runs as a task, an asynchronous
+    generator as a task that sends the yielded values, and a plain method blocks its loop while it runs.
 
     Args:
         host: the worker.
-        calls: its calls.
-        futures: of this process.
-        concurrency: how many calls run at once.
+        calls: the worker's calls.
+        futures: futures of this process.
+        concurrency: numbers of concurrent calls.
     """
 
     def __init__(self, host: ExecutorHost, calls: Calls, futures: Futures, concurrency: Concurrency) -> None:
-        # Imported by the workers that need it alone: a tenth of a second, and megabytes.
+        # Imported only by workers that need it, as it takes a tenth of a second and megabytes.
         import asyncio
 
         self._asyncio = asyncio
@@ -352,11 +355,11 @@ class AsyncioExecutor:
         self._asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-        except BaseException as error:  # SystemExit in a task of the user's own
+        except BaseException as error:  # SystemExit in a task that user code has created
             self._host.end(error)
 
     def serve(self, fd: int, turn: Callable[[], bool]) -> None:
-        """Run the main loop until `turn` is False, which runs when `fd` can be read or calls have ended."""
+        """Run the main loop; call `turn` when `fd` is readable or calls have ended, until it is False."""
 
         def look() -> None:
             if not turn():
@@ -387,7 +390,7 @@ class AsyncioExecutor:
                 self._construct_in_main_thread(conn, frame)
             else:
                 self._construct(conn, frame)
-                if self._calls.beginning is not None:  # calls wait for it, in `_begin_next`
+                if self._calls.beginning is not None:  # `_begin_next` waits for this task
                     self._constructing = self._loop.create_task(self._begin_instance(frame))
             return
         try:
@@ -454,12 +457,12 @@ class AsyncioExecutor:
             task.cancel()
 
     async def _dispatch(self, group: _Group) -> None:
-        """Begin the calls of a group, one after the other."""
+        """Begin the calls of a group one after another."""
         while True:
             try:
                 await self._begin_next(group, await group.queue.get())
             except self._asyncio.CancelledError:
-                continue  # user code has cancelled all tasks of its loop, and this is not one of its own
+                continue  # user code has cancelled all tasks of its loop, but this task must continue
 
     async def _begin_next(self, group: _Group, call: _Call) -> None:
         try:
@@ -480,7 +483,7 @@ class AsyncioExecutor:
         task.add_done_callback(lambda _: self._ended(call, group))
 
     def _ended(self, call: _Call, group: _Group) -> None:
-        if not call.begun:  # its task was cancelled before its first step
+        if not call.begun:  # the task was cancelled before its first step
             self._fail(call, self._asyncio.CancelledError())
         elif (recorder := self._calls.recorder) is not None:
             shown = self._calls.shown(call.method, call.name)
@@ -533,7 +536,7 @@ class AsyncioExecutor:
             else:
                 for item in items:
                     self._calls.send_item(call.conn, call.frame.call_id, item, call.method)
-                    await self._asyncio.sleep(0)  # other calls, and a cancellation of this one, come in here
+                    await self._asyncio.sleep(0)  # lets other calls run, and a cancellation of this call
         finally:
             if hasattr(items, "aclose"):
                 await items.aclose()
@@ -557,7 +560,7 @@ class AsyncioExecutor:
             self.unfinished -= 1
             if self.unfinished:
                 return
-        if self._has_threads:  # the last handle may have gone meanwhile
+        if self._has_threads:  # the last handle may have been released meanwhile
             self._host.wake()
         else:
             self._loop.call_soon(self._look)

@@ -1,4 +1,4 @@
-"""Worker process: its start, the loop over its connections, and its end.
+"""Worker process: start, loop over its connections, and end.
 
 connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
 """
@@ -38,21 +38,21 @@ from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
-"""A call that takes so long has none wait behind it that another process could run."""
+"""Duration of a call after which the tasks behind it are returned, so that other workers run them."""
 
 
 def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:
-    """Become the worker of `spec`, in a process just forked; returns when it is to end.
+    """Turn a newly forked process into the worker that `spec` describes, and end the process with it.
 
     Args:
-        spec: what it runs for, and with what.
-        inherited: what it sees.
-        fds: its control connection, its first connection, what stdout and stderr become, and the
-            account of the object store; the caller closes those that are only copied.
+        spec: specification of the worker.
+        inherited: environment of the worker.
+        fds: descriptors of its control connection, its first connection, its stdout and stderr, and the
+            account of the object store. They are copied and closed.
     """
     control, first, out, err, account = fds
     signals.serve_program()
-    # Orphans of what runs here stay here while it runs, and become the node's when it ends.
+    # Orphans of this worker's children become its children while it runs, and the node's when it ends.
     process.become_subreaper()
     own_variables = enter_environment(spec, inherited, out, err)
     group = None if spec.group is None else (spec.group, list(spec.group_bundles))
@@ -100,7 +100,7 @@ def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[in
 
 
 class _Connection(CallerConnection):
-    """A caller's connection, read by the worker's loop."""
+    """Connection to a caller, read by the worker's loop."""
 
     def __init__(self, sock: socket.socket, worker: _Worker, background: BackgroundThread) -> None:
         super().__init__(sock)
@@ -114,7 +114,7 @@ class _Connection(CallerConnection):
             self._worker.arrived(self, [frame])
 
     def on_end(self) -> None:
-        return  # the caller makes no more calls, but may read the answers to those it made
+        return  # the caller makes no more calls, but may still read answers
 
     def on_backlog(self) -> None:
         self._background.flush(self)
@@ -139,16 +139,16 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, channel.Frame | SmallCall]] = deque()
-        # Calls to an actor made anew may come before what it is to be made with: they wait for that.
+        # Calls to a restarted actor may arrive before its constructor call, and wait here for it.
         self._early: list[tuple[CallerConnection, channel.Frame | SmallCall]] | None = (
             [] if spec.is_actor else None
         )
         self._leaving = False
         self._introduced = 0
-        self._own_conn: _Connection | None = None  # of this process's own handles
+        self._own_conn: _Connection | None = None  # for this process's handles to its own actor
         self._waited_at = 0.0
-        self._waiting = False  # the main thread, for others
-        self._returns_slow = False  # what comes while a call takes long goes back
+        self._waiting = False  # True while the main thread waits for other processes
+        self._returns_slow = False  # True while tasks that arrive behind a long call are returned
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -177,32 +177,32 @@ class _Worker:
         )
 
     def connect(self, sock: socket.socket) -> _Connection:
-        """Serve one more connection, which is returned."""
+        """Serve a new connection and return it."""
         conn = _Connection(sock, self, self._background)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
         return conn
 
     def _introduce(self, body: Packed) -> None:
-        """Serve the connection that came with `body`; if it is lost, its other end finds it closed."""
+        """Serve the connection in `body`; if its descriptor was lost, its other end finds it closed."""
         (handle,) = body.handles
         if isinstance(handle, channel.Descriptor):
             self.connect(socket.socket(fileno=handle.take()))
 
     def _is_cancelled(self) -> bool:
-        self._node.try_read()  # the main thread may be in the call that asks
+        self._node.try_read()  # the main thread, which normally reads, may be running the call that asks
         return calling.get()[0] in self._calls.cancelled
 
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
-        """Make what one more handle of the actor holds, connected to this very process."""
+        """Return an endpoint of this process's own actor, for a new handle, and the actor's interface."""
         interface = interface_of(self._calls.made_of, self._spec.name)
         known = known_endpoint(self._engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
-            self._read_caller(own.fileno())  # of handles that are gone: its descriptor is free again
-            self.wake()  # for the calls that were read
+            self._read_caller(own.fileno())  # frees the descriptor if the earlier handles are gone
+            self.wake()  # to run the calls that were read
         with channel.descriptors_explained:
             ours, theirs = socket.socketpair()
         self._own_conn = self.connect(theirs)
@@ -210,12 +210,12 @@ class _Worker:
         conduct = self._spec.conduct
         peer.home, peer.in_order = self._engine.mark, conduct.in_order
         peer.max_task_retries = conduct.max_task_retries
-        if conduct.is_restarted:  # this connection ends with the process, but those made from it go on
+        if conduct.is_restarted:  # handles that are sent from this connection to others must reconnect
             peer.kind, peer.life = channel.RECONNECTING_ACTOR, self._spec.restarts
         return shared(ActorEndpoint(peer)), interface
 
     def arrived(self, conn: CallerConnection, calls: Sequence[channel.Frame | SmallCall]) -> None:
-        """Queue calls, or serve the further connection that came."""
+        """Queue calls, or serve a new connection."""
         if calls[0].kind == channel.CONNECT:
             (frame,) = calls
             if isinstance(frame, channel.Frame):
@@ -225,7 +225,7 @@ class _Worker:
             if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
                 self._calls.begun_at = SYSTEM.monotonic()
                 conn.tick()
-        if threading.get_ident() != self._main:  # it was the background thread that read
+        if threading.get_ident() != self._main:  # the background thread has read the frame
             if self._waiting:
                 self._return_unbegun(channel.BLOCKED)
             elif self._returns_slow and self._takes_long():
@@ -242,30 +242,30 @@ class _Worker:
             self._early.extend(calls)
 
     def return_slow(self) -> bool:
-        """Return what waits behind a task that takes long; whether there may be something to return yet."""
+        """Return queued tasks to their owner if the running task takes long; return True to check again."""
         if self._spec.is_actor or not (self._queue or self._calls.running):
             return False
         if not self._takes_long():
             return True
         self._returns_slow = True
         for conn in list(self._conns.values()):
-            self._background.watch(conn, channel.SLOW)  # the owner may not know yet, and send more
+            self._background.watch(conn, channel.SLOW)  # the owner may still send more tasks
             conn.try_read()
         self._return_unbegun(channel.SLOW)
         return False
 
     def _takes_long(self) -> bool:
-        """Return whether a call runs that has taken long."""
+        """Return whether the running call has taken more than 20 ms."""
         return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
 
     def _stop_returning(self) -> None:
-        """Keep what comes from here on, as the call that took long has ended."""
+        """Keep tasks that arrive from now on, as the long call has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
             self._background.unwatch(conn, channel.SLOW)
 
     def _blocked(self, waiting: bool) -> None:
-        """The main thread waits, maybe for what is to run here: return that, and what yet comes."""
+        """Return queued and arriving tasks while the main thread waits, as it may wait for one of them."""
         self._waiting = waiting
         note = self._background.watch if waiting else self._background.unwatch
         for conn in list(self._conns.values()):
@@ -275,7 +275,7 @@ class _Worker:
             self._return_unbegun(channel.BLOCKED)
 
     def _return_unbegun(self, why: str) -> None:
-        """Give tasks that were given ahead back to their owner: others may have time for them."""
+        """Return the queued small tasks to their owner, so that other workers can run them."""
         returned: dict[CallerConnection, list[int]] = {}
         kept = []
         while True:
@@ -289,13 +289,13 @@ class _Worker:
                 kept.append((conn, call))
         self._queue.extend(reversed(kept))
         if kept and threading.get_ident() != self._main:
-            self.wake()  # it may have found the queue empty meanwhile
+            self.wake()  # the main thread may have found the queue empty meanwhile
         for conn in returned or ([*self._conns.values()] if why == channel.BLOCKED else []):
-            with contextlib.suppress(OSError):  # the owner is gone: nobody wants them
+            with contextlib.suppress(OSError):  # the owner has ended
                 conn.send(channel.RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
 
     def wake(self) -> None:
-        """Have the main thread look around."""
+        """Wake the main thread, so that it checks its queue and connections."""
         os.eventfd_write(self._wake_fd, 1)
 
     def end(self, error: BaseException) -> None:
@@ -305,7 +305,7 @@ class _Worker:
         self.wake()
 
     def serve(self) -> None:
-        """Run calls until there is nobody left who could make one, or the node says so."""
+        """Run calls until no process can make further calls, or the node ends the worker."""
         if isinstance(self._runner, AsyncioExecutor):
             self._runner.serve(self._poll.fileno(), self._turn)
         else:
@@ -315,26 +315,27 @@ class _Worker:
             raise self._fatal
 
     def _turn(self) -> bool:
-        self._calls.require_parent(self._spec.name)  # a coroutine has, and waits
-        self._main = threading.get_ident()  # it is another thread's for an actor with concurrency groups
+        self._calls.require_parent(self._spec.name)  # a coroutine may have forked this process
+        self._main = threading.get_ident()  # with concurrency groups, another thread runs this
         return self._read(0) and self._begin()
 
     def depart(self, reason: str) -> None:
-        """Have the node know that this process ends of its own will; an actor is not to be made anew.
+        """Report to the node that this process ends cleanly, so that its actor is not restarted.
 
-        Stay until others have the results that they wait for, and the tasks started here have ended.
+        Stay until other processes have the results that this process owes, and the tasks started here have
+        ended.
         """
         engine = self._engine
         engine.owed.on_settled = self.wake
         stays = engine.owes()
         departing = messages.Departing(stays, reason)
-        if not stays:  # the node reads this before it looks how the process has ended
+        if not stays:  # no answer is needed, as the node reads this before it handles the exit
             self._node.tell(departing)
             return
-        with contextlib.suppress(NodeDiedError):  # before a connection closes: who finds it closed asks why
+        with contextlib.suppress(NodeDiedError):  # before connections close, as callers then ask the node why
             self._waiter.get_without_lending(self._node.ask(departing))
         self._calls.forget()
-        for fd, conn in list(self._conns.items()):  # whoever calls now is told that there is nobody
+        for fd, conn in list(self._conns.items()):  # later calls fail, as the actor has ended
             conn.flush_if_open()
             conn.flush_blocking(_FLUSH_S)
             self._poll.unregister(fd)
@@ -344,12 +345,12 @@ class _Worker:
             pass
 
     def _begin(self) -> bool:
-        """Begin what was queued; False if nothing more can come."""
+        """Begin the queued calls; return False if the worker must end."""
         queue, begin = self._queue, self._runner.begin
         while queue and self._fatal is None:
             try:
                 conn, call = queue.popleft()
-            except IndexError:  # the background thread has just returned it
+            except IndexError:  # the background thread has just returned the task
                 break
             begin(conn, call)
             if self._returns_slow:
@@ -362,7 +363,7 @@ class _Worker:
         return not (abandoned and self._may_end())
 
     def _may_end(self) -> bool:
-        """Ask the node if this actor, which nobody holds any more, is to end."""
+        """Return whether this actor, which has no holders, may end; ask the node if it is registered."""
         if not self._spec.conduct.is_registered:
             return True
         try:
@@ -372,15 +373,15 @@ class _Worker:
         return may_end
 
     def _goes_on(self, conn: CallerConnection) -> bool:
-        """Return True if the next call came over `conn` too."""
+        """Return True if the next queued call came over `conn` too."""
         try:
             return self._queue[0][0] is conn
         except IndexError:
             return False
 
     def _read(self, timeout_s: float) -> bool:
-        """Take what arrives, waiting for it until `timeout_s`, -1 for ever; False if the node is gone."""
-        # Others have work of their own meanwhile.
+        """Read all connections, waiting up to `timeout_s` (-1: forever); return False at the node's end."""
+        # Only a serial executor may poll busily, as other executors' threads need the CPU.
         looks = timeout_s < 0 and isinstance(self._runner, SerialExecutor)
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
             if fd == self._node.fileno():
@@ -393,10 +394,10 @@ class _Worker:
         return True
 
     def _arrived_shortly(self) -> list[tuple[int, int]]:
-        """Look for what is about to arrive, if the last calls followed quickly; see `SHORT_WAIT_S`."""
+        """Poll briefly if the last calls followed quickly, as sleeping costs more; see `SHORT_WAIT_S`."""
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
-        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait was a long one, or the call behind it
+        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call was long
             return []
         end = begun + channel.SHORT_WAIT_S
         while SYSTEM.monotonic() < end:
@@ -407,15 +408,15 @@ class _Worker:
         return []
 
     def _read_caller(self, fd: int) -> None:
-        conn = self._conns.get(fd)  # gone if another thread has just read its end
+        conn = self._conns.get(fd)  # None if another thread has just read its end
         if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            # Calls of it that are queued hold it; answers that are not yet written are kept here.
+            # Its queued calls keep the connection alive; `_parted` keeps it while answers are unsent.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 
     def keep_writing(self, conn: CallerConnection) -> None:
-        """Keep `conn` until what was sent over it has got there, though it is not read any more."""
+        """Keep `conn`, which is not read any more, until its unsent answers are written."""
         if conn.has_backlog:
             with self._parting:
                 self._parted.append(conn)
@@ -434,7 +435,7 @@ class _Worker:
                 self._engine.notified(message, body)
 
     def leave(self, code: int) -> None:
-        """End the process in the order in which a Python program ends, then what it started."""
+        """Finish like a Python program (threads, then exit functions), send unsent data, and exit."""
         self._calls.forget()
         process.finish_program(_FLUSH_S)
         for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:

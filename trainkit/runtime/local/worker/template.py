@@ -1,7 +1,7 @@
-"""Template process: has imported what workers need, and forks them.
+"""Template process: imports packages that workers need, and forks the workers.
 
-A template runs no tensor operation, touches no GPU and imports no user module, so that it has one
-thread: a fork copies only the thread that calls it, and a lock that another held would stay locked.
+A template runs no tensor operation, uses no GPU and imports no user module, so that it has only one thread. A
+fork copies only the calling thread, and a lock held by another thread would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _FLUSH_S = 60.0
 _NAME = "trainkit-tmpl"
 
 _IDLE_MS = 500
-"""After so long without a request there is time for what takes most of a second."""
+"""Idle time after which a template does work that takes most of a second."""
 
 
 def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) -> NoReturn:
-    """Import `preload`, then fork what the node at `sock` asks for until it closes.
+    """Import `preload`, then fork the processes that the node requests, until the connection closes.
 
     Args:
-        sock: to the node.
-        lifeline: reading end of a pipe whose writer is the node: the workers end with it.
-        preload: packages.
+        sock: the socket to the node.
+        lifeline: reading end of a pipe whose writer is the node, so that the workers end with the node.
+        preload: packages to import.
     """
     process.set_name(_NAME)
     prepare()
     template = _Template(sock, lifeline)
-    # It would look through all modules again and again, for a third of the time that torch takes to import.
+    # The collector would visit all modules repeatedly, for a third of torch's import time.
     gc.disable()
     try:
         for package in sorted(preload, key=lambda name: (name not in PRELOADS, name)):
@@ -63,15 +63,15 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
             )
         )
         os._exit(1)
-    # Finalizers of what lives now are not a child's to run as it ends: those of torch's operators alone would
-    # have it copy thousands of pages.
+    # A child must not run the finalizers of the template's objects when it ends: the finalizers of torch's
+    # operators alone would copy thousands of pages.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
-    # Nothing that lives now is looked at by a child's collector, which would unshare its pages.
+    # Frozen objects are not visited by a child's collector, which would unshare their pages.
     gc.freeze()
     gc.enable()
     template.tell(messages.Ready())
-    # With less than torch to copy it would take as long as dozens of forks win.
+    # Without torch, moving to huge pages takes as long as dozens of forks save.
     template.serve(process.use_huge_pages if "torch" in sys.modules else None)
     os._exit(0)
 
@@ -88,7 +88,7 @@ class _NodeConnection(Connection):
         self.flush_blocking(_FLUSH_S)
 
     def announce(self, message: object) -> None:
-        """Send a short message from a process that this one has forked."""
+        """Send a short message from a forked child of the template."""
         data = memoryview(encoded(NOTICE, 0, messages.packed(message)))
         while data:
             select.select([], [self.sock], [])
@@ -107,10 +107,10 @@ class _Template:
         self._conn.send(NOTICE, 0, messages.packed(message))
 
     def serve(self, when_idle: Callable[[], None] | None) -> None:
-        """Do what the node asks for until it closes.
+        """Handle requests of the node until the connection closes.
 
         Args:
-            when_idle: called once, as soon as the node has asked for nothing for a moment.
+            when_idle: called once, when the node has sent no request for 0.5 s.
         """
         self._children = process.ChildWatch()
         poll = select.poll()
@@ -136,7 +136,7 @@ class _Template:
             case messages.ForkWorker(spec) if lost is not None:
                 self.tell(messages.ForkFailed(spec.serial, lost.why))
             case _ if lost is not None:
-                pass  # a template that is not made, or a log that is not written to
+                pass  # the lost handle was the connection of a new template, or the log file
             case messages.ForkWorker(spec):
                 inherited = self._inherited_by(spec)
                 self._fork(spec.serial, f"tk-{spec.name}", lambda: run_worker(spec, inherited, fds))
@@ -163,7 +163,7 @@ class _Template:
             )
             return
         parent = os.getpid()
-        sys.stdout.flush()  # what an import has printed is none of the child's
+        sys.stdout.flush()  # flushed before the fork, or the child would print the same output again
         sys.stderr.flush()
         try:
             pid = os.fork()
@@ -177,7 +177,8 @@ class _Template:
             process.set_name(name)
             if serial:
                 process.die_with_writer(self._lifeline)
-                # By itself, so that the node never finds its template gone first, and asks another.
+                # The worker sends this itself. Otherwise, if the template died here, the node would ask
+                # another template for the same worker.
                 self._conn.announce(messages.Forked(serial, os.getpid()))
             else:
                 process.die_with_parent(parent)
