@@ -1,16 +1,16 @@
-"""Budget of shared memory that all processes of a session draw on.
+"""Budget of the shared memory of a session, common to all its processes.
 
     used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
-A process that makes a segment adds its size to `used`, under a lock that every process takes. A process
-that frees one subtracts it, warm ones included. A segment stays counted that others still hold when its
-maker lets go, or that a process takes along when it dies. So `used` may be too high, but never too low, and
-a new segment costs a microsecond more. Only when it would exceed the limit is the real use read from the
-kernel, by the locks on all segments (see `locks`). Warm memory of all processes is taken back then: a process
-that has made segments, and so may keep some warm, has put its pid among the makers.
+A process that makes a segment adds the segment's size to `used`, under a lock of all processes. A process
+that frees a segment subtracts the size; warm segments stay counted. A segment also stays counted if others
+hold it when its maker releases it, or if its maker dies. So `used` may be too high but never too low, and
+this count adds only a microsecond to a new segment. If `used` would exceed the limit, the real use is read
+from the kernel, by the locks on all segments (see `locks`). The warm memory of all processes is then taken
+back: each process that has made segments is listed in `makers`, as it may keep some warm.
 
-Values in files in `folder`, for which there was no room in memory, are not part of `used`. What was written
-there since the session began is counted.
+Values in files in `folder`, which did not fit into memory, are not part of `used`. The total of these values
+since the start of the session is counted in `spilled`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from trainkit.runtime.signals import InterruptGuard
 
 _USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _TOLD, _MAKERS, _FIRST_MAKER = range(9)
 _FILE_BYTES = 1 << 16
-_FOLDER_BYTES = 1 << 12  # at the end: as long as the kernel lets a path be
+_FOLDER_BYTES = 1 << 12  # at the end of the file: the kernel's maximum length of a path
 _CELLS = (_FILE_BYTES - _FOLDER_BYTES) // 8
 _NAME = "tk-store"
 
 
 class StoreBudget:
-    """The session's budget of shared memory, as one process has it open.
+    """Session's budget of shared memory, as opened by one process.
 
-    Its user, the process's pool of segments, takes care that no two threads come here at once.
+    It is not thread-safe: its user, the process's pool of segments, calls it from one thread at a time.
 
     Args:
-        fd: of the account; the caller keeps and closes it.
+        fd: descriptor of the account, which the caller keeps and closes.
 
     Attributes:
-        folder: where values go that find no room in memory; "" if they are to go nowhere.
+        folder: folder for values that do not fit into memory; "" if spilling is off.
     """
 
     def __init__(self, fd: int) -> None:
-        # An open file of its own: a lock on one that was inherited or sent would be its giver's too.
+        # Opened again, as a lock on an inherited or received open file would also belong to its sender.
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(self.fd, _FILE_BYTES)
         self._cells = memoryview(self._memory).cast("Q")
@@ -74,9 +74,9 @@ class StoreBudget:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from counting and from making segments."""
-        with InterruptGuard():  # Ctrl-C must not leave it locked: all others would wait for ever
-            # A collection in the middle may free a segment, which comes here again.
+        """Keep all other processes from counting and making segments."""
+        with InterruptGuard():  # Ctrl-C must not leave it locked, as all other processes would wait forever
+            # Counts nested calls, as garbage collection in the block may free a segment and call this again.
             if self._depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_EX)
             self._depth += 1
@@ -89,20 +89,20 @@ class StoreBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Return the bytes counted as used; the count may be too high, never too low."""
+        """Number of bytes counted as used, which may be too high but never too low."""
         return self._cells[_USED]
 
     @property
     def spilled(self) -> tuple[int, int]:
-        """Return bytes and number of the values that were written to disk since the session began."""
+        """Bytes and number of the values that were written to disk since the session began."""
         return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
 
     def note_spilled(self, size_bytes: int, *, freed: bool) -> None:
         """Count a value that was written to disk.
 
         Args:
-            size_bytes: its size.
-            freed: its segment in memory was made by this process, and is closed before `locked` ends.
+            size_bytes: size of the value.
+            freed: True if this process made the value's segment in memory and closes it under `locked`.
         """
         with self.locked():
             self._cells[_SPILLED_BYTES] += size_bytes
@@ -111,23 +111,23 @@ class StoreBudget:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
 
     def is_first_to_tell(self) -> bool:
-        """Return whether no process has said so far that values go to disk; count it as said."""
+        """Return True in the first call in the session, for the one warning that values go to disk."""
         with self.locked():
             told, self._cells[_TOLD] = self._cells[_TOLD], 1
             return not told
 
     def span(self, size_bytes: int, *, on_disk: bool = False) -> Span:
-        """Return the range of bytes that a lock on a segment of this size covers."""
+        """Return the range of bytes that a lock on a segment of `size_bytes` covers."""
         return Span(self.session, size_bytes, on_disk)
 
     def make(self, size_bytes: int) -> int | None:
-        """Return a new segment, in use by this process; None if it would exceed the limit, by the count."""
+        """Return the descriptor of a new locked segment; None if `used` would exceed the limit."""
         with self.locked():
             if self._cells[_USED] + size_bytes > self.limit_bytes:
                 return None
             if not self._is_maker:
                 self._become_maker()
-            # Counted, made and locked in one go: who counts exactly holds the same lock, and misses none.
+            # Counted, made and locked under one lock, so that the exact count in another process misses none.
             fd = os.memfd_create(f"{PREFIX}{self.session:06x}", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(fd, size_bytes)
@@ -139,7 +139,7 @@ class StoreBudget:
             return fd
 
     def make_after_counting(self, size_bytes: int) -> int | None:
-        """Return a new segment, after a count of what is in use, and with all warm memory taken back."""
+        """Return a new segment after taking all warm memory back; None if the exact use exceeds the limit."""
         with self.locked():
             if self.in_use_bytes() + size_bytes > self.limit_bytes:
                 return None
@@ -147,13 +147,13 @@ class StoreBudget:
             return self.make(size_bytes)
 
     def in_use_bytes(self) -> int:
-        """Return the bytes of all segments in use, without warm ones, as known to the kernel."""
+        """Return the bytes of all segments in use, without warm segments, as known to the kernel."""
         return sum(locks.sizes_in_use(self.session).values())
 
     def figures(self) -> dict[str, int]:
-        """Return the limit in memory, the use of memory and disk now, and all that was ever spilled."""
+        """Return the memory limit, the present use of memory and disk, and the total of spilled values."""
         spilled_bytes, spilled_objects = self.spilled
-        # Others make and free segments meanwhile: what is in two readings was in use between them.
+        # Other processes make and free segments meanwhile, but a segment in both readings was in use between.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
         return {
             "limit_bytes": self.limit_bytes,
@@ -165,7 +165,7 @@ class StoreBudget:
 
     def _become_maker(self) -> None:
         count = self._cells[_MAKERS]
-        if _FIRST_MAKER + count == _CELLS:  # forget those that have ended
+        if _FIRST_MAKER + count == _CELLS:  # the table is full, so drop makers that have ended
             living = [pid for pid in self._makers() if os.path.exists(f"/proc/{pid}")]
             for index, pid in enumerate(living):
                 self._cells[_FIRST_MAKER + index] = pid
@@ -178,7 +178,7 @@ class StoreBudget:
         return list(self._cells[_FIRST_MAKER : _FIRST_MAKER + self._cells[_MAKERS]])
 
     def close_segment(self, fd: int) -> None:
-        """Close a segment that this process has alone, and take it off the account."""
+        """Close a segment that only this process has, and subtract it from the account."""
         with self.locked():
             self._cells[_USED] -= min(self._cells[_USED], os.fstat(fd).st_size)
             os.close(fd)
@@ -190,15 +190,14 @@ class StoreBudget:
                 continue
             try:
                 fd = os.open(found.path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:  # closed meanwhile
+            except OSError:  # the descriptor was closed meanwhile
                 continue
             try:
                 size = os.fstat(fd).st_size
                 if size == 0:
                     continue
-                # Warm memory; or segments that were taken into use, or are being closed, since the locks
-                # were read: those are locked, and count. Who kept one looks at its size before writing
-                # to it again.
+                # A warm segment is emptied. Its keeper checks its size before writing to it again. A segment
+                # that was taken into use, or is being closed, since the locks were read is locked and counts.
                 if locks.claim(fd, self.span(size)):
                     os.ftruncate(fd, 0)
                 else:
@@ -208,7 +207,7 @@ class StoreBudget:
         return sum(sizes.values())
 
     def close(self) -> None:
-        """Close this process's end of it."""
+        """Close this process's descriptor and mapping of the account."""
         self._cells.release()
         self._memory.close()
         os.close(self.fd)

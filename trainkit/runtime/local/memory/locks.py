@@ -1,14 +1,14 @@
-"""Locks on segments, which tell the kernel which segments are in use.
+"""Locks on segments, by which the kernel shows which segments are in use.
 
-Whoever uses a segment - holds it, maps it, or has sent it - has an open file of it with a shared lock.
-The lock belongs to the open file, so it travels with it through a socket, lasts as long as any mapping
-made from it, and goes when a process crashes. The locked range tells session and size:
+A process that holds, maps or has sent a segment has an open file of the segment with a shared lock. The lock
+belongs to the open file. So the lock is sent with the file through a socket, lasts as long as any mapping of
+the file, and ends when the process crashes. The locked range encodes session and size:
 
     first byte = session's number * 2**40        length = size of the segment
                  + 2**39 if it lies on disk
 
-and the kernel's table of locks shows the range, also of a file that is on its way in a socket, where
-no process has it. A segment that no process has locked is warm memory that may be taken.
+The kernel's table of locks shows the range, also for a file that is in flight in a socket and that no process
+has. A segment that no process has locked is warm memory that may be taken.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import os
 import struct
 
 PREFIX = "trainkit-"
-"""Start of the names of segments; the session's number in hexadecimal follows."""
+"""Prefix of the names of segments, before the session's number in hexadecimal."""
 
 _SHIFT = 40
 _ON_DISK = 1 << 39
 MEMORY_LINK = f"/memfd:{PREFIX}"
-"""First characters of links to descriptors of segments in memory."""
+"""Prefix of the targets of /proc/PID/fd links of segments in memory."""
 
 SESSIONS = 1 << 22
-"""Count of the numbers for sessions."""
+"""Number of possible session numbers."""
 
 _SEQ_BYTES = 1 << 11
-"""A table shorter than this came in one piece: the kernel fills a page, less its last record."""
+"""Size below which the kernel returns its table in one read: a page is filled, less its last record."""
 
 _MOST_READS = 5
 
@@ -40,9 +40,9 @@ class Span:
     """Range of bytes that a lock on a segment covers, with prepared requests to the kernel.
 
     Args:
-        session: number of the session that it belongs to.
-        size_bytes: of the segment.
-        on_disk: it is a file on disk.
+        session: number of the segment's session.
+        size_bytes: size of the segment.
+        on_disk: True if the segment is a file on disk.
     """
 
     __slots__ = ("claim", "on_disk", "release", "session", "share", "size_bytes")
@@ -59,7 +59,7 @@ class Span:
 
 
 def span_of(fd: int) -> Span:
-    """Return the span of the segment open at `fd`: from name and size; of a file on disk, from its lock."""
+    """Return the span of the segment at `fd`, from its name and size, or from its lock for a file on disk."""
     name = os.readlink(f"/proc/self/fd/{fd}")
     if name.startswith(MEMORY_LINK):
         return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
@@ -72,16 +72,16 @@ def span_of(fd: int) -> Span:
 
 
 def locked_span(line: str) -> Span | None:
-    """Return the span in a line of /proc/locks, or of a descriptor's fdinfo; None if there is none."""
+    """Return the span in a line of /proc/locks or of a descriptor's fdinfo; None in any other line."""
     found = _parsed(line)
     return None if found is None else Span(*found[1:])
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
-    """Return the inode, the session and the size of a segment by a lock on it, and whether it is on disk.
+    """Return the inode, session and size of a segment from a lock on it, and whether the segment is on disk.
 
     Args:
-        line: such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
+        line: a line such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
     """
     fields = line.removeprefix("lock:").split()
     if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":
@@ -92,12 +92,12 @@ def _parsed(line: str) -> tuple[int, int, int, bool] | None:
 
 
 def share(fd: int, span: Span) -> None:
-    """Use the segment from now on, beside others; raises BlockingIOError while a process has it alone."""
+    """Take the shared lock on a segment; raise BlockingIOError while a process has the exclusive lock."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
 
 
 def claim(fd: int, span: Span) -> bool:
-    """Have the segment alone; False, and nothing changes, if another process uses it."""
+    """Take the exclusive lock on a segment; return False without effect if another process uses it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
     except BlockingIOError:
@@ -106,16 +106,19 @@ def claim(fd: int, span: Span) -> bool:
 
 
 def release(fd: int, span: Span) -> None:
-    """Use it no more."""
+    """Release the lock on a segment."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.release)
 
 
 def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
-    """Return the bytes of every segment of the session that is in use, by inode; None means of any session.
+    """Return the sizes in bytes of all segments in use, by inode, including segments in flight.
 
-    What is on its way between two processes is among them. Files on disk are counted for themselves.
-    The kernel tells a page of its table at a time, and a lock that goes in between makes it pass over
-    another one: so a longer table is read until nothing is new in it, a few times at most.
+    The kernel returns its table of locks page by page. If a lock is released in between, the kernel skips
+    another lock. So a longer table is read until it contains nothing new, at most 5 times.
+
+    Args:
+        session: number of the session; None means any session.
+        on_disk: True for segments on disk, False for segments in memory.
     """
     found: dict[int, int] = {}
     for number in range(_MOST_READS):

@@ -1,17 +1,17 @@
-"""Memory segments: large values, written once, mapped by each reader, freed by the kernel.
+"""Memory segments: large values, written once, mapped by each reader, and freed by the kernel.
 
-A segment is an anonymous memory file without a name. It lasts as long as a process holds or maps it, so
-nothing can be left behind. The kernel also knows whether it is still in use: every holder and every receiver
-has an open file of its own with a shared lock on the segment, see `locks`. When the writer gets the exclusive
-lock, no other process has the segment, and its warm pages are used for the next value.
+A segment is an anonymous memory file. It exists as long as a process holds or maps it, so no segment can be
+left behind. The kernel also knows whether a segment is in use: every holder and every receiver has an open
+file of its own with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no
+other process has the segment, and its warm pages are reused for the next value.
 
-A new segment is filled by `pwrite`: twice as fast as touching each page of a mapping for the first
-time, and memory that the kernel refuses is an error of that call, where a mapping would end the
-process by SIGBUS. Pages that are there are written through a mapping, which needs no system call.
+A new segment is filled by `pwrite`, which is twice as fast as touching each page of a mapping for the first
+time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
+Pages that exist already are written through a mapping, which needs no system call.
 
-When there is no room, this process moves segments that it alone holds, and that no process maps, to files
-on disk, oldest first. A value that still finds no room is written to such a file itself. A segment on disk is
-read, sent and let go of like one in memory, see `spilling`.
+If memory is full, this process moves segments to files on disk, oldest first. It moves only segments that no
+other process holds and no process maps. A value that still does not fit is written to such a file directly. A
+segment on disk is read, sent and released like a segment in memory, see `spilling`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import Uncopied
 
 LARGE_BYTES = 256 * 1024
-"""Values of this size and more go to shared memory."""
+"""Minimum size of values that go to shared memory."""
 
 _ALIGN_BYTES = 64
 _KEEP_MOST = 16
-"""Segments kept warm, as each takes two descriptors."""
+"""Maximum number of warm segments, as each needs two descriptors."""
 
 _KEEP_MOST_BYTES = 1 << 30
 _KEEP_SHARE = 10
-"""Each process keeps at most this part of the whole store warm."""
+"""Each process keeps at most one tenth of the whole store warm."""
 
 _PATIENCE_S = 0.25
-"""A process that was just sent an answer may be about to let go of what it had sent for."""
+"""Wait for room in a full store, as a process that has just got an answer may release arguments soon."""
 
 _LOOK_AGAIN_S = 0.01
 
 _BATCH_SHARE = 10
-"""A full store moves up to this part of itself to disk at once."""
+"""A full store moves up to one tenth of its size to disk at once."""
 
 _BATCH_MOST_BYTES = 100 << 20
 
@@ -66,21 +66,21 @@ SEGMENT = 1
 _logger = logging.getLogger(__name__)
 
 _held: dict[weakref.ref[Segment], None] = {}
-"""The segments of this process that have a value in them, oldest first."""
+"""Segments of this process that contain a value, oldest first."""
 
 _moving = threading.RLock()
-"""Held while a segment is opened, mapped, or moved to disk, for a moment each."""
+"""Held for short times while a segment is opened, mapped, or moved to disk."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Segment(Uncopied):
-    """Memory file with one value in it; a handle that can be sent any number of times.
+    """Memory file that contains one value. It is a handle that can be sent any number of times.
 
     Args:
-        fd: owned from here on.
-        pool: in the process that wrote it, where it goes when it is let go of.
-        span: of its lock; None finds out.
-        memory: in the process that wrote it, its mapping, if it was used before.
+        fd: descriptor of the file, which this object owns from now on.
+        pool: pool that recycles the segment, in the process that wrote it; else None.
+        span: range of the segment's lock; None to read it from the kernel.
+        memory: writable mapping of a reused segment, in the process that wrote it; else None.
     """
 
     kind = SEGMENT
@@ -93,18 +93,18 @@ class Segment(Uncopied):
 
     @classmethod
     def received(cls, fd: int) -> Segment:
-        """Return a segment that another process has sent."""
+        """Return a segment for a descriptor that another process has sent."""
         segment = cls(fd)
         segment.noted()
         return segment
 
     def noted(self) -> None:
-        """Note that there is a value in it from now on, so that it may be moved to disk."""
+        """Register that the segment contains a value, so that it may be moved to disk."""
         _held[weakref.ref(self, _held.__delitem__)] = None
 
     @property
     def span(self) -> Span:
-        """Return the range of bytes that a lock on the segment covers."""
+        """Range of bytes that a lock on the segment covers."""
         if self._span is None:
             self._span = locks.span_of(self._fd)
         return self._span
@@ -117,7 +117,7 @@ class Segment(Uncopied):
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
-        """Write each part to its place."""
+        """Write each part to its span of the segment."""
         if self._memory is not None:
             with memoryview(self._memory) as target:
                 for part, (start, stop) in zip(parts, spans, strict=True):
@@ -126,21 +126,21 @@ class Segment(Uncopied):
         for part, (start, _) in zip(parts, spans, strict=True):
             with memoryview(part) as view, view.cast("B") as rest:
                 done = 0
-                while done < len(rest):  # the kernel takes 2 GiB at a time
+                while done < len(rest):  # the kernel writes at most 2 GiB at a time
                     done += os.pwrite(self._fd, rest[done:], start + done)
 
     def spill(self, account: StoreBudget, lock: threading.RLock) -> bool:
-        """Move it to disk, if this process alone has it and maps it nowhere; returns whether that was done.
+        """Move the segment to disk if only this process has it, unmapped; return whether it was moved.
 
-        The descriptor keeps its number, and leads to a file afterwards. Whoever opens the segment in
-        between keeps it in memory.
+        The descriptor keeps its number, and refers to the file on disk afterwards. If a thread opens the
+        segment meanwhile, the segment stays in memory.
 
         Args:
-            account: of the session.
-            lock: by which the threads of this process take turns at the account.
+            account: the session's account.
+            lock: lock of this process's threads for the account.
 
         Raises:
-            OutOfDiskError, ObjectStoreFullError: the folder doesn't take it.
+            OutOfDiskError, ObjectStoreFullError: the file could not be written.
         """
         views = self._views
         if not self._is_idle(views):
@@ -149,9 +149,9 @@ class Segment(Uncopied):
         file = spilling.make_file(account.folder, span)
         try:
             spilling.copy(self._fd, file, account.folder, span.size_bytes)
-            # The memory is freed and taken off the account at once: who counts in between would have
-            # taken it off already. A thread that is opening a segment may run a collection that needs
-            # `lock`, so it is not waited for.
+            # The memory is freed and subtracted from the account under one lock, or a process that counts in
+            # between would subtract it too. `_moving` is not waited for: its holder may run a garbage
+            # collection that needs `lock`.
             with lock, account.locked():
                 if not _moving.acquire(blocking=False):
                     return False
@@ -175,7 +175,7 @@ class Segment(Uncopied):
             return True
 
     def unmap_idle(self) -> None:
-        """Let go of the mapping that readers share, unless one of them still has an array in it."""
+        """Release the mapping that readers share, unless a reader still has an array in it."""
         with _moving:
             if self._mapping is not None:
                 with contextlib.suppress(BufferError):
@@ -188,10 +188,10 @@ class Segment(Uncopied):
         return os.fstat(self._fd).st_ino
 
     def view(self, private: bool) -> memoryview:
-        """Return the whole segment, mapped copy-on-write: what a reader writes stays its own.
+        """Return the whole segment, mapped copy-on-write, so that writes stay in this process.
 
         Args:
-            private: make a mapping for this reader alone; else all readers in this process share one.
+            private: True for a mapping of this reader alone; False for the mapping that readers share.
         """
         with _moving:
             self._views += 1
@@ -200,8 +200,8 @@ class Segment(Uncopied):
     def _mapped(self, private: bool) -> memoryview:
         if self._mapping is not None and not private:
             return memoryview(self._mapping)
-        # A mapping holds the file it was made from, so a received segment's own lock lasts as long
-        # as any array still lies in it. The writer maps another file than the one it keeps.
+        # A mapping holds its open file and so the file's lock. A received segment thus stays locked while any
+        # array uses it. The writer maps a second open file, as it releases the lock on the first one.
         fd = self.open_fd() if self._pool is not None else self._fd
         try:
             with _explained:
@@ -225,7 +225,7 @@ HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
-    """Segment that is not used in this process."""
+    """Warm segment that contains no value in use by this process."""
 
     fd: int
     span: Span
@@ -233,28 +233,28 @@ class _Kept(NamedTuple):
 
 
 class SegmentPool:
-    """Writes values to segments, reusing those that no process reads any more.
+    """Pool that writes values to segments, and reuses segments that no process reads any more.
 
     Args:
-        account: of the session; closed with the pool.
+        account: the session's account, which is closed with the pool.
     """
 
     def __init__(self, account: StoreBudget) -> None:
         self._account = account
         self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
-        # Oldest first. Others may still use some, such as the argument of a call on its way.
+        # Oldest first. Other processes may still use some, such as the argument of a call in flight.
         self._kept: list[_Kept] = []
-        self._lock = threading.RLock()  # a collection in the middle of a write may recycle a segment
+        self._lock = threading.RLock()  # reentrant, as garbage collection may recycle a segment
         self._spilling = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
     def write(self, packed: Packed) -> Packed:
-        """Move a large value to a segment; a small one is returned as it is.
+        """Write a large value to a segment and return the stored value; return a small value unchanged.
 
         Raises:
-            ObjectStoreFullError: there is no room for it, or no descriptor; nothing was changed.
-            OutOfDiskError: there is no room for it on disk either.
+            ObjectStoreFullError: the store is full or no descriptor is left; nothing was changed.
+            OutOfDiskError: the disk is full too.
         """
         if packed.size_bytes < LARGE_BYTES:
             return packed
@@ -286,7 +286,7 @@ class SegmentPool:
             )
         deadline: float | None = None
         while size <= limit:
-            with InterruptGuard(), self._lock:  # Ctrl-C must not leave one that nobody has
+            with InterruptGuard(), self._lock:  # Ctrl-C must not lose a segment
                 segment = self._warm(size) or self._new(size)
             if segment is not None:
                 return segment
@@ -302,7 +302,7 @@ class SegmentPool:
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
-        """Return the smallest kept segment that the value fits in, and that no process uses."""
+        """Return the smallest warm segment that fits the value and that no process uses; else None."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
             if not locks.claim(kept.fd, kept.span):
@@ -314,14 +314,14 @@ class SegmentPool:
             locks.share(kept.fd, kept.span)
             memory = kept.memory
             if memory is None:
-                # Without a mapping, for which a descriptor may be lacking, it is written by system calls.
+                # If the mapping fails, as for lack of a descriptor, the segment is written by system calls.
                 with contextlib.suppress(OSError):
                     memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             return Segment(kept.fd, self, kept.span, memory)
         return None
 
     def _new(self, size: int) -> Segment | None:
-        """Return a new segment; None if there is no room for it."""
+        """Return a new segment; None if the store is full."""
         try:
             fd = self._account.make(size)
         except OSError as error:
@@ -338,13 +338,13 @@ class SegmentPool:
         return None if fd is None else Segment(fd, self, self._account.span(size))
 
     def _spill(self, size: int) -> bool:
-        """Move segments that no process maps to disk until a value finds room; returns whether any was moved.
+        """Move unmapped segments to disk until a value of `size` fits; return whether any segment was moved.
 
-        More are moved than one small value needs, so that the next ones find room without a look around.
+        For a small value, more segments are moved than needed, so that the next values fit without a search.
         """
         account = self._account
-        # A collection in the middle may put a value too, and a thread may hold what its finalizer waits
-        # for: so whoever finds another here writes its own value to disk.
+        # The lock is not waited for: a garbage collection in here may put a value too, and another thread may
+        # hold a lock that its finalizer waits for. The caller then writes its value to disk directly.
         if not self._spilling.acquire(blocking=False):
             return False
         try:
@@ -371,7 +371,7 @@ class SegmentPool:
                     if segment.inode not in mapped and segment.spill(account, self._lock):
                         freed += size_bytes
                 except (OSError, ObjectStoreFullError):
-                    break  # the value itself may be smaller; if not, it says why
+                    break  # the value itself may still fit on the disk; otherwise writing it raises the error
         finally:
             self._spilling.release()
         if freed:
@@ -389,7 +389,7 @@ class SegmentPool:
         return segment
 
     def _tell(self) -> None:
-        """Say once in a session that values go to disk."""
+        """Warn once in a session that values go to disk."""
         account = self._account
         with self._lock:
             is_first = account.is_first_to_tell()
@@ -411,8 +411,8 @@ class SegmentPool:
         )
 
     def recycle(self, kept: _Kept) -> None:
-        """Keep a segment that its last local holder let go of, while no other process has it."""
-        if self._pid != os.getpid():  # a forked copy: the memory is its parent's to reuse
+        """Keep a segment warm that its last local holder has released."""
+        if self._pid != os.getpid():  # in a forked child, as only the parent reuses the memory
             os.close(kept.fd)
             return
         with self._lock:
@@ -431,7 +431,7 @@ class SegmentPool:
                 self._drop(oldest)
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a segment; its memory is free once no other process uses it."""
+        """Close a segment, whose memory is freed once no other process uses it."""
         if kept.memory is not None:
             kept.memory.close()
         if locks.claim(kept.fd, kept.span):
@@ -440,7 +440,7 @@ class SegmentPool:
             os.close(kept.fd)
 
     def close(self) -> None:
-        """Free what is kept; segments still in use are freed when they are let go of."""
+        """Free the warm segments; segments in use are freed when they are released."""
         with self._lock:
             self._closed = True
             for kept in self._kept:
@@ -454,7 +454,7 @@ _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC)
 
 
 def _explain(error: OSError) -> None:
-    """Raise what the kernel refused in words that say what to do; returns if it is something else."""
+    """Raise a readable error if `error` is a lack of descriptors or memory; return otherwise."""
     if error.errno in _NO_DESCRIPTOR:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise ObjectStoreFullError(
@@ -473,10 +473,10 @@ _explained = Explained(_explain)
 
 
 def opened(packed: Packed) -> Packed:
-    """Return the value of a stored one, its parts mapped, not copied; others are returned as they are.
+    """Return a stored value with its parts mapped, not copied; return any other value unchanged.
 
     Raises:
-        ObjectLostError: this process had no descriptor left for it when it came.
+        ObjectLostError: this process had no descriptor left for the segment when it arrived.
     """
     if not packed.stored:
         return packed

@@ -1,8 +1,7 @@
-"""Files on disk for values that find no room in memory.
+"""Files on disk for values that do not fit into memory.
 
-A file has no name, so it is gone with the last process that has it open or mapped, however that one
-ends. It travels and is mapped as a segment in memory is, and the kernel keeps of it in memory as much
-as there is room for.
+A file has no name, so the kernel removes it with the last process that has it open or mapped, even after a
+crash. The file is sent and mapped like a segment in memory, and the kernel caches as much of it as fits.
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from trainkit.runtime.local.memory.locks import PREFIX, Span, share
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
 _SPARED = 20
-"""One part in so many of a disk is left free, as Ray leaves it."""
+"""One twentieth of a disk is left free, as in Ray."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
-    """Return the folder for files of a session; "" if there are to be none.
+    """Return the folder for the files of a session; "" turns spilling off.
 
     Args:
-        asked: argument of `init`; None is the temporary folder, or /var/tmp if that lies in memory.
+        asked: argument of `init`; False turns spilling off; None means the temporary folder, or /var/tmp if
+            the temporary folder is in memory.
 
     Raises:
-        ConfigError: the folder that was asked for can't be written to.
+        ConfigError: the requested folder can't be written to.
     """
     if asked is False:
         return ""
@@ -52,28 +52,29 @@ def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
 
 
 def on_disk(mounts: str, device: int) -> bool:
-    """Return whether the file system with that number lies on a disk, and not in memory.
+    """Return whether a file system is on a disk rather than in memory.
 
-    One that is not among the mounts is on a disk too: some, such as Btrfs, give their files other numbers.
+    A device that is not among the mounts counts as a disk, as some file systems, such as Btrfs, use other
+    device numbers for their files.
 
     Args:
         mounts: text of /proc/self/mountinfo.
-        device: the number.
+        device: device number of a file.
     """
     return file_system(mounts, device) not in _IN_MEMORY
 
 
 def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
-    """Return whether a disk takes so much more."""
+    """Return whether `size_bytes` fit on a disk, with one twentieth of the disk left free."""
     return available_bytes - size_bytes >= total_bytes // _SPARED
 
 
 def make_file(folder: str, span: Span) -> int:
-    """Return a file without a name, in use by this process.
+    """Return the descriptor of a new unnamed file in `folder`, with a shared lock.
 
     Raises:
         OutOfDiskError: the disk is full.
-        ObjectStoreFullError: no file can be made there.
+        ObjectStoreFullError: the file can't be created.
     """
     size = span.size_bytes
     try:
@@ -91,7 +92,7 @@ def make_file(folder: str, span: Span) -> int:
 
 
 def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
-    """Copy a segment in memory to a file in `folder`; raises like `make_file`."""
+    """Copy a segment in memory to a file in `folder`; raise like `make_file`."""
     done = 0
     try:
         while done < size_bytes:
@@ -102,7 +103,7 @@ def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
 
 
 def explain(error: OSError, folder: str, size_bytes: int) -> None:
-    """Raise what a disk refused in words that say what to do; returns if it is a lack of descriptors."""
+    """Raise a readable error for a failed operation on a disk; return if `error` is a lack of descriptors."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno in _NO_SPACE:

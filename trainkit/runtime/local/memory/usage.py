@@ -11,17 +11,17 @@ from trainkit.resources import describe_bytes
 from trainkit.runtime.local.memory import locks
 from trainkit.runtime.local.memory.locks import MEMORY_LINK
 
-_DELETED = " (deleted)"  # what links to files without a name end with
+_DELETED = " (deleted)"  # end of links to files without a name
 _NOBODY = 0
-_WORKER_PREFIX = "tk-"  # of the names that worker processes show
+_WORKER_PREFIX = "tk-"  # prefix of the process names of workers
 
 
 class OpenSegment(NamedTuple):
     """Descriptor of a segment in some process.
 
     Attributes:
-        path: by which it can be opened.
-        locked: this open file holds a lock, so its process uses the segment, and doesn't only keep it.
+        path: path by which the segment can be opened.
+        locked: this open file holds a lock, so its process uses the segment rather than keeping it warm.
     """
 
     pid: int
@@ -31,12 +31,12 @@ class OpenSegment(NamedTuple):
 
 
 def all_pids() -> list[int]:
-    """Return the pids of all processes that can be seen."""
+    """Return the pids of all visible processes."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
-    """Return the descriptors of segments in memory in these processes; None means of any session."""
+    """Yield the descriptors that these processes have of memory segments of `session`, None for any."""
     link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
     for pid, number, target in _descriptors(pids):
         if target.startswith(link):
@@ -48,7 +48,7 @@ def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[O
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
-    """Yield pid and inode of each descriptor that these processes have of files without names on disk."""
+    """Yield pid and inode of each descriptor of these processes for an unnamed file on disk in `inodes`."""
     for pid, number, target in _descriptors(pids):
         if target.endswith(_DELETED) and not target.startswith("/memfd:"):
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -62,7 +62,7 @@ def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
-        except OSError:  # it ended, or is another user's
+        except OSError:  # the process has ended, or is another user's
             continue
         for number in numbers:
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -70,7 +70,7 @@ def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
 
 
 def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
-    """Return those of these segments that a process maps to read from; a writer's mapping is shared."""
+    """Return the inodes of the segments that a process maps for reading, which are its private mappings."""
     mapped = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
         for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
@@ -84,14 +84,14 @@ def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
 def holders(
     pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
 ) -> dict[int, tuple[int, set[int]]]:
-    """Return of every segment in use, by inode, its bytes and which of these processes hold it.
+    """Return the size of every segment in use, by inode, and the pids that hold it.
 
-    A segment that no process holds is on its way between two.
+    A segment without a holder is in flight between two processes.
 
     Args:
-        pids: of the processes.
-        session: None means any.
-        on_disk: of the segments on disk; else of those in memory.
+        pids: pids of the processes to search.
+        session: number of the session; None means any session.
+        on_disk: True for segments on disk, False for segments in memory.
     """
     pids = list(pids)
     sizes = locks.sizes_in_use(session, on_disk=on_disk)
@@ -108,7 +108,7 @@ def holders(
     for pid in pids:
         for inode in mapped_by_readers(pid, sizes):
             found.setdefault(inode, set()).add(pid)
-    if session is None:  # what is on its way could belong to anybody
+    if session is None:  # a segment in flight could belong to any program, so it is left out
         return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
     return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
 
@@ -120,8 +120,8 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
         processes: names by pid.
 
     Returns:
-        For each its object_id (hexadecimal), size_bytes, the pids that hold it, and whether it was
-        spilled, so that it lies on disk.
+        A row for each object: object_id (hexadecimal), size_bytes, the pids that hold it, and spilled, which
+        is True for an object on disk.
     """
     rows: list[dict[str, Any]] = [
         {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids), "spilled": spilled}
@@ -132,7 +132,7 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def describe_holders(session: int, driver: int) -> str:
-    """Return a text for messages: who holds how much of a session's shared memory, most first."""
+    """Return a text that lists the holders of a session's shared memory with their amounts, largest first."""
     totals: dict[int, tuple[int, int]] = {}
     for size, pids in holders(all_pids(), session).values():
         for pid in pids or {_NOBODY}:

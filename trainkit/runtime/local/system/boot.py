@@ -1,4 +1,4 @@
-"""A node's process, begun ahead of its settings: its Python loads the node while this program goes on."""
+"""Early start of the node's process: its Python loads modules while the program prepares the settings."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from trainkit.settings import SESSION_MARK, TERMINAL, runtime_dir
 
 PREFIX = "trainkit-session-"
-"""Start of the names of sessions' folders."""
+"""Prefix of the names of sessions' folders."""
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[4])
 
-# The package's folder goes first, so the node runs the code that the driver runs; -P keeps the
-# driver's working directory from being searched for modules.
+# The package's folder is first in the path, so that the node runs the same code as the driver. -P keeps
+# Python from searching the working directory for modules.
 _CODE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -32,13 +32,13 @@ main(sys.argv[2:])
 
 @dataclass(frozen=True)
 class Boot:
-    """A process that becomes the node once it is told its settings, or ends with the program that began it.
+    """Process that becomes the node when it receives its settings, or ends with the program that started it.
 
     Attributes:
         child: the process.
-        control: the socket to it.
-        mark: path of its session's folder, which it makes.
-        environ: what it was started with.
+        control: the socket to the process.
+        mark: path of the session's folder, which the process creates.
+        environ: environment of the program when the process was started.
         owner: pid of the program.
     """
 
@@ -49,17 +49,17 @@ class Boot:
     owner: int
 
     def tell(self, settings: int, account: int) -> None:
-        """Hand over what it waits for.
+        """Send the settings, for which the process waits.
 
         Args:
-            settings: descriptor of a file with them.
-            account: of the object store.
+            settings: descriptor of the file with the settings.
+            account: descriptor of the object store's account.
         """
-        with contextlib.suppress(BrokenPipeError):  # it has ended, as whoever asks it is told
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, which later requests report
             socket.send_fds(self.control, [b"\0"], [settings, account])
 
     def end(self) -> None:
-        """End the process, which has been told nothing."""
+        """Kill the process, which has received no settings."""
         self.child.kill()
         self.child.wait()
 
@@ -68,15 +68,15 @@ _begun: Boot | None = None
 
 
 def home() -> Path:
-    """Return the folder of all sessions, by the one name that all programs know it by."""
+    """Return the folder of all sessions, without symbolic links, so that all programs use the same path."""
     return runtime_dir().resolve()
 
 
 @contextlib.contextmanager
 def begun() -> Iterator[None]:
-    """Have a process wait while the block is run, unless one does already; end it if nobody takes it."""
+    """Have a node process ready while the block runs; kill the process if `take` was not called for it."""
     global _begun
-    if sys.platform == "linux":  # elsewhere the engine says that it needs it
+    if sys.platform == "linux":  # on other systems, the engine reports that it needs Linux
         _begun = take()
     try:
         yield
@@ -88,12 +88,12 @@ def begun() -> Iterator[None]:
 
 
 def take() -> Boot:
-    """Return the process that waits, or a new one; the caller tells it its settings, or ends it."""
+    """Return the waiting process or a new process; the caller must send its settings or end it."""
     global _begun
     found, _begun = _begun, None
     environ = dict(os.environ)
     if found is not None:
-        is_own = found.owner == os.getpid()  # else it is that of the process which forked this one
+        is_own = found.owner == os.getpid()  # False in a forked child, as the process belongs to the parent
         if is_own and found.environ == environ and found.child.poll() is None:
             return found
         found.control.close()
@@ -103,26 +103,26 @@ def take() -> Boot:
 
 
 def received(control: socket.socket) -> tuple[int, int] | None:
-    """Return the settings and the account in the process; None if the program has ended without a word."""
+    """Receive the descriptors of settings and account; return None if the program has ended before."""
     fds = socket.recv_fds(control, 1, 2)[1]
     return (fds[0], fds[1]) if fds else None
 
 
 def command(*arguments: int) -> list[str]:
-    """Return the command of a process that runs `main` with `arguments`."""
+    """Return the command line of a process that runs `main` with `arguments`."""
     return [sys.executable, "-P", "-c", _CODE, _PACKAGE_ROOT, *map(str, arguments)]
 
 
 def _started(environ: Mapping[str, str]) -> Boot:
     _raise_descriptor_limit()
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
-    # One OpenBLAS thread, or the templates could not fork; workers are given their own number.
+    # One OpenBLAS thread, as templates with threads could not fork; workers get their own number of threads.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
     own[TERMINAL] = _terminal()
-    # Heaps of huge pages, which training takes a tenth less time in; what a user has set goes before.
+    # Heaps of huge pages make training 10% faster; the user's own settings take precedence.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-    # No thread of pyarrow's allocator, which pandas would start in a template.
+    # Turns off the background thread of pyarrow's allocator, which pandas would start in a template.
     arrow = (environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
     own["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     ours, theirs = socket.socketpair()
@@ -132,14 +132,14 @@ def _started(environ: Mapping[str, str]) -> Boot:
             stdin=subprocess.DEVNULL,
             env=own,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal is the driver's alone
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the driver
             cwd="/",
         )
     return Boot(child, ours, mark, environ, os.getpid())
 
 
 def _terminal() -> str:
-    """Return the device of the program's terminal; "" where there is none, or none by name in a container."""
+    """Return the device of the program's terminal; "" without one, or if a container hides its name."""
     try:
         return os.ttyname(0)
     except OSError:
@@ -147,7 +147,7 @@ def _terminal() -> str:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit as far as allowed, for all processes of the session: a worker costs the node three."""
+    """Raise the descriptor limit to its maximum for the session, as the node needs three for each worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

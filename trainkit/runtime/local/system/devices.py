@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 _MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
-"""Files with the limit, of version 2 and of version 1."""
+"""Files with a cgroup's memory limit, in cgroup version 2 and in version 1."""
 
 
 def memory_limit() -> int | None:
-    """Return the bytes that this process's groups may hold; None if there is no limit."""
+    """Return the memory limit of this process's cgroups in bytes; None without a limit."""
     texts = [_read(folder / name) for folder in _folders("memory") for name in _MEMORY_FILES]
     limits = [limit for limit in map(parse_memory, texts) if limit is not None]
     return min(limits, default=None)
 
 
 def cpu_quota() -> float | None:
-    """Return the CPUs' worth of time that this process's groups may use; None if there is no limit."""
+    """Return the CPU quota of this process's cgroups, in CPUs; None without a quota."""
     quotas = []
     for folder in _folders("cpu"):
-        text = _read(folder / "cpu.max")  # version 1 has the two numbers in a file each
+        text = _read(folder / "cpu.max")  # cgroup version 1 has each of the two numbers in its own file
         text = text or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
         quota = parse_cpu(text)
         if quota is not None:
@@ -31,16 +31,16 @@ def cpu_quota() -> float | None:
 
 
 def parse_memory(text: str) -> int | None:
-    """Return the limit in a file of a group; None if there is none.
+    """Return the limit in the text of a cgroup's file; None without a limit.
 
-    Version 2 writes "max" where there is none, and version 1 a number beyond any machine's memory.
+    Without a limit, cgroup version 2 writes "max", and version 1 a number larger than any machine's memory.
     """
     text = text.strip()
     return int(text) if text.isdigit() else None
 
 
 def parse_cpu(text: str) -> float | None:
-    """Return CPUs from a quota and its period, such as "150000 100000"; None for "max", -1, or no quota."""
+    """Return the CPUs of a quota and its period, such as "150000 100000"; None for "max", -1, or no quota."""
     numbers = text.split()
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
         return None
@@ -48,7 +48,7 @@ def parse_cpu(text: str) -> float | None:
 
 
 def group_folders(membership: str, mounts: str, controller: str) -> list[PurePosixPath]:
-    """Return the folders of the groups that limit a process, innermost first, in each version mounted.
+    """Return the folders of the cgroups that limit a process, innermost first, in each mounted version.
 
     Args:
         membership: text of /proc/self/cgroup, such as "4:memory:/docker/1f3a" and "0::/user.slice".
@@ -63,16 +63,16 @@ def group_folders(membership: str, mounts: str, controller: str) -> list[PurePos
         if group is None:
             continue
         inside = PurePosixPath(group)
-        # A container may see its own group's folder as the top one, under the name that the host has for it.
+        # A container may see its own cgroup as the top folder, though its name is the name on the host.
         inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
-        if ".." in inside.parts:  # it lies outside what can be seen here
+        if ".." in inside.parts:  # the cgroup is outside the visible part of the hierarchy
             inside = PurePosixPath()
         folders += [PurePosixPath(point, part) for part in (inside, *inside.parents)]
     return list(dict.fromkeys(folders))
 
 
 def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
-    """Yield the root, the mount point, the version and the options of each mounted hierarchy."""
+    """Yield the root, the mount point, the version and the options of each mounted cgroup hierarchy."""
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -81,7 +81,7 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _group(membership: str, controller: str | None) -> str | None:
-    """Return the path of the process's group for a controller of version 1, or in version 2 for None."""
+    """Return the path of the process's cgroup: of a version 1 controller, or of version 2 for None."""
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
         if controller is None and number == "0" and not controllers:
@@ -99,44 +99,44 @@ def _folders(controller: str) -> list[Path]:
 def _read(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:  # not there, as in the outermost group
+    except OSError:  # the file is missing, as in the outermost cgroup
         return ""
 
 
 def cpu_count() -> int:
-    """Return the CPUs that this process may run on, within its container's quota; at least 1."""
+    """Return the number of CPUs that this process may use, within its container's quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return max(1, allowed if quota is None else min(allowed, round(quota)))
 
 
 def memory_bytes() -> int:
-    """Return the memory of the machine, or of its container."""
+    """Return the memory of the machine or container in bytes."""
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory_limit()
     return present if limit is None else min(present, limit)
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that this process may see, without torch and without starting CUDA."""
+    """Return the number of visible GPUs, without importing torch or starting CUDA."""
     return len(visible_gpus())
 
 
 def gpu_ids(names: Iterable[str]) -> list[int | str]:
-    """Return names of GPUs as `get_gpu_ids` gives them: numbers where they are such, else UUIDs."""
+    """Return GPU names in the form of `get_gpu_ids`: indices as int, and UUIDs as str."""
     return [int(name) if name.isdigit() else name for name in names]
 
 
 def gpu_name(index: int, visible: Sequence[str]) -> str:
-    """Return what CUDA_VISIBLE_DEVICES calls a GPU; one that was only declared is called by its index."""
+    """Return the name of a GPU in CUDA_VISIBLE_DEVICES; its index if the GPU was only declared."""
     return visible[index] if index < len(visible) else str(index)
 
 
 def visible_gpus() -> list[str]:
-    """Return a name that CUDA_VISIBLE_DEVICES takes for each visible GPU: its own entries, or indices."""
+    """Return a name for each visible GPU: the entries of CUDA_VISIBLE_DEVICES, or indices if it is unset."""
     declared = os.environ.get("CUDA_VISIBLE_DEVICES")
     if declared is not None:
-        # CUDA ends the list at the first name that is no device, such as "" or "-1".
+        # CUDA ends the list at the first invalid name, such as "" or "-1".
         names = [name.strip() for name in declared.split(",")]
         end = next((at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles")), len(names))
         return names[:end]

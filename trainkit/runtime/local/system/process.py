@@ -1,4 +1,4 @@
-"""Processes of the operating system: parents, descendants, memory, and marks of a session."""
+"""Processes of the operating system: parents, descendants, memory, and session marks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _F_SETSIG = 10
 
 _PF_EXITING = 4
-"""Among a process's flags: set before it closes its descriptors."""
+"""Process flag that the kernel sets before an ending process closes its descriptors."""
 
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 << 20
@@ -36,7 +36,7 @@ _LOOK_S = 0.002
 _FLUSH_FAILED = 120
 
 STACKS = signal.SIGRTMAX - 5
-"""Signal at which a worker writes down the stacks of its threads; programs use none of these by habit."""
+"""Signal at which a worker writes the stacks of its threads; programs rarely use real-time signals."""
 _STACKS_FILE = "tk-stacks"
 _STACKS_S = 5.0
 _STACKS_QUIET_S = 0.05
@@ -52,21 +52,24 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def become_subreaper() -> None:
-    """Have orphans among this process's descendants become its children, instead of init's."""
+    """Make orphaned descendants of this process its children, instead of children of init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process `parent`, which forked this one, ends; at once if it has already."""
+    """Have this process killed when its parent process `parent` ends, or at once if it has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_writer(pipe: int) -> None:
-    """Be killed when the last writer of a pipe ends; at once if it has. Takes its reading end `pipe`."""
-    own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)  # whom the kernel tells is noted by opening
-    os.set_inheritable(own, True)  # also by what this process may execute
+    """Have this process killed when the last writer of a pipe ends, or at once if it has ended.
+
+    The function takes ownership of the pipe's reading end `pipe`.
+    """
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)  # the kernel signals the owner of this open file
+    os.set_inheritable(own, True)  # so that the file stays open after an exec
     os.close(pipe)
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
@@ -78,15 +81,15 @@ def die_with_writer(pipe: int) -> None:
 
 
 def set_name(name: str) -> None:
-    """Show `name` (its first 15 bytes) in `ps` and `top`."""
+    """Set the process name in `ps` and `top` to the first 15 bytes of `name`."""
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory to huge pages, so that a fork copies a page table hundreds of times smaller.
+    """Move this process's memory to huge pages, so that the page table that a fork copies is much smaller.
 
-    Forking a process that has torch takes 4 ms without and 1 ms with it. What the kernel can't move (too
-    old, no huge page free) stays where it is: nothing depends on it.
+    The fork of a process with torch takes 1 ms instead of 4 ms. Memory that the kernel can't move, as the
+    kernel is too old or no huge page is free, stays in place without harm.
     """
     with open("/proc/self/maps") as file:
         mappings = [line.split() for line in file]
@@ -99,11 +102,11 @@ def use_huge_pages() -> None:
 
 
 def remove_folder(folder: Path, *, spared: int | None = None) -> None:
-    """Remove a session's folder, and those that it has links to; nothing if it is gone already.
+    """Remove a session's folder and the folders that it links to; do nothing if it does not exist.
 
     Args:
-        folder: of the session.
-        spared: process that goes on, and so do the folders that it has linked.
+        folder: the session's folder.
+        spared: pid of a process that continues, whose linked folders stay.
     """
     for link in (folder / ELSEWHERE).glob("*"):
         if not link.name.startswith(f"{spared}-"):
@@ -112,7 +115,7 @@ def remove_folder(folder: Path, *, spared: int | None = None) -> None:
 
 
 def thread_count() -> int:
-    """Return the number of threads of this process, also of those that Python does not know."""
+    """Return the number of threads of this process, including threads that Python does not know."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -120,20 +123,20 @@ _spare: list[int] = []
 
 
 def keep_spare() -> None:
-    """Keep a descriptor back, so that this process can tell its descendants also when no other is left."""
+    """Keep a descriptor in reserve, so that this process can list its descendants when no other is left."""
     if not _spare:
         _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _parents() -> list[tuple[int, int]]:
-    """Yield (pid, parent's pid) of every process that can be seen."""
+    """Return (pid, parent's pid) of every visible process."""
     found = []
     has_spare = bool(_spare)
     while _spare:
         os.close(_spare.pop())
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process ended meanwhile
                 found.append((int(entry), int(_stat(int(entry))[1])))
     if has_spare:
         keep_spare()
@@ -141,14 +144,14 @@ def _parents() -> list[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat, from the state on."""
+    """Return the fields of /proc/PID/stat, starting with the state."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name in parentheses may hold anything, so count from its end.
+        # The name in parentheses may contain anything, so the fields are counted from its end.
         return file.read().rpartition(b")")[2].split()
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether a process has ended, or has begun to: it may have closed its descriptors."""
+    """Return whether a process has ended or is ending, so that its descriptors may be closed."""
     try:
         return bool(int(_stat(pid)[6]) & _PF_EXITING)
     except OSError:
@@ -160,7 +163,7 @@ def children(of: int) -> list[int]:
     try:
         with open(f"/proc/{of}/task/{of}/children", "rb") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without this list, or no descriptor left: look at every process
+    except OSError:  # the kernel has no such list, or no descriptor is left, so check every process
         return [pid for pid, parent in _parents() if parent == of]
 
 
@@ -170,44 +173,44 @@ def descendants(of: int) -> list[int]:
 
 
 def families(pids: Iterable[int]) -> dict[int, list[int]]:
-    """Return for each process its own pid and those of all its descendants, parents before children."""
+    """Return for each process its own pid and its descendants' pids, parents before children."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
         by_parent.setdefault(parent, []).append(pid)
     found = {pid: [pid] for pid in pids}
     for family in found.values():
-        for pid in family:  # grows while it is read
+        for pid in family:  # the list grows while it is iterated
             family.extend(by_parent.get(pid, ()))
     return found
 
 
 def own_pages_bytes(pid: int) -> int:
-    """Return memory and swap of a process that is no file's, shared pages in full; 0 if it is gone."""
+    """Return the anonymous memory and swap of a process, with shared pages in full; 0 if it has ended."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
 
 
 def status_number(pid: int, name: bytes) -> int:
-    """Return a number that the kernel tells of a process, such as b"Threads:"; 0 if it is gone."""
+    """Return a number from a process's status, such as b"Threads:"; 0 if the process has ended."""
     return _sum_of_numbers(f"/proc/{pid}/status", (name,))
 
 
 def status_bytes(pid: int, name: bytes) -> int:
-    """Return an amount of memory that the kernel tells of a process, such as b"VmRSS:"; 0 if it is gone."""
+    """Return an amount of memory from a process's status, such as b"VmRSS:"; 0 if the process has ended."""
     return 1024 * status_number(pid, name)
 
 
 def own_share_bytes(pid: int) -> int:
-    """Return the proportional set size: a page shared by n processes counts as one n-th."""
+    """Return the proportional set size of a process: a page shared by n processes counts as one n-th."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
 
 
 def parent(pid: int) -> int:
-    """Return the pid of a process's parent; 0 if it is gone."""
+    """Return the pid of a process's parent; 0 if the process has ended."""
     return _sum_of_numbers(f"/proc/{pid}/status", (b"PPid:",))
 
 
 def command_line(pid: int) -> bytes:
-    """Return the command line of a process, which its forks share; empty if it is gone."""
+    """Return the command line of a process, which its forks share; empty if the process has ended."""
     return _read(f"/proc/{pid}/cmdline")
 
 
@@ -215,7 +218,7 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # its process has ended, or is not ours, or the kernel does not have it
+    except OSError:  # the process has ended or is another user's, or the kernel lacks the file
         return b""
 
 
@@ -224,7 +227,7 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Yield pid and status of each child that has ended, which is forgotten with that."""
+    """Reap the children that have ended; yield pid and status of each."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -236,7 +239,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 
 def pending_fd(number: int) -> int:
-    """Return a descriptor that can be read while a signal is pending, which it stays."""
+    """Return a descriptor that is readable while a signal is pending; polling does not take the signal."""
     mask = (1 << number - 1).to_bytes(128, "little")  # a `sigset_t`
     if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
         code = ctypes.get_errno()
@@ -245,24 +248,24 @@ def pending_fd(number: int) -> int:
 
 
 class ChildWatch:
-    """Descriptor that can be read when children of this process may have ended."""
+    """Descriptor that is readable when children of this process may have ended."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up fd is written to
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python writes to the fd only with a handler
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         return self._read_fd
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """Yield pid and status of each child that has ended, once there was something to read."""
+        """Reap the children that have ended, after the descriptor became readable; yield pid and status."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
         yield from ended_children()
 
     def leave(self) -> None:
-        """Undo all this in a child that was just forked."""
+        """Undo the watch in a newly forked child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._read_fd)
@@ -270,7 +273,7 @@ class ChildWatch:
 
 
 def exists(pid: int) -> bool:
-    """Return True if a process of this number exists and has not ended."""
+    """Return True if a process with this pid exists and has not ended."""
     try:
         return _stat(pid)[0] not in (b"Z", b"X")
     except OSError:
@@ -278,28 +281,28 @@ def exists(pid: int) -> bool:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty if it is gone or not ours."""
+    """Return the environment that a process was started with; empty if it has ended or is another user's."""
     pairs = (item.partition(b"=") for item in _read(f"/proc/{pid}/environ").split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
 def marked(mark: str) -> list[int]:
-    """Return the pids of the processes that carry a session's mark, this one not included."""
+    """Return the pids of the processes that carry a session's mark, except this process."""
     own = os.getpid()
     return [pid for pid, _ in _parents() if pid != own and environment(pid).get(SESSION_MARK) == mark]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal; without effect if the process is gone."""
+    """Send a signal to a process; do nothing if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
-    """Kill the processes that `left` returns until there are none; return those that could not be ended.
+    """Kill the processes that `left` returns until it returns none; return the pids that could not be killed.
 
-    A busy machine ends them one after the other, so they are given up when there have not been fewer for
-    `patience_s`.
+    A busy machine ends processes slowly, so the function gives up only when their number has not decreased
+    for `patience_s`.
     """
     fewest, given_up_at = sys.maxsize, 0.0
     while pids := left():
@@ -315,10 +318,10 @@ def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
 
 
 def working_folder() -> str:
-    """Return the folder that this process runs in.
+    """Return the current working folder of this process.
 
     Raises:
-        ConfigError: that folder was deleted.
+        ConfigError: the folder was deleted.
     """
     try:
         return os.getcwd()
@@ -333,28 +336,28 @@ def take_output(fd: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory; 0 where it doesn't tell."""
+    """Return how many processes the kernel has killed for lack of memory; 0 if it doesn't report that."""
     return int(_read("/proc/vmstat").partition(b"\noom_kill ")[2].partition(b"\n")[0] or 0)
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit code of a process that ends by this: 0 to 255."""
+    """Return the exit code of a process that `error` ends, from 0 to 255."""
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def is_open(stream: TextIO | None) -> bool:
-    """Return whether a standard stream is there: user code may close it, or set it to None."""
+    """Return whether a standard stream is usable, as user code may close it or set it to None."""
     return stream is not None and not getattr(stream, "closed", False)
 
 
 def flush_streams(code: int) -> int:
     """Flush standard output and error, and return the code to exit with.
 
-    As in a Python program that is 120, and the error is shown, if what was printed could not be written.
-    A stream that failed is given up.
+    If output could not be written, the error is shown and the code is 120, as in a Python program. A stream
+    that failed is set to None.
 
     Args:
-        code: of a process that could write it all.
+        code: exit code if all output could be written.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -365,18 +368,18 @@ def flush_streams(code: int) -> int:
         except Exception:
             setattr(sys, name, None)
             code = _FLUSH_FAILED
-            with contextlib.suppress(OSError):  # nobody is left to tell
+            with contextlib.suppress(OSError):  # standard error may be closed too
                 os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
     return code
 
 
 def finish_program(limit_s: float | None) -> None:
-    """Wait for threads and call exit functions, in the order in which a Python program ends.
+    """Wait for threads and then call exit functions, in the same order as the end of a Python program.
 
-    Each exit function is called once, however often this is.
+    Each exit function is called only once, even if this function is called several times.
 
     Args:
-        limit_s: seconds to wait for each thread; None: as long as it takes.
+        limit_s: longest wait for each thread in seconds; None for no limit.
     """
     _run_threads_exitfuncs()
     for thread in threading.enumerate():
@@ -386,9 +389,10 @@ def finish_program(limit_s: float | None) -> None:
 
 
 def _run_threads_exitfuncs() -> None:
-    """Have executors end their threads, as Python does before it waits for threads.
+    """Call the functions that end executors' threads, as Python does before it waits for threads.
 
-    `concurrent.futures`, loky and their like register for it, and their threads wait for ever without.
+    `concurrent.futures`, loky and similar packages register such functions, without which their threads wait
+    forever.
     """
     functions = getattr(threading, "_threading_atexits", [])
     while functions:
@@ -399,30 +403,30 @@ def _run_threads_exitfuncs() -> None:
 
 
 def memory_files(pid: int, name: str) -> list[str]:
-    """Return paths of the files in memory of this name that a process has; none if it is gone or not ours."""
+    """Return paths of a process's memory files with this name; [] if it has ended or is another user's."""
     found = []
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
             link = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the descriptor was closed meanwhile
                 if os.readlink(link).startswith(f"/memfd:{name} "):
                     found.append(link)
     return found
 
 
 def offer_stacks() -> None:
-    """Have this process write the stacks of its threads into a file in memory whenever STACKS arrives."""
+    """Make this process write the stacks of its threads to a memory file whenever it receives STACKS."""
     faulthandler.register(STACKS, os.memfd_create(_STACKS_FILE, os.MFD_CLOEXEC), all_threads=True)
 
 
 def stacks(pid: int) -> str | None:
-    """Return the stacks of a process's threads as Python has them, the last call first.
+    """Return the Python stacks of a process's threads, with the last call first.
 
-    None: it is gone, is another user's, or does not offer them. The signal would end such a process, so it is
-    sent to none of those.
+    Return None if the process has ended, is another user's, or has not called `offer_stacks`. The signal
+    would kill a process without `offer_stacks`, so such a process gets no signal.
     """
     try:
-        pidfd = os.pidfd_open(pid)  # the file, once found, is that of the process that is signalled
+        pidfd = os.pidfd_open(pid)  # ensures that the file and the signal belong to the same process
     except OSError:
         return None
     try:
@@ -444,7 +448,7 @@ def stacks(pid: int) -> str | None:
                     break
             file.seek(before)
             return file.read().decode(errors="replace")
-    except (OSError, IndexError, ValueError):  # it has ended meanwhile, or is not ours
+    except (OSError, IndexError, ValueError):  # the process has ended meanwhile, or is another user's
         return None
     finally:
         os.close(pidfd)
