@@ -486,8 +486,8 @@ class TaskPool:
             self.fail(LOST, lambda: why)
             return
         # Tasks are answered in order, so the first unanswered one was probably running and uses a retry. The
-        # others use none, but run alone: one of them may have killed the worker before earlier answers
-        # arrived.
+        # later tasks use no retry, but run alone: a later task may have killed the worker before earlier
+        # answers arrived.
         first = tasks[0]
         again = []
         for task in tasks:

@@ -45,7 +45,7 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval for serving the queue when nothing becomes free, as a request stops holding up others in time."""
+"""Interval for serving the queue when nothing becomes free. In time, a request stops holding up others."""
 _END_S = 2.0
 _LAST_WORDS_S = 0.25
 """Time after the end of the last detached actor in which its callers may ask how it ended."""

@@ -197,7 +197,7 @@ class Connection:
         """Process a frame that has arrived; called by the thread that reads."""
 
     def on_end(self) -> None:
-        """Handle the end of the other side's sending; called once, by the thread that reads."""
+        """Handle that the other end sends nothing more; called once, by the thread that reads."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()

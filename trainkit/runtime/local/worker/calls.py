@@ -132,7 +132,7 @@ def interruptible(function: Any) -> Any:
 
 
 def end_fork(what: str, error: BaseException | None) -> NoReturn:
-    """End a process that user code in `what` has forked, with a program's exit code after `error` or None."""
+    """End a process that user code `what` has forked, with the exit code for `error`, or 0 for None."""
     if isinstance(error, SystemExit):
         code = process.exit_code(error)
     else:
