@@ -1,4 +1,4 @@
-"""Rule of who may ask a server of the dashboard; it needs no package of either server."""
+"""Rule for access to a dashboard server. It needs no package of the servers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 @dataclass(frozen=True)
 class Access:
-    """Rule of who may ask.
+    """Rule for access to a server.
 
     Args:
-        token: that was shown to the user.
-        host: address that the server listens at.
+        token: token that was shown to the user.
+        host: address on which the server listens.
     """
 
     token: str
@@ -28,13 +28,13 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self._is_loopback:
-            _ = self._names  # to look them up may take long: not while others wait for an answer
+            _ = self._names  # a slow lookup must not delay requests later
 
     def knows_host(self, header: str) -> bool:
         """Return True if a `Host` header names this server.
 
-        Another site may let its own name resolve to this machine (DNS rebinding), so only the machine's own
-        names are accepted. An IP address is always accepted, as it resolves to nothing.
+        Another site can let its own name resolve to this machine (DNS rebinding), so only the machine's own
+        names are accepted. IP addresses are always accepted, because they need no resolution.
         """
         match = _HOST.fullmatch(header)
         if match is None:
@@ -45,13 +45,13 @@ class Access:
         return name in self._names or _is_address(name)
 
     def knows_token(self, headers: Iterable[str]) -> bool:
-        """Return True if the only `Authorization` header brings the token."""
+        """Return True if there is exactly one `Authorization` header and it has the token."""
         shown = list(headers)
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
         return self.is_token(token.strip()) and scheme.lower() == "bearer"
 
     def is_token(self, shown: str) -> bool:
-        """Return True if `shown` is the token; the comparison takes the same time wherever they differ."""
+        """Return True if `shown` is the token, with a comparison in constant time."""
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     @property

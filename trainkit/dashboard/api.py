@@ -1,4 +1,4 @@
-"""REST API of the dashboard: its endpoints, and what each reads."""
+"""REST API of the dashboard: its endpoints, and the functions behind them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from trainkit.tune.schedulers import load_words
 from trainkit.tune.store.ownership import asker
 
 MAX_PAGE = 1000
-"""Trials of a page."""
+"""Maximum number of trials of a page."""
 MAX_EVENTS = 10_000
 _PIECE = 64 * 1024
-"""Characters of an export that are sent at once."""
+"""Number of characters of an export that are sent at once."""
 COMMAND_S = 30.0
 """Seconds that the process that runs an experiment has to answer a command."""
 
 
 class Served(Protocol):
-    """Server, as its endpoints know it."""
+    """Server, as seen by its endpoints."""
 
     board: Board
     read_only: bool
@@ -58,7 +58,7 @@ def folder_of(call: Call) -> Path:
 
 
 def table_of(call: Call) -> TrialTable:
-    """Return the trials of the experiment that the path names, as they are now."""
+    """Return the table of the experiment that the path names, refreshed."""
     server: Served = call.server
     table = server.board.table(folder_of(call))
     table.refresh()
@@ -66,7 +66,7 @@ def table_of(call: Call) -> TrialTable:
 
 
 def status(call: Call) -> dict[str, Any]:
-    """Return facts of the server."""
+    """Return information about the server."""
     server: Served = call.server
     return {
         "version": version(),
@@ -93,7 +93,7 @@ def experiment(call: Call) -> dict[str, Any]:
     settings, space = settings_of(facts), space_of(facts)
     return {
         **server.board.summary(folder),
-        # The objectives of the summary have the metric and the mode.
+        # The objectives of the summary already include the metric and the mode.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
         "space": space,
         "columns": {
@@ -172,7 +172,7 @@ def trial_folder(call: Call) -> Path:
 
 
 def logs(call: Call) -> dict[str, Any]:
-    """Return what a trial printed, where that is kept."""
+    """Return the output of a trial, if it is kept."""
     folder = folder_of(call)
     with RowReader(folder) as reader:
         _, dirname, _ = reader.trial(call.path["trial"])
@@ -181,12 +181,12 @@ def logs(call: Call) -> dict[str, Any]:
 
 
 def listing(call: Call) -> dict[str, Any]:
-    """Return what is in the folder of a trial."""
+    """Return the content of the folder of a trial."""
     return files.listed(trial_folder(call), "")
 
 
 def file(call: Call) -> Any:
-    """Return a file of a trial as a download, or what is in a folder of it."""
+    """Return a file of a trial as a download, or the content of a subfolder."""
     folder, below = trial_folder(call), call.path["path"].strip("/")
     path = files.inside(folder, below)
     if path.is_dir():
@@ -229,7 +229,7 @@ def _all_rows(table: TrialTable) -> Iterator[Row]:
 
 
 def _in_pieces(texts: Iterator[str]) -> Iterator[str]:
-    """Yield the same text in fewer, larger parts, as the server sends each part from a thread."""
+    """Yield the same text in fewer, larger parts, because the server sends each part from a thread."""
     parts, size = list[str](), 0
     for text in texts:
         parts.append(text)
@@ -273,7 +273,7 @@ def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet takes for a formula."""
+    """Return a value as a cell that no spreadsheet interprets as a formula."""
     text = encode(value) if isinstance(value, (list, dict)) else value
     return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
@@ -287,7 +287,7 @@ def chart(call: Call) -> dict[str, Any]:
 
 
 def note(call: Call) -> dict[str, Any]:
-    """Keep a note about an experiment or a trial."""
+    """Store a note about an experiment or a trial."""
     require_writable(call)
     trial_id, text = call.path.get("trial", ""), call.body["text"]
     if trial_id:
@@ -297,7 +297,7 @@ def note(call: Call) -> dict[str, Any]:
 
 
 def command(verb: str, call: Call) -> dict[str, Any]:
-    """Have the process that runs the experiment carry out a command; return its answer."""
+    """Let the process that runs the experiment execute a command; return its answer."""
     require_writable(call)
     folder = folder_of(call)
     if (trial_id := call.body.get("trial")) is not None:
@@ -400,7 +400,7 @@ READING = (
         required=("text",),
     ),
 )
-"""Endpoints on experiments that only read, and those for notes."""
+"""Endpoints on experiments that only read, and the endpoints for notes."""
 
 _TRIAL_OR_ALL = {"trial": {"type": ["string", "null"]}}
 _WHOLE_OR_AS_IT_IS = {"type": ["integer", "null"]}
@@ -429,4 +429,4 @@ STEERING = tuple(
         ("set", "Raise or lower samples, budget or trials at once.", _SETTINGS, ()),
     )
 )
-"""Endpoints that steer; each answers when the process that runs the experiment has acted."""
+"""Endpoints that steer; each answers after the process that runs the experiment has acted."""

@@ -1,7 +1,7 @@
-"""Experiments of a folder as the dashboard sees them, with tables in memory of their trials.
+"""Experiments of a folder for the dashboard, with in-memory tables of their trials.
 
-The rows that were read of an experiment stay in memory, and SQL sorts, searches and cuts them into pages.
-Only the trials that are asked for are read, and later only those that have changed.
+Rows that were read stay in memory, where SQL sorts, searches and pages them. Only requested trials are read,
+and later only those that have changed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from trainkit.tune.results.overview import CUT_OFF, Overview
 from trainkit.tune.results.reading import metric_and_mode
 
 MAX_TABLES = 8
-"""Experiments whose trials are kept in memory; the one looked at longest ago goes first."""
+"""Number of experiments whose trials are kept in memory; the least recently used is dropped first."""
 MAX_BYTES = 96 * 1024 * 1024
-"""Bytes that the rows of all these take together, before the one looked at longest ago goes."""
+"""Limit for the bytes of all these tables, beyond which the least recently used is dropped."""
 FEW = 500
-"""Trials that are read one by one; of more, all are read in one pass."""
+"""Maximum number of trials that are read one by one; beyond that, all trials are read in one pass."""
 
 COLUMNS = {
     "trial_id": "TEXT PRIMARY KEY",
@@ -50,8 +50,8 @@ COLUMNS = {
     "status": "TEXT",
     "state": "TEXT",
     "reason": "TEXT",
-    "config": "TEXT",  # JSON, flat
-    "metrics": "TEXT",  # of the last report; JSON, flat
+    "config": "TEXT",  # flat JSON
+    "metrics": "TEXT",  # the last report's, flat JSON
     "reports": "INTEGER",
     "last": "REAL",
     "best": "REAL",
@@ -72,13 +72,13 @@ Row = dict[str, Any]
 
 
 class TrialTable:
-    """Table in memory of the trials of one experiment, from which pages are cut.
+    """In-memory table of one experiment's trials, which provides pages of trials.
 
-    A trial is read when it is first asked for, and from then on when it has changed. All are read once they
-    are searched, or sorted otherwise than as they were suggested or by their last value.
+    A trial is read when it is first requested, and again whenever it has changed. All trials are read once a
+    search needs them, or an order other than the order of suggestion or of the last value.
 
     Args:
-        folder: of the experiment.
+        folder: folder of the experiment.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,13 +103,13 @@ class TrialTable:
         self._seq = self._last_index = -1
         self._ran: dict[str, SoFar | None] = {}
 
-    # --- what is read -----------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def refresh(self, old_s: float = 0.0) -> int:
-        """Read what has changed; return the number of the last change.
+        """Read changes; return the number of the last change.
 
         Args:
-            old_s: what was read so many seconds ago will do.
+            old_s: age in seconds up to which earlier data is good enough.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -126,7 +126,7 @@ class TrialTable:
 
     @contextlib.contextmanager
     def _reader(self, state: FileState | None = None) -> Iterator[RowReader]:
-        """Open the file, which is in `state`, and first read what has changed since it was last open."""
+        """Open the file, whose state is `state`, and first read the changes since it was last open."""
         state = state or FileState.of(self.folder)
         with RowReader(self.folder, state) as reader:
             reader.stand_still()
@@ -143,16 +143,16 @@ class TrialTable:
                 if ids:
                     self._read_again(reader, ids, is_owned=is_owned)
             self._seq, self._last_index = newest, last_index
-            # One that has changed a moment ago may change again with the same date: it is read once more.
+            # A file changed a moment ago may change again with the same date. Then it is read once more.
             self._state, self._looked = state, SYSTEM.monotonic()
             yield reader
 
     def _read_again(self, reader: RowReader, ids: set[str], *, is_owned: bool) -> None:
-        """Read trials that may have changed, and those that are new."""
+        """Read trials that may have changed, and new trials."""
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
-            # Of the others it is enough to know that there are more than are told.
+            # For the other trials, listeners only need to know that there are too many to send.
             all_of_them = self._is_whole or len(known) > FEW
             wanted = None if all_of_them else known | set(islice(ids - known, FEW))
         if wanted is None:
@@ -177,7 +177,7 @@ class TrialTable:
             self.generation = generation
 
     def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
-        """Read the trials that are not in the table yet: of these ids, or of all with None."""
+        """Read trials that are not in the table yet: those with these ids, or all for None."""
         lacking = None if ids is None else set(ids) - self._known(ids)
         if lacking is not None and not lacking:
             return
@@ -200,7 +200,7 @@ class TrialTable:
         self._size_bytes = pages * size
 
     def _follow(self, row: tuple[Any, ...]) -> None:
-        """Note that a trial runs, and the reports of its present attempt that were read, if there are any."""
+        """Record that a trial is running, and the reports of its current attempt that were read."""
         trial_id, status, iteration, best, attempt, reported = (
             row[0],
             row[3],
@@ -225,7 +225,7 @@ class TrialTable:
         )
         return {trial_id for (trial_id,) in found}
 
-    # --- what is asked ----------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def page(
         self,
@@ -237,18 +237,18 @@ class TrialTable:
         states: Sequence[str] = (),
         search: str = "",
     ) -> tuple[int, list[Row]]:
-        """Return how many trials there are of those asked for, and a page of them, as they are now.
+        """Return the number of matching trials, and a page of them in their current state.
 
         Args:
-            offset: trials before the page.
-            limit: trials of the page.
-            sort: a column of SORTABLE, or config/NAME, or metrics/NAME.
-            descending: the largest first; trials without a value come last in either case.
-            states: only trials in one of these states, or with one of these statuses.
+            offset: number of trials before the page.
+            limit: number of trials of the page.
+            sort: a column in SORTABLE, or config/NAME, or metrics/NAME.
+            descending: sort in descending order; trials without a value come last in either case.
+            states: only trials in one of these states or statuses.
             search: only trials with this text in their name, status, reason, configuration, report or error.
 
         Raises:
-            NotFoundError: there is no column `sort`.
+            NotFoundError: the column `sort` does not exist.
         """
         by, names = _order(sort, descending=descending)
         where, values = ["1"], list[Any]()
@@ -265,7 +265,7 @@ class TrialTable:
         with self._lock:
             if self._is_whole:
                 self.refresh()
-            if not self._is_whole:  # or no longer: another experiment has come in its place
+            if not self._is_whole:  # also after another experiment has replaced this one
                 with self._reader() as reader:
                     metric = self._judged[0]
                     if not values and (sort == "index" or (sort == "last" and metric is not None)):
@@ -293,7 +293,7 @@ class TrialTable:
         """Return the row of a trial.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: the trial does not exist.
         """
         wanted = "SELECT * FROM rows WHERE trial_id = ?", (trial_id,)
         with self._lock:
@@ -308,16 +308,16 @@ class TrialTable:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the rows take, when it was last read."""
+        """Size of the rows in bytes, at the last reading."""
         return self._size_bytes
 
     @property
     def newest(self) -> int:
-        """Sequence number of the last event or decision when the file was last read."""
+        """Sequence number of the last event or decision at the last reading."""
         return self._seq
 
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
-        """Return the trials that have changed since then, the latest first, and whether there are more."""
+        """Return trials changed after a generation, latest first, and True if some of them are left out."""
         with self._lock:
             rows = self._memory.execute(
                 "SELECT * FROM rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?",
@@ -328,9 +328,9 @@ class TrialTable:
 
 
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
-    """Return a row of the reader's as the table keeps it, without the last column."""
+    """Return a reader's row in the form of the table, without the last column."""
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
-    if status == TrialStatus.RUNNING and not is_owned:  # it was killed before it could say so
+    if status == TrialStatus.RUNNING and not is_owned:  # its process was killed without a message
         status, reason = str(TrialStatus.PENDING), CUT_OFF
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
     return (
@@ -350,10 +350,10 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
 
 
 def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
-    """Return the text of an ORDER BY and its values."""
+    """Return the text of an ORDER BY clause, and its values."""
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
-        # SQLite ends a name at a zero character.
+        # SQLite ends a name at a null character.
         value, values = f"(SELECT value FROM json_each({kind}) WHERE key = ?)", [name.partition("\0")[0]]
     elif sort in SORTABLE:
         value, values = ("trial_index" if sort == "index" else sort), []
@@ -378,7 +378,7 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment, with the state of its file, and for how long reading it kept a core busy."""
+    """Summary of an experiment, the state of its file, the time of reading, and the CPU seconds for it."""
 
     summary: dict[str, Any]
     state: FileState
@@ -387,7 +387,7 @@ class Seen:
 
 
 class Board:
-    """Experiments of one folder, as the dashboard sees them.
+    """Experiments of one folder, for the dashboard.
 
     Args:
         root: folder of experiments, or one experiment.
@@ -401,10 +401,10 @@ class Board:
         self._seen: dict[Path, Seen] = {}
 
     def folder_of(self, name: str) -> Path:
-        """Return the folder of the experiment with this name; only folders that were found are opened.
+        """Return the folder of the experiment with this name; only folders found by a listing are opened.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: the experiment does not exist.
         """
         for folder in experiments(self.root):
             if folder.name == name:
@@ -412,9 +412,9 @@ class Board:
         raise NotFoundError(f"there is no experiment {name!r} in {self.root}")
 
     def table(self, folder: Path) -> TrialTable:
-        """Return the table of an experiment's trials; nothing is read for it yet."""
+        """Return the table of an experiment's trials, without reading anything for it."""
         with self._lock:
-            if folder not in self._tables:  # who watches one keeps it, and no second one is made beside it
+            if folder not in self._tables:  # a watch may still keep an evicted table: use that one again
                 self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
                 self._alive[folder] = self._tables[folder]
             self._tables.move_to_end(folder)
@@ -426,7 +426,7 @@ class Board:
             return self._tables[folder]
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return the summaries of all experiments; that of a damaged one says what is wrong."""
+        """Return the summaries of all experiments; the summary of a damaged one describes the problem."""
         found = []
         folders = list(experiments(self.root))
         for gone in set(self._seen.copy()).difference(folders):
@@ -442,8 +442,8 @@ class Board:
         """Return the summary of one experiment.
 
         Args:
-            folder: of the experiment.
-            at_leisure: an older summary will do if a new one is much work.
+            folder: folder of the experiment.
+            at_leisure: an older summary is good enough if a new one is expensive.
 
         Raises:
             StoreError: its file is damaged.

@@ -1,4 +1,4 @@
-"""Endpoints of the dashboard as values, from which its routes and its OpenAPI description come."""
+"""Endpoints of the dashboard as values, from which its routes and its OpenAPI description are made."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from trainkit.errors import ConfigError, TrainkitError
 logger = logging.getLogger("trainkit.dashboard")
 
 Schema = dict[str, Any]
-"""A JSON schema, as OpenAPI takes it."""
+"""JSON schema in the form of OpenAPI."""
 
 STREAM, DOWNLOAD = "text/event-stream", "application/octet-stream"
 _LONGEST = 10_000
-"""Characters of a parameter."""
+"""Maximum number of characters of a parameter."""
 
 
 class ForbiddenError(Exception):
-    """Request that this server refuses to everybody, such as one that writes where it only reads."""
+    """Request that this server never allows, such as a write to a read-only server."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class QueryParameter:
     """Parameter of a query.
 
     Attributes:
-        name: in the address.
-        meaning: for the reference.
+        name: name in the address.
+        meaning: description for the reference.
         kind: "string", "integer" or "boolean".
-        default: where it is left out.
+        default: value if the parameter is left out.
         at_most: largest integer.
         at_least: smallest integer.
     """
@@ -57,10 +57,10 @@ class QueryParameter:
     at_least: int = 0
 
     def read(self, texts: Sequence[str]) -> Any:
-        """Return the value that an address has.
+        """Return the value of the parameter.
 
         Raises:
-            ConfigError: it is none, or there are several.
+            ConfigError: the value is invalid, or the parameter is given several times.
         """
         if not texts:
             return self.default
@@ -85,7 +85,7 @@ class QueryParameter:
 
     @property
     def schema(self) -> Schema:
-        """Schema of the value."""
+        """JSON schema of the value."""
         found: Schema = {"type": self.kind}
         if self.kind == "integer":
             found["minimum"] = self.at_least
@@ -98,15 +98,15 @@ class QueryParameter:
 
 @dataclass(frozen=True)
 class Call:
-    """One request, as the function of an endpoint gets it.
+    """One request, as the argument of an endpoint's function.
 
     Attributes:
-        server: that was asked; its endpoints know its class.
-        path: what stands for the names in the path.
+        server: server that received it; its endpoints know its class.
+        path: values of the names in the path.
         query: values of the parameters that the endpoint declares.
-        others: further parameters as texts, of an endpoint that takes any.
-        body: of a request that has one.
-        gone: set once the client has gone away from an endpoint that waits beside others.
+        others: further parameters as strings, for an endpoint that accepts any.
+        body: fields of the body.
+        gone: event that is set when the client has disconnected, for endpoints that wait concurrently.
     """
 
     server: Any
@@ -119,7 +119,7 @@ class Call:
 
 
 def require_writable(call: Call) -> None:
-    """Raise ForbiddenError if the server only reads."""
+    """Raise ForbiddenError if the server is read-only."""
     if call.server.read_only:
         raise ForbiddenError(
             "this dashboard only reads: start it without --read-only to steer, to write notes and to trace"
@@ -128,7 +128,7 @@ def require_writable(call: Call) -> None:
 
 @asynccontextmanager
 async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
-    """Set `call.gone` in the block once the client has gone away."""
+    """Set `call.gone` if the client disconnects during the block."""
 
     async def watch() -> None:
         while (await call.request.receive())["type"] != "http.disconnect":
@@ -149,18 +149,18 @@ class Endpoint:
 
     Attributes:
         method: "GET", "POST" or "PUT".
-        path: as "/api/experiments/{name}".
-        summary: a line for the reference.
-        run: takes the call; what it returns is the answer, or the response itself.
-        answers: schema of the answer, or the media type of one that is no JSON.
+        path: path such as "/api/experiments/{name}".
+        summary: one line for the reference.
+        run: function that receives the call and returns the answer, or the response itself.
+        answers: schema of the answer, or the media type of an answer that is not JSON.
         query: parameters.
-        body: fields of the body, by name: their schemas.
-        required: fields that the body has to have.
-        takes_any: further parameters are handed on.
-        is_async: `run` is a coroutine function; else it runs in a thread.
-        waits: for another process, and so in threads that no other endpoint needs.
-        in_turn: one that waits begins once the requests before it, to the same session, have their answers;
-            else it runs beside them.
+        body: schemas of the body's fields, by name.
+        required: required fields of the body.
+        takes_any: accept further parameters.
+        is_async: `run` is a coroutine function; otherwise, it runs in a thread.
+        waits: the endpoint waits for another process, so it runs in separate threads.
+        in_turn: an endpoint that waits begins after earlier requests to the same session are answered;
+            otherwise, it runs concurrently.
     """
 
     method: str
@@ -193,7 +193,7 @@ class Endpoint:
                 return response
             make = partial(self._made, threads, call)
             if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
-                # As they were sent: in `request.url` a name with '#' or a tab may be that of another.
+                # The raw path and query are compared, because `request.url` changes names with '#' or a tab.
                 asked = request.scope["path"], request.scope["query_string"]
                 return await threads.share(asked, make)
             return await make()
@@ -213,7 +213,7 @@ class Endpoint:
             return refusal(409, str(error))
 
     async def _made(self, threads: Threads, call: Call) -> Response:
-        """Have the answer made in a thread."""
+        """Make the answer in a thread."""
         make = partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
@@ -242,7 +242,7 @@ class Endpoint:
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
-        """Return the fields of the body, without those that were left out."""
+        """Return the fields of the body; fields that were left out are missing."""
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:
@@ -266,7 +266,7 @@ class Endpoint:
 
 
 class BadRequestError(Exception):
-    """Request with a parameter or a body that can't be read."""
+    """Request with an invalid parameter or body."""
 
 
 def _no_number(text: str) -> Any:
@@ -288,7 +288,7 @@ _IS: Mapping[str, Callable[[Any], bool]] = {
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """Answer a path that is no endpoint, or a method that it does not take."""
+    """Answer a request for an unknown path, or with a method that the path does not support."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
     refused = refusal(status, words.get(status, str(error)))
@@ -297,6 +297,6 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 
 
 async def refuse_fault(request: Request, error: Exception) -> Response:
-    """Answer a request that met a fault of the server, which is logged."""
+    """Answer a request that failed because of an error in the server, and log the error."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return refusal(500, f"the dashboard has failed at this: {type(error).__name__}; its terminal says where")

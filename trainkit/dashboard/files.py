@@ -1,4 +1,4 @@
-"""Files of a trial for the dashboard: what it wrote, and notes about it."""
+"""Files of a trial for the dashboard, and notes about experiments and trials."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ SEARCH = QueryParameter("search", "text that a line has; case does not matter", 
 LINES = QueryParameter("lines", "how many of the last lines of each file", "integer", 500, 5000, 1)
 
 NOTES = "notes.json"
-"""File of notes in an experiment's folder: {"": of the experiment, trial id: of a trial}."""
+"""File of notes in an experiment's folder: {"": note of the experiment, trial id: note of the trial}."""
 MAX_NOTE = 20_000
-"""Characters of a note."""
+"""Maximum number of characters of a note."""
 _MAX_ENTRIES = 10_000
 _PIECE_BYTES = 1 << 20
 _WRITING = threading.Lock()
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return a path below `folder`, after all links are followed.
+    """Return a path below `folder`, with all links resolved.
 
     Raises:
-        NotFoundError: there is none, or it leads out of the folder.
+        NotFoundError: the path does not exist, or leads out of the folder.
     """
     found = printed.inside(folder, *names)
     if found is None:
@@ -68,12 +68,12 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
 
 
 def download(file: BinaryIO, name: str, request: Request) -> Response:
-    """Return an open file as a download: what it holds now, as a trial may still write it.
+    """Return an open file as a download of its current content; a trial may still be writing it.
 
     Args:
-        file: is closed in the end, also where the client goes away.
-        name: of the file.
-        request: may ask for one range of the file, to go on with a download that was cut off.
+        file: open file, which is closed at the end, even if the client disconnects.
+        name: name of the file.
+        request: request, which may ask for a range of the file to resume an interrupted download.
     """
     found, quoted = os.fstat(file.fileno()), quote(os.fsencode(name), safe="")
     shown = f'filename="{name}"' if name == quoted else f"filename*=utf-8''{quoted}"
@@ -83,7 +83,7 @@ def download(file: BinaryIO, name: str, request: Request) -> Response:
     asked = _RANGE.fullmatch(request.headers.get("range", ""))
     if asked is not None and request.headers.get("if-range", tag) == tag:
         begin, end = int(asked[1]), min(int(asked[2] or last), last)
-        if begin <= end:  # else all is sent, as if no range had been asked for
+        if begin <= end:  # otherwise, the whole file is sent, as without a range
             first, last, status = begin, end, 206
             head["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
     head["Content-Length"] = str(last - first + 1)
@@ -100,7 +100,7 @@ class _Download(StreamingResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._file:  # no reader is left behind, as a thread that reads is waited for
+        with self._file:  # close the file even if reading was interrupted
             await super().__call__(scope, receive, send)
 
 
@@ -114,12 +114,12 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def note_of(folder: Path, trial_id: str) -> str:
-    """Return the note about a trial, or with '' about the experiment; '' if there is none."""
+    """Return the note about a trial, or about the experiment if `trial_id` is ''; '' if it does not exist."""
     return str(_notes(folder).get(trial_id, ""))
 
 
 def write_note(folder: Path, trial_id: str, text: str) -> None:
-    """Keep a note in a file of its own, as only the owner of the experiment writes that of the experiment.
+    """Write a note to a separate file, because only the experiment's owner writes the experiment's file.
 
     Raises:
         StoreError: the note is too long, or the folder can't be written.
@@ -127,7 +127,7 @@ def write_note(folder: Path, trial_id: str, text: str) -> None:
     if len(text) > MAX_NOTE:
         raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
     aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
-    with _WRITING:  # of two at once, both are kept
+    with _WRITING:  # keeps both of two concurrent notes
         notes = _notes(folder)
         notes[trial_id] = text
         try:

@@ -1,4 +1,4 @@
-"""Charts in a notebook that follow an experiment while `fit()` runs."""
+"""Charts in a notebook that are updated while `fit()` runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trainkit.tune.plots.style import as_png
 from trainkit.tune.results.result_grid import ResultGrid
 
 KINDS = ("curves", "lineage", "parallel", "pareto", "rungs", "timeline")
-"""Charts that the dashboard and `results.plot` both have."""
+"""Charts that both the dashboard and `results.plot` have."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# The names hide those of a page that loads modules in another way, to which Plotly would give itself.
+# These names hide the page's module loaders. Otherwise, Plotly would register with them.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -50,9 +50,9 @@ export default {
 
 
 def widget_of(figure: Figure) -> Any:
-    """Return a widget that shows a Plotly figure, and another one once its `figure` is set.
+    """Return a widget that shows a Plotly figure; setting its `figure` shows another.
 
-    It needs no network: the script comes with the package plotly.
+    It needs no network, because the script is part of the package plotly.
 
     Raises:
         MissingDependencyError: anywidget or plotly is not installed.
@@ -66,18 +66,18 @@ def widget_of(figure: Figure) -> Any:
 
 
 class LiveChart(Callback):
-    """Chart in the output of the cell that runs an experiment, which follows it by the second.
+    """Chart in the output of a notebook cell that runs an experiment, updated every second.
 
         tune.Tuner(..., run_config=tune.RunConfig(callbacks=[LiveChart()])).fit()
 
-    When the experiment ends, a picture takes the place of the chart and stays in the saved notebook.
+    When the experiment ends, a picture replaces the chart and stays in the saved notebook.
 
     Args:
         kind: "curves", "lineage", "parallel", "pareto", "rungs" or "timeline".
-        every_s: seconds between two drawings.
+        every_s: seconds between two updates.
 
     Raises:
-        ConfigError: there is no such kind, or this is no notebook.
+        ConfigError: the kind does not exist, or the program does not run in a notebook.
         MissingDependencyError: anywidget, plotly or matplotlib is not installed.
     """
 
@@ -121,7 +121,7 @@ class LiveChart(Callback):
     def _figure(self) -> Figure:
         try:
             figure = chart(self._folder, self._kind, {})
-        except (ConfigError, MetricError) as error:  # nothing of its kind has happened yet
+        except (ConfigError, MetricError) as error:  # there is no data for this chart yet
             figure = {"data": [], "layout": {"title": {"text": text(error)}}}
         plain: Figure = json.loads(encode(figure))
         return plain

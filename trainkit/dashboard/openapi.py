@@ -19,7 +19,7 @@ OBJECT: Schema = {"type": "object"}
 
 
 def version() -> str:
-    """Return the version of the package that this module is in."""
+    """Return the version of the package that contains this module."""
     return str(sys.modules["trainkit"].__version__)
 
 
@@ -34,7 +34,7 @@ def many(schema: Schema) -> Schema:
 
 
 def record(fields: dict[str, Schema], *, optional: tuple[str, ...] = ()) -> Schema:
-    """Return the schema of an object with these fields and no others."""
+    """Return the schema of an object with exactly these fields."""
     return {
         "type": "object",
         "properties": fields,
@@ -259,7 +259,7 @@ _REFUSALS = (400, 403, 404, 408, 409, 413, 429)
 
 
 def description(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
-    """Return the description of these endpoints, of OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 description of these endpoints."""
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         path = _NAMES.sub(r"{\1}", each.path)
@@ -313,7 +313,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def reference(endpoints: Iterable[Endpoint]) -> str:
-    """Return the endpoints as a table in Markdown, for the documentation."""
+    """Return the endpoints as a Markdown table for the documentation."""
     lines = ["| request | answer | parameters and body |", "| --- | --- | --- |"]
     for each in endpoints:
         path = _NAMES.sub(lambda match: match[1].upper(), each.path)

@@ -1,4 +1,4 @@
-"""Optuna's own dashboard over experiments: `trainkit dashboard --optuna`."""
+"""Optuna's own dashboard for experiments: `trainkit dashboard --optuna`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 _SCRIPT = Path(__file__).parent / "static" / "optuna.js"
 _BUNDLE = b'<script defer src="/static/bundle.js"></script>'
 _OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
-# As Optuna's own: its parallel coordinates are made by `eval`.
+# Like Optuna's own policy: its parallel coordinates need `eval`.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -37,15 +37,15 @@ Application = Callable[[Environment, Start], Iterable[bytes]]
 
 
 class OptunaDashboard(ThreadingMixIn, WSGIServer):
-    """Server of Optuna's dashboard, for this machine and for whoever was shown the address.
+    """Server of Optuna's dashboard, for this machine and for users who know the printed address.
 
-    Its page, which holds nothing, has a script of ours that keeps the token of the address in the tab, and
-    sends it as a header. No cookie is used, as one goes to every port of the machine. Requests that would
-    write are refused: an experiment belongs to the program that runs it.
+    The page itself contains no data. An added script keeps the address's token in the browser tab, and sends
+    it as a header. No cookie is used, because browsers send cookies to every port of the machine. Requests
+    that would write are refused, because an experiment belongs to the program that runs it.
 
     Args:
         root: an experiment, or a folder of experiments.
-        port: to listen at; 0: one that is free.
+        port: port to listen on; 0 means any free port.
 
     Raises:
         MissingDependencyError: optuna-dashboard is not installed.
@@ -57,7 +57,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     def __init__(self, root: Path, port: int = 0) -> None:
         app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
-        # With Optuna, which the line before has found to be there.
+        # This imports Optuna, which the previous line has found to be installed.
         storages = importlib.import_module("trainkit.tune.integrations.optuna_storage")
         self.storage: ExperimentStorage = storages.ExperimentStorage(root)
         self.token = secrets.token_urlsafe(24)
@@ -76,17 +76,17 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 30  # seconds that a client has to send its request, or to read on
+    timeout = 30  # seconds for a client to send its request, or to continue reading
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
 
 
 def _page(app: Any) -> bytes:
-    """Return the page of Optuna's with a script before its own, which sends the token.
+    """Return Optuna's page with an added script that sends the token, before Optuna's own script.
 
     Raises:
-        DashboardError: it is another page than is known.
+        DashboardError: the page is not in the known form.
     """
     path = Path(app.__file__).with_name("index.html")
     page = path.read_bytes() if path.exists() else b""
@@ -99,7 +99,7 @@ def _page(app: Any) -> bytes:
 
 
 def _guarded(app: Application, page: bytes, access: Access) -> Application:
-    """Return the application for those alone who know the token, and for reading alone."""
+    """Return the application, limited to users who know the token and to read requests."""
 
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
         if not access.knows_host(environment.get("HTTP_HOST", "")):
@@ -133,7 +133,7 @@ def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> It
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    body = json.dumps({"reason": words}).encode()  # as the pages expect it
+    body = json.dumps({"reason": words}).encode()  # in the form that the pages expect
     start(
         f"{status.value} {status.phrase}",
         [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],

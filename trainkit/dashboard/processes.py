@@ -1,4 +1,4 @@
-"""Sessions of this user for the dashboard: what runs in them, what waits, and what was printed."""
+"""The user's sessions for the dashboard: running work, waiting requests, and output."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from trainkit.train.data import ranks
 from trainkit.tune.results.printed import last_lines
 
 MAX_TRACE_S = 300.0
-"""Seconds that a trace may take."""
+"""Maximum duration of a trace in seconds."""
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus' text format."""
 MAX_LOGS = 20
-"""Log files that are read at once; of more, the latest."""
+"""Maximum number of log files that are read at once; the latest are chosen."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
 
 
 class ProcessorMeter:
-    """Meter of the processor time of processes between two looks."""
+    """Meter of the CPU time that processes use between two measurements."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[int, tuple[int, float, float]] = {}  # by pid: its start, seconds used, when
+        self._last: dict[int, tuple[int, float, float]] = {}  # by pid: start, CPU s, time
 
     def percent(self, pid: int) -> float | None:
-        """Return the share of one processor since the last look, in percent; None at the first look."""
+        """Return the CPU use in percent of one CPU since the last measurement; None at the first."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             return None
         start, used, now = int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS, SYSTEM.monotonic()
         with self._lock:
@@ -90,7 +90,7 @@ def _listed(call: Call) -> list[Row]:
 
 
 def _session(call: Call) -> Row:
-    """Return all that is known of one session."""
+    """Return all data of one session."""
     session = _session_of(call)
     state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
     calls = {each["actor_id"]: each["calls"] for each in state.lists.pop("calls")}
@@ -124,12 +124,12 @@ def _worker(worker: Row, memory_of: dict[int, int]) -> Row:
 
 
 def _gpus() -> tuple[list[Row], dict[int, int]]:
-    """Return the GPUs of the machine, and by pid the bytes that a process has on them; none without NVML."""
+    """Return the machine's GPUs, and the bytes of GPU memory by pid; both are empty without NVML."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # there is no driver of NVIDIA's
+    except pynvml.NVMLError:  # no NVIDIA driver is installed
         return [], {}
     try:
         devices, memory_of = [], dict[int, int]()
@@ -154,7 +154,7 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
 
 
 def _reading(read: Callable[[Any], Any], device: Any) -> Any:
-    """Return a reading of a device, or None if it gives none: a divided GPU (MIG) reports no utilization."""
+    """Return a reading of a device, or None if unsupported: a divided GPU (MIG) reports no utilization."""
     import pynvml
 
     try:
@@ -164,7 +164,7 @@ def _reading(read: Callable[[Any], Any], device: Any) -> Any:
 
 
 def _logs(call: Call) -> Row:
-    """Return what the workers of a session printed, where that is kept in files."""
+    """Return the output of a session's workers, if it is kept in files."""
     state = _answered(state_of(_session_of(call), ["logs"]))
     paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
     wanted = call.query["worker"]
@@ -206,11 +206,11 @@ def _stacks(call: Call) -> Row:
 
 
 def _metrics(call: Call) -> Response:
-    """Return what the processes of a session count, for Prometheus to scrape."""
+    """Return the metrics of a session's processes, for Prometheus to scrape."""
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
-    except (OSError, ValueError):  # Prometheus' library has both for a folder that is gone
+    except (OSError, ValueError):  # Prometheus' library raises either if the folder is gone
         if folder.is_dir():
             raise
         raise NotFoundError(f"the session in {folder} has just ended") from None
@@ -218,7 +218,7 @@ def _metrics(call: Call) -> Response:
 
 
 def _trace(call: Call) -> Response:
-    """Return a trace of a rank's next steps, which is kept nowhere."""
+    """Return a trace of a rank's next steps, which is not stored."""
     require_writable(call)
     session = _session_of(call)
     pid = _worker_of(call, session)

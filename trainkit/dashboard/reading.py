@@ -1,7 +1,7 @@
-"""Facts of experiments for the dashboard, read while other processes write them.
+"""Data of experiments for the dashboard, read while other processes write it.
 
-A file is opened for a moment each time: while a reader has it open, the writer can't merge its log into it
-at the end.
+Files are opened only briefly: as long as a reader has a file open, the writer can't merge its log into the
+file at the end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 SETTLED_S = 1.0
-"""Age of a file's date from which on the file is as it was when it was read."""
+"""Age of a file's date in seconds from which on any later write changes the date."""
 
 MAX_SHARED = 4
-"""Experiments, or metrics of them, whose last values are kept; those looked at longest ago go first."""
+"""Number of experiments or metrics whose last values are kept; the least recently used goes first."""
 
 MAX_POINTS = 500_000
-"""Points of curves that are kept of a metric, at 16 bytes each; those looked at longest ago go first."""
+"""Number of curve points that are kept of a metric, at 16 bytes each; the least recently used go first."""
 
 MAX_TEXT = 1000
-"""Characters of a text in a list; a trial that is shown alone has all of them."""
+"""Maximum number of characters of a text in a list; the page of a single trial shows all of them."""
 MAX_ROW = 100_000
-"""Characters of the configuration, and of the last report, in a row."""
+"""Maximum number of characters of a row's configuration, and of its last report."""
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
@@ -54,22 +54,22 @@ class NotFoundError(Exception):
 
 
 def experiments(root: Path) -> Iterator[Path]:
-    """Yield the folders of experiments in `root`, or `root` itself if it is one; the latest first."""
+    """Yield the folders of experiments in `root`, or `root` itself if it is one, latest first."""
     found = {}
     for folder in experiments_in(root):
-        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+        with contextlib.suppress(FileNotFoundError):  # removed after it was listed
             found[folder] = (folder / FILENAME).stat().st_mtime
     yield from sorted(found, key=found.__getitem__, reverse=True)
 
 
 @dataclass(frozen=True)
 class FileState:
-    """State of an experiment's file by what the file system says of it.
+    """State of an experiment's file according to the file system.
 
     Attributes:
         parts: inode, date and size of the file and of its log.
         owner: pid of the process that runs the experiment.
-        newest: the later date, in seconds since 1970.
+        newest: the later of the two dates, in seconds since 1970.
     """
 
     parts: tuple[tuple[int, int, int] | None, ...]
@@ -78,8 +78,8 @@ class FileState:
 
     @classmethod
     def of(cls, folder: Path) -> FileState:
-        """Look at the experiment in `folder`."""
-        owner = owner_of(folder)  # first: of one that ends now, the end is seen
+        """Return the current state of the experiment in `folder`."""
+        owner = owner_of(folder)  # read first, so that the last writes of an ending owner are seen
         parts: list[tuple[int, int, int] | None] = []
         for name in (FILENAME, f"{FILENAME}-wal"):
             try:
@@ -90,21 +90,21 @@ class FileState:
         return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
 
     def stays(self, now: float) -> bool:
-        """Return True if the last write was so long before `now` that a later one has another date."""
+        """Return True if the last write was long enough before `now` that a later write has another date."""
         return now - self.newest > SETTLED_S
 
     @property
     def inode(self) -> int | None:
-        """Inode of the file, if there is one."""
+        """Inode of the file, or None if it does not exist."""
         return None if self.parts[0] is None else self.parts[0][0]
 
     def same_file(self, other: FileState | None) -> bool:
-        """Return True if `other` is a state of the same file, and not of one that it has replaced."""
+        """Return True if `other` is a state of the same file, and not of a file that replaced it."""
         return self.inode is not None and other is not None and self.inode == other.inode
 
 
 class _LastValues:
-    """Last values of an experiment's trials, and the state of its file that they were read at."""
+    """Last values of an experiment's trials, and the state of its file at the time of reading."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -113,27 +113,27 @@ class _LastValues:
 
 
 class SharedReader(LogReader):
-    """Reader that shares with others the last values of an experiment that stands still.
+    """Reader that shares the last values of an unchanged experiment with other readers.
 
-    A first look at a large experiment asks for them several times at once: for its best trial, for a page of
-    the table, for each chart.
+    The first view of a large experiment needs them several times at once: for its best trial, for a page of
+    the table, and for each chart.
 
     Args:
-        folder: of the experiment.
-        state: of its file, by who has just looked; default: it is looked at.
+        folder: folder of the experiment.
+        state: state of its file, if just read; by default, it is read here.
     """
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, folder: Path, state: FileState | None = None) -> None:
-        # Before it is opened: what is read then is as new as this, or newer.
+        # Taken before the file is opened, so that the data is at least as new as this state.
         self._begun = SYSTEM.now()
         self._state = state or FileState.of(folder)
         super().__init__(folder)
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """Return by trial the metric of its last report, in the order suggested; don't change the result."""
+        """Return the metric of each trial's last report, in the order suggested; do not change the result."""
         if not self._state.stays(self._begun):
             return super().last_values(metric)
         key = self.folder, metric
@@ -142,7 +142,7 @@ class SharedReader(LogReader):
             self._shared.move_to_end(key)
             while len(self._shared) > MAX_SHARED:
                 self._shared.popitem(last=False)
-        with shared.lock:  # of these values alone: who asks for others does not wait until they are read
+        with shared.lock:  # a lock per metric, so that readers of other values do not wait
             if shared.state != self._state:
                 shared.values = super().last_values(metric)
                 shared.state = self._state
@@ -150,10 +150,10 @@ class SharedReader(LogReader):
 
 
 class RowReader(SharedReader):
-    """Reader of trials as rows of a table."""
+    """Reader of trials as table rows."""
 
     def newest(self) -> int:
-        """Place of the last event or decision."""
+        """Return the sequence number of the last event or decision."""
         ((place,),) = self._rows(
             "SELECT coalesce(max(seq), 0) FROM "
             "(SELECT max(seq) AS seq FROM events UNION ALL SELECT max(seq) FROM decisions)"
@@ -161,7 +161,7 @@ class RowReader(SharedReader):
         return int(place)
 
     def ids_after(self, index: int, seq: int) -> set[str]:
-        """Return the trials after suggestion `index`, those with an entry after `seq`, and all that run."""
+        """Return all trials after suggestion `index`, all with an entry after `seq`, and all running ones."""
         return {
             trial_id
             for (trial_id,) in self._rows(
@@ -176,11 +176,11 @@ class RowReader(SharedReader):
         }
 
     def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
-        """Return by trial when it ended; None for one that was resumed later.
+        """Return the end time of each trial; None for a trial that was resumed later.
 
         Args:
-            after: only what the log has after this entry.
-            ids: only of these trials.
+            after: only log entries after this one count.
+            ids: only these trials.
         """
         only = "" if ids is None else "AND trial_id IN (SELECT value FROM json_each(?)) "
         return {
@@ -194,12 +194,12 @@ class RowReader(SharedReader):
         }
 
     def number_of_trials(self) -> int:
-        """Return how many trials there are."""
+        """Return the number of trials."""
         ((number,),) = self._rows("SELECT count(*) FROM trials")
         return int(number)
 
     def last_index(self) -> int:
-        """Return the place of the last trial in the order suggested; -1 if there is none."""
+        """Return the index of the trial that was suggested last; -1 without trials."""
         ((index,),) = self._rows("SELECT coalesce(max(trial_index), -1) FROM trials")
         return int(index)
 
@@ -207,10 +207,10 @@ class RowReader(SharedReader):
         """Return the ids of a page of all trials.
 
         Args:
-            limit: trials of the page.
-            offset: trials before it.
-            descending: the last, or the largest, first.
-            by_last: metric of the last reports to sort by; None: in the order suggested.
+            limit: number of trials of the page.
+            offset: number of trials before the page.
+            descending: reverse the order.
+            by_last: metric whose last values give the order; None means the order suggested.
         """
         way = "DESC" if descending else "ASC"
         in_order = f"SELECT trial_id FROM trials ORDER BY trial_index {way}"
@@ -235,7 +235,7 @@ class RowReader(SharedReader):
                 json.dumps(list(places)),
             )
         )
-        # Not by json_each(), which ends a name at a zero character.
+        # json_each() is not used because it ends a name at a null character.
         configs = (json.loads(flat_config(config)) for config, _ in found)
         metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
         return list(dict.fromkeys(chain.from_iterable(configs))), list(
@@ -249,16 +249,16 @@ class RowReader(SharedReader):
         ids: Collection[str] | None,
         so_far: Mapping[str, SoFar | None] | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield rows of trials, in the order of COLUMNS, of whose last three only `error` is there.
+        """Yield rows of trials, in the order of COLUMNS, without the columns `ended` and `changed`.
 
-        The last value of a row is the attempt that the last report came from.
+        A row ends with the error's kind and message, and the attempt of the last report.
 
         Args:
-            metric: by which trials are judged; None: by none.
+            metric: metric that ranks the trials; None for none.
             mode: "min" or "max".
-            ids: of the trials; None: all.
-            so_far: by trial, what is known of the reports of its attempt. If that goes on, those after it
-                are read.
+            ids: ids of the trials; None means all.
+            so_far: known reports of each trial's attempt. If the attempt continues, only later reports are
+                read.
         """
         names = paths(metric) if metric is not None else ("$.x", "$.x")
         best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if mode is not None else "max(NULL)"
@@ -268,9 +268,9 @@ class RowReader(SharedReader):
     def _rows_of(
         self, one: str | None, names: tuple[str, str], best: str, known: SoFar | None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of one trial, or of all; each joins what the tables of the file have of a trial."""
+        """Yield the row of one trial, or the rows of all, joined from the tables of the file."""
         only, values = ("", []) if one is None else ("WHERE trial_id = ? ", [one])
-        # Beside max() SQLite takes the other columns from the row that holds the maximum.
+        # With max(), SQLite takes the other columns from the row that has the maximum.
         last_of = _beside(
             self._rows(
                 f"SELECT trial_id, attempt, iteration, metrics, {VALUE} FROM "
@@ -326,17 +326,17 @@ class RowReader(SharedReader):
             )
 
     def config(self, trial_id: str) -> tuple[int, str]:
-        """Return the place of a trial in the order suggested, and its last configuration as flat JSON."""
+        """Return the index of a trial in the order suggested, and its last configuration as flat JSON."""
         ((index, config),) = self._rows(
             f"SELECT trial_index, {_CONFIG} FROM trials t WHERE trial_id = ?", trial_id
         )
         return index, flat_config(config)
 
     def trial(self, trial_id: str) -> tuple[dict[str, Any], str, tuple[str, str, str] | None]:
-        """Return a trial's configuration as suggested, its folder's name, and its error or None.
+        """Return a trial's suggested configuration, its folder's name, and its error or None.
 
         Raises:
-            NotFoundError: there is no such trial.
+            NotFoundError: the trial does not exist.
         """
         for config, dirname, kind, message, trace in self._rows(
             "SELECT config, dirname, error_kind, error_message, error_traceback FROM trials "
@@ -351,7 +351,7 @@ class RowReader(SharedReader):
         raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
 
     def checkpoints(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the checkpoints of a trial that are kept."""
+        """Return the checkpoints of a trial that still exist."""
         return [
             dict(zip(("number", "dirname", "iteration", "score"), row, strict=True))
             for row in self._rows(
@@ -362,7 +362,7 @@ class RowReader(SharedReader):
         ]
 
     def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
-        """Return the entries of the log after `seq`, of the experiment and of all trials; texts are cut."""
+        """Return log entries after `seq`, of the experiment and of all trials; long texts are cut."""
         return [
             {**(each := event(*row)), "detail": _cut_detail(each["detail"])}
             for row in self._rows(
@@ -373,17 +373,17 @@ class RowReader(SharedReader):
         ]
 
     def events_of(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the entries of the log of one trial."""
+        """Return the log entries of one trial."""
         return [
             event(each.seq, each.time, each.kind, trial_id, each.detail) for each in self.events(trial_id)
         ]
 
 
 class _Curve:
-    """Points of a trial's curve, as far as its reports were read.
+    """Points of a trial's curve, from the reports that were read.
 
     Args:
-        attempt: of the last report that was read.
+        attempt: attempt of the last report that was read.
     """
 
     def __init__(self, attempt: int) -> None:
@@ -394,8 +394,8 @@ class _Curve:
         return len(self._xs)
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
-        """Add further reports as (iteration, x, metric), if both are finite numbers."""
-        for self.iteration, at, value in list(reports):  # all of them, or none if they can't be read
+        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
+        for self.iteration, at, value in list(reports):  # all, or none if reading fails
             if is_finite(at) and is_finite(value):
                 self._xs.append(at)
                 self._ys.append(value)
@@ -406,7 +406,7 @@ class _Curve:
 
 
 class _Curves:
-    """Curves of an experiment over one pair of axes, by trial; those asked for longest ago go first."""
+    """Curves of an experiment over one pair of axes, by trial; the least recently used go first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -414,7 +414,7 @@ class _Curves:
         self.of: OrderedDict[str, _Curve] = OrderedDict()
 
     def keep(self, trial_id: str, curve: _Curve) -> None:
-        """Keep the curve of a trial, as the one asked for last."""
+        """Keep the curve of a trial as the most recently used."""
         self.of[trial_id] = curve
         self.of.move_to_end(trial_id)
         while self.size > MAX_POINTS:
@@ -423,20 +423,20 @@ class _Curves:
 
 
 class ChartReader(SharedReader):
-    """Reader of what charts show."""
+    """Reader of data for charts."""
 
     _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        # Another experiment may be in the folder tomorrow, and have a file of the same inode.
+        # The folder may later have another experiment, whose file has the same inode.
         created = list(self._rows("SELECT value FROM experiment WHERE key = 'created'"))
         self._identity = folder, self._state.inode, *created
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
         """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
 
-        What was read before is kept, so that the curve of a trial that runs costs its new reports only.
+        Points are kept, so that a running trial's curve only needs its new reports.
         """
         across = "iteration" if x == "training_iteration" else VALUE
         names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))
@@ -467,7 +467,7 @@ class ChartReader(SharedReader):
                         *(*names, trial_id, known.attempt, known.iteration),
                     )
                 )
-            else:  # a new attempt may take back what the one before has reported
+            else:  # a new attempt may replace reports of the previous one
                 before = 0 if known is None else len(known)
                 known = _Curve(last[0])
                 known.add(
@@ -481,7 +481,7 @@ class ChartReader(SharedReader):
             return known.points()
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return by id the place of these trials in the order suggested, without ids that don't exist."""
+        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
         return dict(
             self._rows(
                 "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
@@ -490,14 +490,14 @@ class ChartReader(SharedReader):
         )
 
     def first(self, count: int) -> list[str]:
-        """Return the ids of the trials that were suggested first."""
+        """Return the ids of the first `count` suggested trials."""
         return [
             trial_id
             for (trial_id,) in self._rows("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count)
         ]
 
     def configs(self, trial_ids: Sequence[str]) -> list[Any]:
-        """Return the configuration of each of these trials, as suggested."""
+        """Return the suggested configuration of each of these trials."""
         wanted = json.dumps(list(trial_ids))
         found = dict(
             self._rows(
@@ -508,7 +508,7 @@ class ChartReader(SharedReader):
         return [decode_config(found[trial_id]) for trial_id in trial_ids]
 
     def has_reports(self, metric: str, trials: int = 1) -> bool:
-        """Return True if so many trials have reported a finite value of the metric."""
+        """Return True if at least `trials` trials have reported a finite value of the metric."""
         found = self._rows(
             f"SELECT DISTINCT trial_id FROM (SELECT trial_id, {VALUE} AS value FROM results) "
             f"WHERE {FINITE} IS NOT NULL LIMIT ?",
@@ -518,7 +518,7 @@ class ChartReader(SharedReader):
         return len(list(found)) == trials
 
     def has_judged(self) -> bool:
-        """Return True if a trial was judged at a rung."""
+        """Return True if any trial was judged at a rung."""
         return bool(
             list(
                 self._rows("SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1", JUDGED)
@@ -526,11 +526,11 @@ class ChartReader(SharedReader):
         )
 
     def has_run(self) -> bool:
-        """Return True if a trial has begun."""
+        """Return True if any trial has started."""
         return bool(list(self._rows("SELECT 1 FROM attempts LIMIT 1")))
 
     def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
-        """Return the decisions made at rungs, and the values of the reports that they were made on."""
+        """Return the decisions made at rungs, and the values of the reports behind them."""
         decisions: list[dict[str, Any]] = []
         values: dict[tuple[str, int], float] = {}
         for trial_id, iteration, verdict, reason, value in self._rows(
@@ -552,7 +552,7 @@ class ChartReader(SharedReader):
 
 
 class SoFar(NamedTuple):
-    """Reports of the attempt that a trial is at, as far as they were read: the last, and the best value."""
+    """Reports of a trial's current attempt that were read: the last iteration, and the best value."""
 
     attempt: int
     iteration: int
@@ -560,8 +560,8 @@ class SoFar(NamedTuple):
 
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
-    """Return a function from a trial id to its row, or None; it is called with ids in their order."""
-    row: tuple[Any, ...] | None = ("",)  # so that none is read before it is asked for
+    """Return a function that maps a trial id to its row, or None. It must be called with ids in order."""
+    row: tuple[Any, ...] | None = ("",)  # the first row is read at the first call
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
         nonlocal row
@@ -573,14 +573,14 @@ def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] 
 
 
 def short(text: str) -> str:
-    """Return a text, or of a long one its beginning and an ellipsis."""
+    """Return a text; a long text is cut and gets an ellipsis."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def cut(values: str) -> str:
-    """Return a JSON object with no name or value longer than MAX_TEXT, and no more than MAX_ROW in all.
+    """Return a JSON object whose names and values have at most MAX_TEXT characters, and MAX_ROW in total.
 
-    Longer texts are cut at the end, and values beyond that number are left out.
+    Longer texts are cut at the end, and values beyond the total are left out.
     """
     if len(values) <= MAX_TEXT:
         return values
@@ -600,7 +600,7 @@ def _cut_value(value: Any) -> Any:
 
 
 def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
-    """Return an entry of the log, with who has asked for it if it is a command."""
+    """Return a log entry; for a command, it includes the sender."""
     by = None
     if kind == "command":
         with contextlib.suppress(ValueError):
@@ -610,7 +610,7 @@ def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -
 
 
 def _cut_detail(detail: str) -> str:
-    """Return the detail of an entry, cut; in a JSON object each value is cut, so that it stays valid."""
+    """Return the detail of a log entry, cut; in a JSON object, each value is cut, so that it stays valid."""
     if len(detail) <= MAX_TEXT:
         return detail
     with contextlib.suppress(ValueError):
@@ -620,17 +620,17 @@ def _cut_detail(detail: str) -> str:
 
 
 def _is_flat(text: str) -> bool:
-    """Return True if a JSON object holds no other, so that it is as `flatten` would make it."""
+    """Return True if a JSON object contains no other object, so that `flatten` would not change it."""
     return "{" not in text[1:]
 
 
 def flat_config(config: str) -> str:
-    """Return a configuration as the file has it as flat JSON."""
+    """Return a stored configuration as flat JSON."""
     return config if _is_flat(config) else encode(without_objects(flatten(decode_config(config))))
 
 
 def flat_metrics(metrics: str | None) -> str:
-    """Return a report as the file has it as flat JSON; None: there is none."""
+    """Return a stored report as flat JSON; "{}" for None."""
     if metrics is None:
         return "{}"
     return metrics if _is_flat(metrics) else encode(without_objects(flatten(decode(metrics))))

@@ -1,4 +1,4 @@
-"""Guard of the dashboard: how much a request may bring, and how long it may take."""
+"""Guard of the dashboard: limits on the size and the duration of requests, and a check of access."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trainkit.dashboard.access import Access
 from trainkit.tune.core.metrics import encode
 
 MAX_BODY = 64 * 1024
-"""Bytes of the body of a request."""
+"""Maximum number of bytes of a request's body."""
 MAX_HEAD = 32 * 1024
-"""Bytes of the line and the headers of a request."""
+"""Maximum number of bytes of a request's line and headers."""
 REQUEST_S = 10.0
-"""Seconds that a client has to send the head of a request, and as many for its body."""
+"""Seconds for a client to send the head of a request, and the same for its body."""
 MAX_CONNECTIONS = 256
-"""Connections of all clients. Half of them may wait for the head of a request."""
+"""Maximum number of connections of all clients. Half of them may wait for the head of a request."""
 READ_S = 30.0
-"""Seconds that a client has to read on, once as much of an answer waits for it as is kept."""
+"""Seconds for a client to continue reading once the output buffer is full."""
 
-# Plotly sets the style of what it draws; no script but the server's own files runs.
+# Plotly sets inline styles. Only scripts from the server's own files may run.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,18 +40,18 @@ _HEADERS = [
 
 
 def answer(value: Any, status: int = 200) -> Response:
-    """Return `value` as JSON that every reader accepts: NaN and infinities are texts."""
-    text = encode(value)  # ASCII, so that no name of a file or a metric is one that can't be sent
+    """Return `value` as JSON that every reader accepts: NaN and infinities become strings."""
+    text = encode(value)  # ASCII, so that every name of a file or a metric can be sent
     return Response(text, status, media_type="application/json")
 
 
 def refusal(status: int, words: str, *, closes: bool = False) -> Response:
-    """Return the answer to a request that is refused.
+    """Return the answer to a refused request.
 
     Args:
-        status: of HTTP, 400 or more.
-        words: why, for the user.
-        closes: the connection ends with the answer, as what is left of the request is not read.
+        status: HTTP status, 400 or more.
+        words: reason for the user.
+        closes: close the connection after the answer, because the rest of the request is not read.
     """
     refused = answer({"error": words}, status)
     if closes:
@@ -60,11 +60,11 @@ def refusal(status: int, words: str, *, closes: bool = False) -> Response:
 
 
 class Guard:
-    """Middleware that lets through only the user's own requests, once their bodies are complete.
+    """Middleware that accepts only the user's own requests, and passes them on with complete bodies.
 
     Args:
-        app: the application behind it.
-        access: who may ask.
+        app: application behind the guard.
+        access: rule for access.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -93,7 +93,7 @@ class Guard:
                     found = await _body(receive)
             except TimeoutError:
                 found = refusal(408, f"the request was not whole after {REQUEST_S:g} s", closes=True)
-            if found is None:  # the client has gone away
+            if found is None:  # the client has disconnected
                 return
             if isinstance(found, Response):
                 refused = found
@@ -114,7 +114,7 @@ class Guard:
         await self._app(scope, receive_read, send_guarded)
 
     def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
-        """Return the refusal of a request that is refused for its head alone; else None."""
+        """Return the refusal of a request whose head alone is unacceptable, else None."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
@@ -144,7 +144,7 @@ class Guard:
 
 
 async def _body(receive: Receive) -> bytes | Response | None:
-    """Return the body of a request, or its refusal; None if the client has gone away."""
+    """Return the body of a request, or its refusal; None if the client has disconnected."""
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -164,40 +164,40 @@ def _too_long() -> Response:
 
 
 class _Deadline:
-    """Deadline of a connection, which ends the connection unless it is called off."""
+    """Deadline that ends a connection unless it is cancelled."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, connection: H11Protocol) -> None:
-        """End the connection after `seconds`; a deadline that is set already stays."""
+        """End the connection after `seconds`; an existing deadline stays."""
         if self._timer is None:
             self._timer = connection.loop.call_later(seconds, connection.transport.abort)
 
     def call_off(self) -> None:
-        """Let the connection live on."""
+        """Cancel the deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection that ends when its client sends too slowly, or does not read what it asked for."""
+    """HTTP connection that is closed when its client sends too slowly, or stops reading the answer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head, self._reader = _Deadline(), _Deadline()
         self.waits_since = math.inf
-        """Time of the event loop since when a whole request is awaited; infinity: one is answered."""
+        """Loop time since which a complete request is awaited; infinity while a request is being answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
-        if len(self.connections) > MAX_CONNECTIONS // 2:  # clients that send nothing must not lock others out
+        if len(self.connections) > MAX_CONNECTIONS // 2:  # silent clients must not lock others out
             bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
             oldest = min(bounded, key=lambda each: each.waits_since)
             if oldest.waits_since < math.inf:
-                oldest.waits_since = math.inf  # it is gone in the next turn of the loop
+                oldest.waits_since = math.inf  # it is removed in the next turn of the loop
                 oldest.transport.abort()
         self.waits_since = self.loop.time()
 
@@ -213,7 +213,7 @@ class BoundedConnection(H11Protocol):
             self.waits_since = math.inf
         else:
             self.waits_since = min(self.waits_since, self.loop.time())
-        if self.cycle is not before:  # the head is whole
+        if self.cycle is not before:  # the head is complete
             self._head.call_off()
         elif self.cycle is None or self.cycle.response_complete:
             self._head.set(REQUEST_S, self)

@@ -1,8 +1,8 @@
 """HTTP server of the dashboard: its pages, its REST API and its streams, for the user who started it.
 
-It listens on this machine only, unless it is told otherwise. Its pages hold nothing; all that they show
-comes from `/api`, which needs the token of the address that was printed, as `Authorization: Bearer TOKEN`.
-No cookie is used, so that the page of another site has nothing that it could send along.
+By default, it listens on this machine only. Its pages contain no data. All data comes from `/api`, which
+requires the token of the printed address, as `Authorization: Bearer TOKEN`. No cookie is used, so that pages
+of other sites have nothing to send along.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Dashboard:
 
     Args:
         root: folder of experiments, or one experiment.
-        port: to listen at; 0 for a free one.
-        host: address to listen at, by default one that only this machine can reach.
-        read_only: experiments are looked at, and not steered.
+        port: port to listen on; 0 means any free port.
+        host: address to listen on; by default, only this machine can reach it.
+        read_only: show experiments, but do not steer them.
 
     Raises:
-        DashboardError: `root` is no folder, or the address or the port can't be used.
+        DashboardError: `root` is not a folder, or the address or the port can't be used.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Dashboard:
 
     @property
     def is_ending(self) -> bool:
-        """True once it has been told to end, so that streams end too."""
+        """True once the server is shutting down, so that streams end too."""
         return self._server.should_exit
 
     def serve_forever(self) -> None:
@@ -139,13 +139,13 @@ class Dashboard:
             self._ended.set()
 
     def shutdown(self) -> None:
-        """End `serve_forever`, and wait until it has ended."""
+        """End `serve_forever`, and wait for its end."""
         self._server.should_exit = True
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Listen no more, and end what waits for other processes, and what looks for changes."""
-        self._server.should_exit = True  # a trace that is being recorded is given up
+        """Stop listening, and end all waits for other processes and all checks for changes."""
+        self._server.should_exit = True  # also ends traces that are being recorded
         self._socket.close()
         self.threads.close()
 
@@ -171,7 +171,7 @@ class Dashboard:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that nothing else can take the port before the server runs."""
+    """Return a listening socket, so that nothing else can take the port before the server runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=128)
@@ -180,8 +180,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DashboardError(
             f"port {port} of {host} cannot be used: {why}; name another --port or --host"
         ) from error
-    # The connections that it accepts take this over. asyncio sets it on sockets that were made with the
-    # protocol's number alone, and this one was not: each answer's body would wait 40 ms for the client to
-    # acknowledge its head.
+    # Accepted connections inherit this option. asyncio sets it only on sockets that were made with an
+    # explicit protocol number, unlike this one. Without it, the body of each answer would wait 40 ms until
+    # the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -1,4 +1,4 @@
-"""Stream of what changes, as server-sent events: an experiment, the list of experiments, or the sessions."""
+"""Streams of changes as server-sent events: of an experiment, the list of experiments, or the sessions."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from trainkit.errors import StoreError
 from trainkit.tune.core.metrics import encode
 
 EVERY_S = 0.6
-"""Seconds between two looks at what may have changed."""
+"""Seconds between two checks for changes."""
 QUIET_S = 10.0
-"""Seconds after which a word is sent although nothing has changed, so that who listens knows it."""
+"""Seconds without changes after which a comment is sent, so that the listener knows the stream is alive."""
 SHARE = 10
-"""A look is followed by a rest of so many times as long as it kept a core busy, and as long as it took.
+"""Ratio of the pause after a check to the check's CPU time; the pause is at least the check's duration.
 
-On a busy machine a look mostly waits for a core, which is no reason to rest longer.
+On a busy machine, a check mostly waits for a CPU, which is no reason for a longer pause.
 """
 MAX_ROWS = 200
-"""Trials that are sent at once; of more it is said that there are more, and who shows a page asks for it."""
+"""Maximum number of changed trials in one event. If there are more, the page must reload its trials."""
 MAX_EVENTS = 200
 
 Change = dict[str, Any]
 
 
 class Watched(Protocol):
-    """Server, as streams know it."""
+    """Server, as seen by streams."""
 
     board: Board
     threads: Threads
 
     @property
     def is_ending(self) -> bool:
-        """True once streams have to end."""
+        """True once streams must end."""
 
 
 class Since(NamedTuple):
-    """What a listener was told before.
+    """State that a listener already knows.
 
     Attributes:
-        generation: of the trials; None: nothing.
-        seq: place of the last entry of the log.
-        shown: the summary, or the list, as JSON.
+        generation: generation of the trials; None if nothing is known.
+        seq: number of the last log entry.
+        shown: the summary or the list, as JSON.
     """
 
     generation: int | None = None
@@ -61,23 +61,24 @@ class Since(NamedTuple):
 
 
 class ExperimentWatch:
-    """Watch over one experiment: what has changed since the last look.
+    """Watch on one experiment, which finds changes since the last check.
 
     Args:
         board: all experiments.
-        folder: of this one.
+        folder: folder of this experiment.
     """
 
     def __init__(self, board: Board, folder: Path) -> None:
         self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
-        # Kept though another watch may look for this one: a new table would count changes anew.
+        # The table is kept even if another watch does the check, because a new table restarts its
+        # generations.
         self._table = board.table(folder)
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Look; return what is known now, and what has changed, or None.
+        """Check the experiment; return the new state, and the changes or None.
 
-        A listener that knows nothing gets the summary, and the order to read the trials.
+        A listener without a state gets the summary, and is told to read the trials.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -86,12 +87,12 @@ class ExperimentWatch:
         newest = self._table.newest
         summary = self._board.summary(self._folder, at_leisure=True)
         if since.generation is None:
-            # What has changed since the page was made is not known: it is to be asked for again.
+            # Changes since the page was loaded are unknown, so the page must request the trials again.
             rows, more = list[Row](), True
         else:
             rows, more = self._table.changed_since(since.generation, MAX_ROWS)
         events, seq = [], newest
-        # Where the log is shorter than it was, it is another experiment of the same name.
+        # A log that has become shorter belongs to another experiment of the same name.
         if since.generation is not None and newest > since.seq:
             with RowReader(self._folder) as reader:
                 events = reader.events_after(since.seq, MAX_EVENTS)
@@ -114,12 +115,12 @@ class ExperimentWatch:
 
 
 class ListWatch:
-    """Watch over a list that is read as a whole.
+    """Watch on a list that is read as a whole.
 
     Args:
-        name: of the list in what is sent.
-        read: reads it.
-        ignored: field of an entry that always changes.
+        name: name of the list in events.
+        read: function that reads the list.
+        ignored: field of its entries that always changes.
     """
 
     def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
@@ -128,7 +129,7 @@ class ListWatch:
         self._read = read
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Look; return the new state, and the list if it has changed, else None."""
+        """Check the list; return the new state, and the list if it has changed, else None."""
         found = self._read()
         now = Since(
             shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
@@ -137,7 +138,7 @@ class ListWatch:
 
 
 async def stream(call: Call) -> Response:
-    """Return a stream of what changes."""
+    """Return a stream of changes."""
     server: Watched = call.server
     name = call.query["experiment"]
     if call.query["sessions"]:
@@ -146,17 +147,17 @@ async def stream(call: Call) -> Response:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
         watch = ListWatch("experiments", server.board.summaries)
-    first = await _look(server.threads, watch, Since())  # what is wrong now is told by the status
+    first = await _look(server.threads, watch, Since())  # a failure now becomes the response's status
     return StreamingResponse(_told(server, watch, first), media_type=STREAM)
 
 
 class _Found(NamedTuple):
-    """What a look has found.
+    """Result of a check.
 
     Attributes:
-        known: to who has looked, from now on.
-        news: as JSON; None: nothing has changed.
-        rest_s: seconds to rest after the look.
+        known: new state of the listener.
+        news: changes as JSON; None if nothing has changed.
+        rest_s: seconds to pause after the check.
     """
 
     known: Since
@@ -165,7 +166,7 @@ class _Found(NamedTuple):
 
 
 async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
-    """Look once for all listeners with the same knowledge."""
+    """Check once for all listeners with the same state."""
 
     def look() -> _Found:
         begun, busy = SYSTEM.monotonic(), busy_s()
@@ -191,7 +192,7 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now, rest = SYSTEM.monotonic(), found.rest_s
-        # To the next moment at which all look, so that one of them looks for all.
+        # Sleep until the next common moment of all streams, so that one check serves all of them.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 
 
@@ -209,4 +210,4 @@ STREAMS = (
         is_async=True,
     ),
 )
-"""Endpoints that do not end by themselves."""
+"""Endpoints whose responses do not end by themselves."""

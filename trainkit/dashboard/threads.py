@@ -1,4 +1,4 @@
-"""Threads that answer requests: which requests wait for which, and which share an answer."""
+"""Threads that answer requests: limits for concurrent requests, and answers that requests share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from weakref import WeakValueDictionary
 from starlette.concurrency import run_in_threadpool
 
 MAX_READERS = 8
-"""Requests at once that read one experiment, of the 40 threads that there are for all."""
+"""Maximum number of concurrent requests that read one experiment, out of 40 threads for all."""
 MAX_BESIDE = 8
-"""Traces at once, and commands at once, beside the questions that are asked in turn."""
+"""Maximum number of concurrent traces, and of concurrent commands, beside the serialized questions."""
 NICE = 10
-"""Priority of threads that stand back for the programs that run, as `nice` has it."""
+"""Nice value of background threads, so that running programs take precedence."""
 
 T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """Request that this server carries out later, as too many like it are under way."""
+    """Too many requests of this kind are running; the client can repeat the request later."""
 
 
 class Threads:
-    """Threads of one server. Each kind of work has its own, so that none of them holds up another.
+    """Threads of one server. Each kind of work has its own threads, so that no kind blocks another.
 
-    A session is asked one question at a time: the next one waits, without a thread, until the one before is
-    answered. Traces and commands may take long, and run beside these, up to MAX_BESIDE of each.
+    Each session is asked one question at a time. The next question waits, without a thread, for the previous
+    answer. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
     """
 
     def __init__(self) -> None:
@@ -43,52 +43,53 @@ class Threads:
         self._answers = WeakValueDictionary[Hashable, _SharedAnswer]()
 
     async def share(self, asked: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """Return what `make` returns, or raise its error: called here, or by another who asks for the same.
+        """Return the result of `make`, or raise its error. Concurrent equal requests share one call.
 
-        All pages hear of a change at once, and ask for the same then. Who asks while an answer is being made
-        gets the next one, since that one may lack the newest: this takes as long as two at most.
+        All pages notice a change at the same time, and send the same request. A request that arrives during a
+        call gets the result of the next call, because the running call may miss the newest change. So a
+        request waits for two calls at most.
         """
         shared = self._answers.setdefault(asked, _SharedAnswer())
         begun = shared.begun
         try:
             async with shared.lock:
                 if shared.begun == begun:
-                    await asyncio.sleep(0)  # those who ask at this very moment have come by then
+                    await asyncio.sleep(0)  # lets requests of the same moment arrive
                     shared.begun += 1
                     shared.made = asyncio.ensure_future(make())
                     shared.made.add_done_callback(_take_note)
-                # It is made for the others too, where this one goes away.
+                # The call continues for the other requests if this request is cancelled.
                 made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del shared  # the traceback of an error would keep it
+            del shared  # else, the traceback of an error would keep it alive
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
-        """Run a function that reads an experiment, or none, in a thread."""
+        """Run a function in a thread; `experiment` is the experiment that it reads, or None."""
         if experiment is None:
             return await run_in_threadpool(function)
         async with self._limit(f"read {experiment}", MAX_READERS):
             return await run_in_threadpool(function)
 
     async def look(self, function: Callable[[], T], watched: str) -> T:
-        """Run a function that looks for changes of something, one at a time, in a thread that stands back."""
+        """Check for changes in a background thread, with one check at a time for each `watched`."""
         async with self._limit(f"look at {watched}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._looking, function)
 
     async def ask(self, function: Callable[[], T], session: str) -> T:
-        """Run a function that asks a session, after the questions before it."""
+        """Run a function that asks a session, after all earlier questions to the session."""
         async with self._limit(f"ask {session}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._waiting, function)
 
     async def wait(self, function: Callable[[], T], kind: str) -> T:
-        """Run a function that waits for another process, beside others of its kind.
+        """Run a function that waits for another process, concurrently with others of its kind.
 
         Args:
-            function: to run.
+            function: function to run.
             kind: "traces" or "commands".
 
         Raises:
-            BusyError: MAX_BESIDE of this kind run already.
+            BusyError: MAX_BESIDE functions of this kind are already running.
         """
         if self._beside[kind] == MAX_BESIDE:
             raise BusyError(f"{MAX_BESIDE} {kind} are under way already: ask again when one of them is there")
@@ -99,22 +100,22 @@ class Threads:
             self._beside[kind] -= 1
 
     def close(self) -> None:
-        """Wait for what runs; nothing else begins."""
+        """Wait for running work; start no more."""
         self._waiting.shutdown(cancel_futures=True)
         self._looking.shutdown(cancel_futures=True)
 
     def _limit(self, work: str, at_once: int) -> asyncio.Semaphore:
-        """Return the semaphore of some work, which lets so many requests do it at once."""
+        """Return the semaphore that lets `at_once` requests do this work concurrently."""
         return self._limits.setdefault(work, asyncio.Semaphore(at_once))
 
 
 class _SharedAnswer:
-    """Answer for all who ask for the same at a time.
+    """Answer that concurrent equal requests share.
 
     Attributes:
-        lock: held by who makes the answer, or takes it.
-        begun: how many answers were begun.
-        made: the last of them.
+        lock: lock for making or reading the answer.
+        begun: number of answers that were begun.
+        made: the latest answer.
     """
 
     def __init__(self) -> None:
@@ -124,13 +125,13 @@ class _SharedAnswer:
 
 
 def _take_note(made: asyncio.Future[Any]) -> None:
-    """Look at the error of an answer that nobody waits for any more, so that asyncio does not print it."""
+    """Read the error of an answer that no request waits for, so that asyncio does not print it."""
     if not made.cancelled():
         made.exception()
 
 
 def stand_back() -> None:
-    """Let this thread, and those that it starts from now on, stand back for the programs that run."""
-    if sys.platform == "linux":  # elsewhere it is the whole process that has a priority
+    """Lower the priority of this thread, and of threads that it starts later, below running programs."""
+    if sys.platform == "linux":  # other systems have priorities only for whole processes
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -1,9 +1,9 @@
-"""`concurrent.futures.Executor` on the runtime's tasks.
+"""`concurrent.futures.Executor` based on the runtime's tasks.
 
     submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
 
-Calls are sent ahead, so that each worker has some milliseconds of work waiting: none where a call takes long,
-hundreds where it takes microseconds.
+Calls are sent ahead, so that each worker has some milliseconds of work queued. No long calls are sent ahead,
+but hundreds of calls that take microseconds.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
-"""Seconds of work that the workers have ahead of them."""
+"""Seconds of work that is sent ahead to the workers."""
 MOST_AHEAD = 2_000
-"""Calls ahead of them at most."""
+"""Maximum number of calls that are sent ahead."""
 LOOK_EVERY = 32
-"""Calls after which it is worked out anew how many that are."""
+"""Number of finished calls after which the number of calls to send ahead is recomputed."""
 SHARED_BYTES = 1_000_000
-"""An array of at least this size is put once for all calls that take it."""
+"""Size from which an array is put once for all calls that take it."""
 MOST_FUNCTIONS = 100
-"""Functions that are known by themselves, so that only their arguments travel."""
+"""Maximum number of functions that are registered, so that later calls send only their arguments."""
 LOOK_S = 0.5
-"""Seconds between looks at whether the session is still there."""
+"""Seconds between checks that the session still exists."""
 SESSION_ENDED = "the session in which this executor was made has ended: make a new executor"
 
 
@@ -74,7 +74,7 @@ def share(cpus: float, workers: int) -> float:
     """Return the CPUs of a call, 1 or a fraction, such that `workers` calls fit into `cpus`.
 
     Raises:
-        ConfigError: there are too many for that.
+        ConfigError: the workers are too many for any fraction.
     """
     part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
     if not part:
@@ -83,22 +83,22 @@ def share(cpus: float, workers: int) -> float:
 
 
 def ahead(ended: int, seconds: float) -> int:
-    """Return how many calls to send to the workers ahead of those that run.
+    """Return the number of calls to send to the workers in addition to the running ones.
 
     Args:
-        ended: calls that have ended lately.
-        seconds: in which they did, all workers together.
+        ended: number of recently finished calls.
+        seconds: time in which all workers together finished them.
     """
     return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
 
 
 _PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
 _unseen = threading.RLock()
-"""Held while the state of a future changes that nobody waits for yet."""
+"""Lock for changes of the state of a future that no thread waits for yet."""
 
 
 class _LendingEvent(threading.Event):
-    """Event of `futures.wait` or `as_completed` in a worker, which lends its CPUs to its calls meanwhile."""
+    """Event for `futures.wait` and `as_completed` in a worker. During a wait, it lends the worker's CPUs."""
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _LendingEvent(threading.Event):
 
 
 class _NestedWaiters(list[Any]):
-    """List of a future's waiters in a worker; it gives each of them an event that lends CPUs."""
+    """List of a future's waiters in a worker. It gives each waiter an event that lends CPUs."""
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -125,14 +125,14 @@ class _NestedWaiters(list[Any]):
 
 
 class PoolFuture(futures.Future[T]):
-    """Future of a submitted call; its callbacks run in a thread of their own, and may wait for others.
+    """Future of a submitted call. Its callbacks run in their own thread, and may wait for other calls.
 
-    A condition and its locks are made only once a thread waits, adds a callback or cancels: with thousands of
-    futures they would cost the garbage collector the most time.
+    A condition and its locks are made only when a thread waits, adds a callback or cancels. For thousands of
+    futures, they would take most of the garbage collector's time.
 
     Attributes:
         call: function and arguments, until they are sent.
-        ref: of the result, from then until it is there.
+        ref: reference to the result, from then until the result arrives.
     """
 
     ref: ObjectRef[T] | None = None
@@ -147,7 +147,7 @@ class PoolFuture(futures.Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """Return the condition that the base class locks, and waits for."""
+        """Condition that the base class locks and waits for."""
         if self._seen is None:
             with _unseen:
                 if self._seen is None:
@@ -182,7 +182,7 @@ class PoolFuture(futures.Future[T]):
         return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def lend_cpus(self, timeout: float | None) -> float | None:
-        """Wait for the call, in a worker while it lends its CPUs; return the time left."""
+        """Wait for the call, in a worker while its CPUs are lent; return the remaining time."""
         ref = self.ref
         if ref is None or self.done() or not self._pool.is_nested:
             return timeout
@@ -191,7 +191,7 @@ class PoolFuture(futures.Future[T]):
         return None if end is None else max(0.0, end - SYSTEM.monotonic())
 
     def is_in_callback(self) -> bool:
-        """Return whether this thread runs a callback of the executor's."""
+        """Return whether this thread is running a callback of the executor."""
         return self._pool.is_in_callback()
 
     def set_result(self, result: T) -> None:
@@ -215,7 +215,7 @@ class PoolFuture(futures.Future[T]):
         try:
             by(what)
         except futures.InvalidStateError:
-            if self._pool.has_session():  # else `shutdown` has failed it
+            if self._pool.has_session():  # otherwise, `shutdown` has failed it
                 raise
 
 
@@ -233,14 +233,14 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
 
 
 def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
-    """Fail calls that were waiting, except cancelled ones."""
+    """Fail waiting calls, except cancelled ones."""
     for each in calls:
         if each.set_running_or_notify_cancel():
             futures.Future.set_exception(each, error)
 
 
 def _as_pickled(error: BaseException) -> BaseException:
-    """Return the error that pickling an argument raised, with a note on the part that caused it."""
+    """Return the error that pickling an argument raised, with a note that names the part at fault."""
     cause = error.__cause__ if isinstance(error, SerializationError) else None
     if cause is None:
         return error
@@ -249,24 +249,25 @@ def _as_pickled(error: BaseException) -> BaseException:
 
 
 class Executor(futures.Executor):
-    """Executor whose calls are tasks of the runtime: in processes that are forked warm, on every engine.
+    """Executor whose calls are tasks of the runtime, in processes that are forked warm, on every engine.
 
-    It takes the place of `ProcessPoolExecutor`. A future holds what the function raised, with the remote
-    traceback as its cause. A call whose worker dies runs again, three times unless `max_retries` says
-    otherwise; then it fails alone, by an error that is a `BrokenExecutor` too. A failing initializer breaks
-    the executor, as there. A function is sent once, with the global names that it uses as they are then; what
-    a closure or a bound method holds goes with the call.
+    It replaces `ProcessPoolExecutor`. A future holds the function's own error, with the remote traceback as
+    its cause. A call whose worker dies is retried, three times unless `max_retries` says otherwise. Then only
+    this call fails, with an error that is also a `BrokenExecutor`. As in `ProcessPoolExecutor`, a failing
+    initializer breaks the executor. A function is sent once, with the current values of the global names that
+    it uses. The contents of a closure or a bound method are sent with each call.
 
     Args:
-        max_workers: calls that run at a time; None: as many as there are CPUs. More than that share them.
-        mp_context: taken as by `ProcessPoolExecutor`; workers are the runtime's.
-        initializer: called in each worker before the first call of this executor.
-        initargs: its arguments, which each worker is sent once.
-        max_tasks_per_child: a worker ends after so many calls; None: never.
+        max_workers: number of concurrent calls; None means the number of CPUs. A larger number shares the
+            CPUs.
+        mp_context: accepted as by `ProcessPoolExecutor`, without effect.
+        initializer: function that each worker calls before its first call of this executor.
+        initargs: its arguments, which are sent to each worker once.
+        max_tasks_per_child: number of calls after which a worker ends; None means never.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -313,30 +314,30 @@ class Executor(futures.Executor):
         self._calling: int | None = None
         self._owed_callbacks = 0
         self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
-        # Calls ahead of the workers run beside theirs, unless the CPUs are what keeps them back.
+        # Calls sent ahead must wait for CPUs. With free CPUs, they would run beside the workers' calls.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0
-        # What a worker waits for has to be on its way, so that it can run on the CPUs that the worker lends.
+        # A worker waits only for calls that are sent, because only these can run on the CPUs that it lends.
         self._window = math.inf if self.is_nested else self.workers
         self._refilled_at = self._window - 1
         self._ended = 0
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
         self._failure: InitializerError | None = None
-        at_end(self._fail_all)  # engines differ in what they tell of calls when a session ends
+        at_end(self._fail_all)  # engines differ in the errors of calls after a session
         _open.add(self)
-        # Anew each time, behind the session's own, so that it comes before that.
+        # Registered again each time, after the session's own handler, so that it runs before that handler.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PoolFuture[T]:
-        """Start `fn(*args, **kwargs)` in a worker; references among the arguments stand for their values.
+        """Start `fn(*args, **kwargs)` in a worker; references among the arguments become their values.
 
         Raises:
             RuntimeError: the executor is shut down.
-            InitializerError: its initializer has failed.
-            NotInitializedError: the session in which it was made has ended.
+            InitializerError: its initializer failed.
+            NotInitializedError: the session in which the executor was made has ended.
         """
         if not self.has_session():
             raise NotInitializedError(SESSION_ENDED)
@@ -362,15 +363,15 @@ class Executor(futures.Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[T]:
-        """Yield `fn` of the items in their order; all calls are submitted at once.
+        """Yield the results of `fn` for the items, in order; all calls are submitted at once.
 
         An array of a megabyte or more that several calls take is put into shared memory once.
 
         Args:
-            fn: called with an item of each of the iterables.
-            iterables: the shortest one counts.
-            timeout: seconds from now after which the iterator raises TimeoutError; None: none.
-            chunksize: items of one call; more than 1 pays for items of microseconds.
+            fn: function that takes an item of each iterable.
+            iterables: iterables of arguments; the shortest one ends the calls.
+            timeout: seconds from now after which the iterator raises TimeoutError; None means no limit.
+            chunksize: items per call; more than 1 pays off for items that take microseconds.
         """
         if chunksize < 1:
             raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
@@ -385,7 +386,7 @@ class Executor(futures.Executor):
     def submit_chunks(
         self, fn: Callable[..., T], items: Iterable[tuple[Any, ...]], chunksize: int
     ) -> Iterator[PoolFuture[list[T]]]:
-        """Start `fn(*item)` for each item, `chunksize` items a call; yield futures of their results."""
+        """Start `fn(*item)` for each item, with `chunksize` items per call; yield futures of the results."""
         left = iter(items)
         while chunk := [*itertools.islice(left, chunksize)]:
             yield self.submit(run_chunk, fn, chunk)
@@ -410,15 +411,15 @@ class Executor(futures.Executor):
         return lambda future: self._callbacks.put(functools.partial(call, future))
 
     def is_in_callback(self) -> bool:
-        """Return whether this thread runs one of the callbacks."""
+        """Return whether this thread is running one of the callbacks."""
         return self._calling == threading.get_ident()
 
     def has_session(self) -> bool:
-        """Return whether the session in which the executor was made is there."""
+        """Return whether the session in which the executor was made is still running."""
         return running() is self._engine
 
     def blamed(self, error: BaseException | None) -> BaseException | None:
-        """Return `error`, or that of the initializer if it was what has ended the worker."""
+        """Return `error`, or an InitializerError if the initializer ended the worker."""
         if self._before is None or not isinstance(error, BrokenWorkerError) or error.pid is None:
             return error
         pool = self._before.pool
@@ -430,7 +431,7 @@ class Executor(futures.Executor):
         return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
 
     def break_by(self, error: InitializerError) -> None:
-        """Fail the calls that wait and take no more, unless `error` is of another executor's initializer."""
+        """Fail waiting calls and accept no more, unless `error` comes from another executor's initializer."""
         if self._before is None or error.pool != self._before.pool:
             return
         with self._lock:
@@ -439,7 +440,7 @@ class Executor(futures.Executor):
         _fail(lost, error)
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """Send waiting calls in place of the one that ended, several at once where many are sent ahead."""
+        """Send waiting calls after one has ended; several at once if many are sent ahead."""
         with self._lock:
             self._sent.discard(future)
             future.ref = None
@@ -459,26 +460,26 @@ class Executor(futures.Executor):
             self._send(calls)
 
     def _fail_all(self) -> None:
-        """Fail all calls, as an engine may say nothing more of them once its session has ended."""
+        """Fail all calls, because an engine may report nothing about them after its session has ended."""
         error = NotInitializedError(SESSION_ENDED)
         with self._lock:
             waiting, sent = self._drop_waiting(), list(self._sent)
             self._sent.clear()
         _fail(waiting, error)
         for each in sent:
-            if each.running():  # else another thread is about to send it, which fails
-                with contextlib.suppress(futures.InvalidStateError):  # it has ended just now
+            if each.running():  # a call that another thread is about to send fails by itself
+                with contextlib.suppress(futures.InvalidStateError):  # it has just ended
                     futures.Future.set_exception(each, error)
 
     def _drop_waiting(self) -> list[PoolFuture[Any]]:
-        """Take all calls that wait; the lock is held."""
+        """Remove and return all waiting calls; the caller holds the lock."""
         dropped = list(self._waiting)
         self._waiting.clear()
         self._quiet.notify_all()
         return dropped
 
     def _next_calls(self) -> list[PoolFuture[Any]]:
-        """Take the calls that may be sent now; the lock is held."""
+        """Remove and return the calls that may be sent now; the caller holds the lock."""
         room = min(len(self._waiting), self._window - len(self._sent))
         calls = [self._waiting.popleft() for _ in range(int(room))]
         self._sent.update(calls)
@@ -487,7 +488,8 @@ class Executor(futures.Executor):
         return calls
 
     def _send(self, calls: list[PoolFuture[Any]]) -> None:
-        # In a loop: a call that can't be sent makes room for the next one, and there may be thousands.
+        # A loop instead of recursion: a call that can't be sent makes room for the next, maybe thousands of
+        # times.
         while calls:
             left = []
             for number, future in enumerate(calls):
@@ -498,9 +500,9 @@ class Executor(futures.Executor):
                 try:
                     ref = future.ref = self._remote(*call)
                     ref.future(future)
-                    if self._is_killed:  # by another thread, since it was taken from those that wait
+                    if self._is_killed:  # another thread killed the workers meanwhile
                         cancel(ref, force=True)
-                except BaseException as error:  # as `ProcessPoolExecutor`: the future has it
+                except BaseException as error:  # like `ProcessPoolExecutor`, the future holds the error
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
                     if not isinstance(error, Exception):
@@ -511,14 +513,15 @@ class Executor(futures.Executor):
                 calls = self._next_calls() if left else []
 
     def _put_back(self, left: list[PoolFuture[Any]], calls: list[PoolFuture[Any]]) -> None:
-        """Undo the sending of `calls`, which Ctrl-C cut short."""
+        """Undo the sending of `calls`, which Ctrl-C interrupted."""
         with self._lock:
             self._sent.difference_update(left, calls)
             self._waiting.extendleft(reversed(calls))
             self._quiet.notify_all()
 
     def _remote(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
-        # What a closure or a bound method holds may be another thing at each call: it travels with the call.
+        # The contents of a closure or a bound method may change between calls, so they are sent with each
+        # call.
         if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
             remote = self._functions.get(fn)
             if remote is None:
@@ -529,11 +532,11 @@ class Executor(futures.Executor):
         return self._runs_any.remote(self._before, fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls; with `wait`, return when those submitted and their callbacks have ended.
+        """Accept no more calls; with `wait`, return after submitted calls and their callbacks have ended.
 
         Args:
-            wait: for the calls; without it they go on, and the program waits for them at its end.
-            cancel_futures: cancel those that wait for a worker.
+            wait: wait for the calls. Otherwise they continue, and the program waits for them at its end.
+            cancel_futures: cancel the calls that wait for a worker.
         """
         with self._lock:
             self._is_shut_down = True
@@ -552,13 +555,13 @@ class Executor(futures.Executor):
         if not wait:
             return
         with self._quiet:
-            # A callback can't wait for itself.
+            # A callback must not wait for itself.
             while self._owed_callbacks and not self.is_in_callback():
                 self._quiet.wait(LOOK_S)
         _open.discard(self)
 
     def terminate_workers(self) -> None:
-        """Take no more calls, cancel those that wait, and kill the workers of those that run."""
+        """Accept no more calls, cancel waiting ones, and kill the workers of running ones."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._is_killed = True
@@ -569,13 +572,13 @@ class Executor(futures.Executor):
 
 
 class Sharing:
-    """Arrays that several calls take, each put into shared memory once."""
+    """Arrays that several calls take. Each is put into shared memory once."""
 
     def __init__(self) -> None:
         self._put: dict[int, tuple[object, ObjectRef[Any]]] = {}
 
     def of(self, value: Any) -> Any:
-        """Return a reference to `value` if it is a large array, and else the value."""
+        """Return a reference to `value` if it is a large array, else `value` itself."""
         numpy = sys.modules.get("numpy")
         if (
             numpy is None
@@ -584,7 +587,7 @@ class Sharing:
             or value.dtype.hasobject
         ):
             return value
-        # Held along with its number, which another object could have once it is gone.
+        # The array is kept with its id, because another object could get the same id after it is gone.
         _, ref = self._put.get(id(value)) or (None, None)
         if ref is None:
             ref = put(value)

@@ -1,7 +1,7 @@
-"""Backend of joblib on the runtime's tasks: what scikit-learn's `n_jobs` and `joblib.Parallel` run on.
+"""joblib backend based on the runtime's tasks, for `joblib.Parallel` and scikit-learn's `n_jobs`.
 
-Large arrays that several calls take are put into shared memory once, where joblib's own backend writes
-files for them.
+Large arrays that several calls take are put into shared memory once. joblib's own backend writes files for
+them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ except ImportError as error:
 
 NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")
-"""Settings of a `Parallel` that are of its workers; the others are of joblib's files for large arrays."""
+"""Settings of a `Parallel` for its workers; its other settings are for joblib's files for large arrays."""
 
 
 class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Backend of joblib whose batches of calls are tasks of the runtime.
 
     Args:
-        nesting_level: as joblib gives it.
-        inner_max_num_threads: of BLAS, OpenMP and the like in a worker; None: as many as a worker has CPUs,
-            unless the program's environment says otherwise.
-        ray_remote_args: the same options, as Ray's backend takes them.
-        **options: of `Executor`, such as `num_cpus=2` or `num_gpus=1` for each batch.
+        nesting_level: nesting level, from joblib.
+        inner_max_num_threads: threads of BLAS, OpenMP and similar libraries in a worker; None means the
+            number of the worker's CPUs, unless the program's environment sets it.
+        ray_remote_args: further options, for compatibility with Ray's backend.
+        **options: options of `Executor`, such as `num_cpus=2` or `num_gpus=1` for each batch.
     """
 
     supports_inner_max_num_threads = True
@@ -58,7 +58,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._sharing = Sharing()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return how many calls run at a time: one in a process forked from that of the session."""
+        """Return the number of concurrent calls, which is 1 in a process forked from the session's."""
         if n_jobs == 0:
             raise ConfigError("n_jobs == 0 in Parallel has no meaning: give 1 or more, or -1 for all CPUs")
         if n_jobs in (None, 1):
@@ -77,7 +77,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 or engine().is_worker:
-            # joblib waits in a way that lends no CPU, so that a worker's calls might wait for its own CPUs.
+            # joblib's waits lend no CPUs, so the calls of a worker might wait for the CPUs of that worker.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
         threads = self.inner_max_num_threads
@@ -115,7 +115,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def abort_everything(self, ensure_ready: bool = True) -> None:
         pool = self._current()
         pool.terminate_workers()
-        pool.shutdown(wait=True)  # a callback that came later would abort the next call
+        pool.shutdown(wait=True)  # a late callback would abort the next call
         if ensure_ready:
             self._workers = Executor(pool.workers, **self._options)
 
@@ -132,12 +132,12 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
 
 def register_trainkit(name: str = NAME) -> None:
-    """Register the backend by a name, for `with joblib.parallel_config(backend="trainkit"): ...`."""
+    """Register the backend under a name, for `with joblib.parallel_config(backend="trainkit"): ...`."""
     joblib.register_parallel_backend(name, TrainkitBackend)
 
 
 def _run_batch(batch: Any) -> Any:
-    """Run a batch of joblib's in the worker, with the values of its references."""
+    """Run a batch of joblib in the worker, with references replaced by their values."""
     batch.items = [
         (call, [*map(_value, args)], {name: _value(value) for name, value in kwargs.items()})
         for call, args, kwargs in batch.items

@@ -1,4 +1,4 @@
-"""`multiprocessing.Pool` on the runtime's tasks."""
+"""`multiprocessing.Pool` based on the runtime's tasks."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class AsyncResult(Generic[T]):
 
     Args:
         parts: futures of the calls.
-        joined: makes the result of their results.
-        callback: called with the result, in a thread of its own.
-        error_callback: called with the first error in place of it.
+        joined: function that makes the result from their results.
+        callback: function that receives the result, in its own thread.
+        error_callback: function that receives the first error instead.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AsyncResult(Generic[T]):
         self._parts = parts
         self._joined = joined
         self._has_told = threading.Event()
-        if not parts or (callback is None and error_callback is None):  # none for no items, as elsewhere
+        if not parts or (callback is None and error_callback is None):  # like multiprocessing
             self._has_told.set()
         else:
             self._when_done(callback, error_callback)
@@ -67,7 +67,7 @@ class AsyncResult(Generic[T]):
             part.add_done_callback(tell)
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the result; raises what the function raised, or `multiprocessing.TimeoutError`."""
+        """Return the result; raise the function's error, or `multiprocessing.TimeoutError`."""
         self.wait(timeout)
         if not self.ready():
             raise PoolTimeoutError
@@ -77,7 +77,7 @@ class AsyncResult(Generic[T]):
         return self._joined([part.result() for part in self._parts])
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the result is there, and its callback has ended, `timeout` seconds at most."""
+        """Wait for the result and the end of its callback, for at most `timeout` seconds."""
         end = None if timeout is None else SYSTEM.monotonic() + timeout
         with contextlib.suppress(PoolTimeoutError):
             for part in self._parts:
@@ -86,19 +86,19 @@ class AsyncResult(Generic[T]):
                 self._has_told.wait(_left(end))
 
     def ready(self) -> bool:
-        """Return True once the result, or an error, is there, and its callback has ended."""
+        """Return True if the result or an error is available, and its callback has ended."""
         is_told = self._has_told.is_set() or self._is_called_back()
         return is_told and all(part.done() for part in self._parts)
 
     def _is_called_back(self) -> bool:
-        """Return whether this thread runs a callback, until whose end no other begins."""
+        """Return whether this thread is running a callback; no other callback begins before its end."""
         return any(isinstance(part, PoolFuture) and part.is_in_callback() for part in self._parts)
 
     def successful(self) -> bool:
-        """Return True if no call raised.
+        """Return True if no call raised an error.
 
         Raises:
-            ConfigError: it is not ready yet.
+            ConfigError: the result is not ready yet.
         """
         if not self.ready():
             raise ConfigError(f"{self!r} is not ready: call wait() or get() first")
@@ -110,10 +110,10 @@ def _error(part: futures.Future[Any]) -> BaseException | None:
 
 
 class ResultIterator(Iterator[T]):
-    """Iterator over the results of calls that return lists; calls are added while it is read, until `end`.
+    """Iterator over the results of calls that return lists. Calls can be added during iteration, until `end`.
 
     Args:
-        ordered: in the order of the calls; else as they arrive.
+        ordered: yield results in the order of the calls; else as they arrive.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -124,29 +124,29 @@ class ResultIterator(Iterator[T]):
         self._there: list[T] = []
         self._parts: SimpleQueue[futures.Future[list[T]] | None] = SimpleQueue()
         self._next_part: futures.Future[list[T]] | None = None
-        # In a worker the calls need the CPUs that it lends while it waits for one of them.
+        # In a worker, these calls need the CPUs that the worker lends while it waits for a call.
         self._nested: deque[PoolFuture[list[T]]] = deque()
 
     def add(self, part: futures.Future[list[T]]) -> None:
-        """Take one more call."""
+        """Add a call."""
         self._added += 1
         if self._ordered:
             self._parts.put(part)
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        # Not by the executor's thread for callbacks: one that reads these results would keep them back.
+        # Not in the executor's callback thread: a callback that reads these results would block them.
         futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         self._parts.put(None)
 
     def __next__(self) -> T:
         return self.next()
 
     def next(self, timeout: float | None = None) -> T:
-        """Return the next result; raises `multiprocessing.TimeoutError` if it takes longer."""
+        """Return the next result; raise `multiprocessing.TimeoutError` after `timeout` seconds."""
         end = None if timeout is None else SYSTEM.monotonic() + timeout
         while not self._there:
             if self._taken == self._total:
@@ -175,7 +175,7 @@ def _left(end: float | None) -> float | None:
 
 
 def _await(part: futures.Future[Any], timeout: float | None) -> None:
-    """Wait for the end of a call; a worker lends its CPUs to it meanwhile."""
+    """Wait for the end of a call; a worker lends its CPUs meanwhile."""
     if isinstance(part, PoolFuture):
         timeout = part.lend_cpus(timeout)
     if futures.wait([part], timeout).not_done:
@@ -183,18 +183,18 @@ def _await(part: futures.Future[Any], timeout: float | None) -> None:
 
 
 class Pool:
-    """Pool of workers, by the names of `multiprocessing.Pool`.
+    """Pool of workers, with the interface of `multiprocessing.Pool`.
 
     Args:
-        processes: calls that run at a time; None: as many as there are CPUs.
-        initializer: called in each worker before the first call of this pool.
+        processes: number of concurrent calls; None means the number of CPUs.
+        initializer: function that each worker calls before its first call of this pool.
         initargs: its arguments.
-        maxtasksperchild: a worker ends after so many calls; None: never.
-        context: taken as by `multiprocessing.Pool`; workers are the runtime's.
+        maxtasksperchild: number of calls after which a worker ends; None means never.
+        context: accepted as by `multiprocessing.Pool`, without effect.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Pool:
     def apply(
         self, func: Callable[..., T], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
     ) -> T:
-        """Return `func(*args, **kwds)`, called in a worker."""
+        """Call `func(*args, **kwds)` in a worker, and return its result."""
         return self.apply_async(func, args, kwds).get()
 
     def apply_async(
@@ -232,7 +232,7 @@ class Pool:
         return AsyncResult([future], lambda results: results[0], callback, error_callback)
 
     def map(self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int | None = None) -> list[T]:
-        """Return `func` of each item, in their order."""
+        """Return the results of `func` for all items, in order."""
         return self.map_async(func, iterable, chunksize).get()
 
     def map_async(
@@ -249,7 +249,7 @@ class Pool:
     def starmap(
         self, func: Callable[..., T], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
     ) -> list[T]:
-        """Return `func(*item)` of each item, in their order."""
+        """Return the results of `func(*item)` for all items, in order."""
         return self.starmap_async(func, iterable, chunksize).get()
 
     def starmap_async(
@@ -266,19 +266,19 @@ class Pool:
     def imap(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
     ) -> ResultIterator[T]:
-        """Iterate over `func` of each item in their order, each once it is there."""
+        """Iterate over the results of `func` for the items, in order, each as soon as it arrives."""
         return self._fed(func, iterable, chunksize, ResultIterator(ordered=True))
 
     def imap_unordered(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
     ) -> ResultIterator[T]:
-        """Iterate over `func` of each item as they arrive."""
+        """Iterate over the results of `func` for the items, as they arrive."""
         return self._fed(func, iterable, chunksize, ResultIterator(ordered=False))
 
     def _fed(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int, results: ResultIterator[T]
     ) -> ResultIterator[T]:
-        """Return `results`, to which calls are added here, or in a thread while a generator yields items."""
+        """Return `results` and add calls to it: at once, or in a thread for items of unknown number."""
         self._require_open()
         _require_size(chunksize)
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
@@ -336,13 +336,13 @@ class Pool:
             raise ConfigError("Pool not running: it was closed or terminated; make a new one")
 
     def close(self) -> None:
-        """Take no more calls; those submitted go on."""
+        """Accept no more calls; submitted calls continue."""
         self._is_closed = True
         if not any(feeder.is_alive() for feeder in self._feeders):
             self._executor.shutdown(wait=False)
 
     def terminate(self) -> None:
-        """Take no more calls, cancel those that wait for a worker, and end the workers of those that run."""
+        """Accept no more calls, cancel waiting ones, and end the workers of running ones."""
         self._is_closed = True
         self._feeders.clear()
         self._executor.terminate_workers()

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
-    """The worker that ran the call has died; other calls go on, and further ones may be submitted.
+    """The worker of the call died. Other calls continue, and new calls can be submitted.
 
-    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
+    It is also raised as a `concurrent.futures.process.BrokenProcessPool`.
     """
 
     def __reduce__(self) -> Any:
@@ -28,12 +28,12 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
 
 
 class InitializerError(TrainkitError, futures.BrokenExecutor):
-    """The executor's initializer has failed in a worker: the executor takes no more calls.
+    """The executor's initializer failed in a worker, so the executor accepts no more calls.
 
-    It is raised as a `concurrent.futures.process.BrokenProcessPool` too.
+    It is also raised as a `concurrent.futures.process.BrokenProcessPool`.
 
     Attributes:
-        pool: id of the executor's preparation of workers.
+        pool: id of the executor's preparation.
     """
 
     pool: str
@@ -46,7 +46,7 @@ class EndedError(Exception):
     """Carrier of a `SystemExit` or `KeyboardInterrupt` from a function to its future.
 
     Args:
-        error: what was raised.
+        error: the raised error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -55,7 +55,7 @@ class EndedError(Exception):
 
 
 def broken_pool(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseException:
-    """Return an error of `kind` that is a `BrokenProcessPool` too."""
+    """Return an error of `kind` that is also a `BrokenProcessPool`."""
     broken = _broken_class(kind)(message)
     vars(broken).update(attributes)
     return broken
@@ -63,7 +63,7 @@ def broken_pool(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseE
 
 @functools.cache
 def _broken_class(kind: Any) -> type[BaseException]:
-    from concurrent.futures.process import BrokenProcessPool  # with all of multiprocessing
+    from concurrent.futures.process import BrokenProcessPool  # imports all of multiprocessing
 
     return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
 
@@ -72,8 +72,8 @@ class Preparation(NamedTuple):
     """Preparation of a worker before its first call of a pool.
 
     Attributes:
-        pool: its id.
-        ref: of the initializer and its arguments, which a worker fetches once.
+        pool: id of the preparation.
+        ref: reference to the initializer and its arguments, which each worker fetches once.
     """
 
     pool: str
@@ -81,22 +81,22 @@ class Preparation(NamedTuple):
 
 
 def initializing(folder: Path, pool: str, pid: int) -> Path:
-    """Return the path of a file that is there while a pool's initializer runs, and if that ends the process.
+    """Return the path of a mark that exists while an initializer runs, and stays if it ends the process.
 
     Args:
         folder: scratch folder of the session.
         pool: id of the preparation.
-        pid: of the worker.
+        pid: process id of the worker.
     """
     return folder / f"initializing-{pool}-{pid}"
 
 
 _prepared: dict[str, str] = {}
-"""What the initializers of pools have raised in this process; nothing of those that have not failed."""
+"""Errors of initializers in this process, by id of the preparation; "" after success."""
 
 
 def run(before: Preparation | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `fn`, after the preparation of this process if that is still to come."""
+    """Call `fn`, after preparing this process if that was not done yet."""
     if before is not None:
         _prepare(before)
     return _survive(fn, args, kwargs)
@@ -106,7 +106,7 @@ def _prepare(before: Preparation) -> None:
     """Call the initializer once in this process.
 
     Raises:
-        InitializerError: it has failed, now or before.
+        InitializerError: the initializer failed, now or earlier.
     """
     cause = None
     if before.pool not in _prepared:
@@ -128,7 +128,7 @@ def _prepare(before: Preparation) -> None:
 
 
 def guarded(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that calls `fn`, and turns what would end the process into an error."""
+    """Return a function that calls `fn`, and turns exceptions that would end the process into errors."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -141,15 +141,15 @@ def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         return fn(*args, **kwargs)
     except (SystemExit, KeyboardInterrupt) as error:
-        if type(error) not in (SystemExit, KeyboardInterrupt):  # by which the runtime cancels a call
+        if type(error) not in (SystemExit, KeyboardInterrupt):  # by a subclass, the runtime cancels
             raise
-        if type(error) is KeyboardInterrupt and not engine().is_worker:  # the caller's own Ctrl-C, inline
+        if type(error) is KeyboardInterrupt and not engine().is_worker:  # Ctrl-C of the caller
             raise
         raise EndedError(error) from error
 
 
 def run_chunk(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Return `fn` of each item of `chunk`."""
+    """Return the results of `fn` for the items of `chunk`."""
     refs = {each for item in chunk for each in item if isinstance(each, ObjectRef)}
     values = dict(zip(refs, get(list(refs)), strict=True)) if refs else {}
     if not values:

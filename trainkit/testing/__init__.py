@@ -1,4 +1,4 @@
-"""Conformance suites, to run with pytest on an engine, strategy, scheduler or searcher of one's own."""
+"""Conformance suites for pytest, to test your own engine, strategy, scheduler or searcher."""
 
 import pytest
 

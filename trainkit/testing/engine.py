@@ -20,16 +20,16 @@ from trainkit.runtime.session import ENGINES
 F = TypeVar("F", bound=Callable[..., Any])
 
 api: Any = trainkit
-"""The verbs without their types, as tests call functions and methods of any signature."""
+"""Public functions without their types, because tests call functions and methods of any signature."""
 
 
 def needs(*promises: str) -> Callable[[F], F]:
-    """Mark a test as one for engines that make all these promises."""
+    """Mark a test for engines that keep all these promises."""
     return _depending("needs", promises)
 
 
 def lacks(*promises: str) -> Callable[[F], F]:
-    """Mark a test as one for engines that make none of these promises."""
+    """Mark a test for engines that keep none of these promises."""
     return _depending("lacks", promises)
 
 
@@ -46,10 +46,10 @@ def _depending(how: str, promises: tuple[str, ...]) -> Callable[[F], F]:
 
 
 class Suite:
-    """Base class of suites: a subclass names the engine, whose session lasts for the class.
+    """Base class of suites. A subclass names the engine, whose session lasts for the whole class.
 
     Attributes:
-        engine: its name; its promises decide which tests there are. "" for a suite that is not run itself.
+        engine: name of the engine, whose promises select the tests; "" for a suite that is only a base.
         settings: arguments of `init`.
     """
 
@@ -64,7 +64,7 @@ class Suite:
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:
-                setattr(cls, name, None)  # no test of this class any more
+                setattr(cls, name, None)  # removes the test from this class
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -86,7 +86,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 class Counter:
-    """Actor with a state."""
+    """Actor with state."""
 
     def __init__(self, start: int = 0) -> None:
         self.count = start
@@ -121,7 +121,7 @@ def double(value: Any) -> Any:
 
 
 class EngineSuite(Suite):
-    """The promises of tasks, actors, values and resources. Every test uses the public functions alone."""
+    """Tests of tasks, actors, values and resources. They use only public functions."""
 
     def test_a_task_returns_its_value(self) -> None:
         remote = api.remote(double)

@@ -1,4 +1,4 @@
-"""Conformance suite of schedulers: laws that hold of each in a simulated experiment."""
+"""Conformance suite of schedulers: tests in a simulated experiment that every scheduler must pass."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Make = Callable[[], TrialScheduler]
 
 
 def objective(config: Mapping[str, Any], training_iteration: int, rng: Generator) -> dict[str, Any]:
-    """Return a report of a learning curve that falls, with noise, until the twelfth."""
+    """Return a report of a noisy, falling learning curve that ends at the twelfth report."""
     loss = config["x"] / training_iteration + 0.05 * rng.normal()
     return {"loss": loss, "time_this_iter_s": config["cost"], "done": training_iteration == 12}
 
 
 def simulated(scheduler: TrialScheduler, *, samples: int = 14, stop: Any = None, **settings: Any) -> Any:
-    """Return a simulated experiment of some workers, with stragglers and failures."""
+    """Return a simulated experiment on several workers, with stragglers and failures."""
     return tune.simulate(
         objective,
         SPACE,
@@ -48,7 +48,7 @@ def simulated(scheduler: TrialScheduler, *, samples: int = 14, stop: Any = None,
 
 
 class Ticking(tune.Stopper):
-    """A stopper that ends nothing and asks to be woken often."""
+    """Stopper that stops nothing but requests frequent wake-ups."""
 
     def __init__(self) -> None:
         self._next = 0.37
@@ -65,7 +65,7 @@ class Ticking(tune.Stopper):
 
 
 def remade(scheduler: TrialScheduler) -> TrialScheduler:
-    """Return a new scheduler with the arguments of another, as a restore makes it."""
+    """Return a new scheduler with the arguments of another, like a restore."""
     arguments: dict[str, Any] = {
         name: remade(value) if isinstance(value, TrialScheduler) else value
         for name, value in scheduler.arguments.items()
@@ -74,7 +74,7 @@ def remade(scheduler: TrialScheduler) -> TrialScheduler:
 
 
 class Rebuilt(TrialScheduler):
-    """A scheduler that is replaced, at its k-th call, by a new one that is told the same."""
+    """Scheduler that is replaced, before call number `at`, by a new one that replays all earlier calls."""
 
     needs_metric = False
 
@@ -161,7 +161,7 @@ def attempts(results: tune.Simulation) -> Iterator[tuple[Any, Any, Any, list[Map
 
 
 class SchedulerSuite:
-    """The laws of every scheduler. A subclass says how one is made."""
+    """Tests that every scheduler must pass. A subclass defines how to make the scheduler."""
 
     def make_scheduler(self) -> TrialScheduler:
         """Return a new scheduler for the metric `loss`, over 12 reports with a `training_iteration`."""
@@ -169,7 +169,7 @@ class SchedulerSuite:
 
     @pytest.fixture
     def make(self) -> Make:
-        """Return what makes the scheduler to test; a subclass for several of them overrides it."""
+        """Return the function that makes the scheduler; override this to test several schedulers."""
         return self.make_scheduler
 
     def test_it_is_made_again_from_its_arguments(self, make: Make) -> None:
@@ -208,7 +208,8 @@ class SchedulerSuite:
         idle += sum(results.ended_s - free_since[worker] for worker in range(results.workers))
         assert results.busy_s + idle == pytest.approx(results.workers * results.ended_s)
 
-        # Each attempt's iterations fill it, up to what failed or was cut before it was reported.
+        # The iterations of an attempt fill its time, except for a part that failed or was cut before its
+        # report.
         reports = 0
         for result, attempt, span, made in attempts(results):
             reports += len(made)

@@ -1,4 +1,4 @@
-"""Conformance suite of searchers: points first, only the given space, one sequence for a seed, replays."""
+"""Conformance suite of searchers: points come first, values stay in the space, seeds and replays repeat."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Row:
     """One searcher to run the suite on.
 
     Attributes:
-        name: of the row.
-        make: a new searcher, which takes `points_to_evaluate`.
-        takes_points: True if it does.
-        repeat: trials of one configuration.
-        covers: True if it comes to suggest each configuration of a small space.
+        name: name of the row.
+        make: function that makes a new searcher; it accepts `points_to_evaluate`.
+        takes_points: True if the searcher supports `points_to_evaluate`.
+        repeat: number of trials of each configuration.
+        covers: True if the searcher eventually suggests every configuration of a small space.
     """
 
     name: str
@@ -58,7 +58,7 @@ TREE = {
 
 
 def loss_of(config: dict[str, Any]) -> float:
-    """Return some function of all numbers of a configuration."""
+    """Return an arbitrary function of all numbers of a configuration."""
     total = 0.0
     for key, value in config.items():
         if isinstance(value, dict):
@@ -70,11 +70,11 @@ def loss_of(config: dict[str, Any]) -> float:
 
 @dataclass
 class Search:
-    """A searcher and what it has gone through.
+    """Searcher with the history of its calls.
 
     Attributes:
-        log: calls in their order, to replay.
-        configs: by trial.
+        log: calls in order, for a replay.
+        configs: configurations by trial.
     """
 
     row: Row
@@ -97,7 +97,7 @@ class Search:
         self.configs: dict[str, dict[str, Any]] = {}
 
     def next(self) -> dict[str, Any] | None:
-        """Propose a trial; None if there is none."""
+        """Suggest a trial; return None if the search is over."""
         if self.proposals.total_samples == len(self.configs):
             return None
         trial_id = f"t_{len(self.configs):05d}"
@@ -109,7 +109,7 @@ class Search:
         return config
 
     def finish(self, trial_id: str, loss: float | None = None, error: bool = False) -> None:
-        """End a trial with a report of its loss, or with none."""
+        """End a trial with a report of its loss."""
         value = loss_of(self.configs[trial_id]) if loss is None else loss
         result = {"loss": value, "training_iteration": 1, "trial_id": trial_id}
         self.tell("result", trial_id, result)
@@ -123,7 +123,7 @@ class Search:
             self.proposals.on_trial_complete(trial_id, result, error=what == "error")
 
     def run(self, number: int | None = None) -> list[dict[str, Any]]:
-        """One trial after the other."""
+        """Run trials one after another, at most `number` of them; return all configurations so far."""
         before = len(self.configs)
         while number is None or len(self.configs) < before + number:
             if (config := self.next()) is None:
@@ -133,7 +133,7 @@ class Search:
         return list(self.configs.values())
 
     def restored(self) -> Search:
-        """A new search that was told the log of this one."""
+        """Return a new search that has replayed the log of this search."""
         other = Search(
             self.row, self.space, self.num_samples, self.seed, self.arguments, self.allow_duplicates
         )
@@ -149,11 +149,11 @@ class Search:
 
 
 class SearcherSuite:
-    """The promises of every searcher. A subclass says how one is made.
+    """Tests that every searcher must pass. A subclass defines how to make the searcher.
 
     Attributes:
         takes_points: False for a searcher without `points_to_evaluate`.
-        covers: False for one that stays near its best, and so never comes to all of a small space.
+        covers: False for a searcher that stays near its best result, and never covers a small space.
     """
 
     takes_points: ClassVar[bool] = True
@@ -163,13 +163,13 @@ class SearcherSuite:
         """Return a new searcher.
 
         Args:
-            **arguments: `points_to_evaluate`, in a test of it.
+            **arguments: `points_to_evaluate`, in the test of that feature.
         """
         raise NotImplementedError(f"{type(self).__name__} says by `make` how its searcher is made")
 
     @pytest.fixture
     def row(self) -> Row:
-        """Return the searcher to test; a subclass for several of them overrides it."""
+        """Return the searcher to test; override this to test several searchers."""
         return Row(type(self).__name__, self.make, self.takes_points, covers=self.covers)
 
     def test_configurations_are_of_the_space(self, row: Row) -> None:
@@ -187,7 +187,7 @@ class SearcherSuite:
 
     @pytest.mark.parametrize("space", [SPACE, TREE])
     def test_a_replay_gives_the_same_next_suggestions(self, row: Row, space: dict[str, Any]) -> None:
-        """At every point of a search with failures, NaN and several trials at once."""
+        """Compare at every point of a search with failures, NaN and several concurrent trials."""
         search = Search(row, space)
         for step in range(12 * row.repeat):
             restored = search.restored()

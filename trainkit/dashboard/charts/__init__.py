@@ -1,4 +1,4 @@
-"""Charts of an experiment, running or finished: what each needs, read from the experiment's file.
+"""Charts of a running or finished experiment, with the data for each read from the experiment's file.
 
 Work that grows with the number of reports is done in SQLite, so that thousands of trials are drawn quickly.
 """
@@ -45,29 +45,29 @@ KINDS = {
     "edf": "share of the trials up to each value",
     "compare": "learning curves of chosen trials",
 }
-"""Words of each kind of chart."""
+"""Description of each kind of chart."""
 
 UNJUDGED = ("slice", "timeline", "edf", "compare")
-"""Kinds that say of no trial that it is better than another."""
+"""Kinds of charts that do not rank trials."""
 
 MOST_CURVES = 200
-"""Curves of a chart, those of the best trials."""
+"""Maximum number of curves of a chart; the best trials are shown."""
 MOST_TRIALS = 5_000
-"""Trials that a chart of points shows; of more, the latest."""
+"""Maximum number of trials in a chart of points; the latest are shown."""
 MOST_LINES = 1_000
-"""Trials in parallel coordinates, and those that importances are worked out from; of more, the latest."""
+"""Maximum number of trials in parallel coordinates and for importances; the latest are used."""
 
 MOST_PAIRED = 300
-"""Trials in each scatter plot of a pair; of more, the latest, and the best."""
+"""Maximum number of trials in each scatter plot of a pair; the latest and the best are shown."""
 PAIRED = 4
-"""Hyperparameters that are paired, if none are asked for."""
+"""Number of hyperparameters to pair by default."""
 MAX_PAIRED = 12
-"""Hyperparameters and metrics that are paired at most: each pair is a plot."""
+"""Maximum number of hyperparameters and metrics to pair, because each pair is a plot."""
 
 FEWEST = 4
-"""Trials that importances need."""
+"""Minimum number of trials for importances."""
 LOOKED_AT = 200
-"""Trials whose configurations say whether any hyperparameter varies."""
+"""Number of trials whose configurations are checked for varying hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ class Options:
     """Options of a chart, read from the query of an address.
 
     Attributes:
-        metric, mode: empty: the experiment's.
-        x: of curves: "training_iteration", "time_total_s", or any reported number.
-        log_x, log_y: logarithmic axes.
-        best: how many curves are named; of `curves`.
-        most: how many curves there are.
-        trials: ids; of `compare`.
-        params: names of hyperparameters; none: all that vary.
-        bracket: of rungs; None: the one with most trials.
-        method: of importances: "forest" or "ped_anova"; empty: the first that is installed.
-        columns: plots in a row; of `slice`.
-        more: further metrics; of `matrix`.
+        metric, mode: metric and mode; "" means those of the experiment.
+        x: horizontal axis of curves: "training_iteration", "time_total_s", or any reported number.
+        log_x, log_y: use logarithmic axes.
+        best: for `curves`: number of named curves.
+        most: number of curves.
+        trials: for `compare`: ids of the trials.
+        params: names of hyperparameters; empty means all that vary.
+        bracket: for rungs: the bracket; None means the one with the most trials.
+        method: for importances: "forest" or "ped_anova"; "" means the first that is installed.
+        columns: for `slice`: number of plots in a row.
+        more: for `matrix`: further metrics.
     """
 
     metric: str = ""
@@ -104,10 +104,10 @@ class Options:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Options:
-        """Read a query.
+        """Return the options of a query.
 
         Raises:
-            ConfigError: an option is unknown, or its value is none of those that it takes.
+            ConfigError: an option is unknown, or its value is invalid.
         """
         known = {name: field.type for name, field in cls.__dataclass_fields__.items()}
         chosen: dict[str, Any] = {}
@@ -137,18 +137,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a chart: an open experiment, its metric, and the options."""
+    """Source of a chart: an open experiment, its settings, and the options of the chart."""
 
     folder: Path
     reader: ChartReader
     facts: Mapping[str, Any]
     options: Options
     assumed: dict[str, str] = field(default_factory=dict)
-    """By metric, the mode that it was drawn by though nobody has given one."""
+    """Modes that were assumed because none was given, by metric."""
 
     @property
     def modes(self) -> dict[str, str]:
-        """By metric, the mode that the experiment has."""
+        """Modes that the experiment defines, by metric."""
         usual, mode = metric_and_mode(self.facts)
         known = {each.metric: each.mode for each in known_objectives(self.facts)}
         if usual is not None and mode is not None:
@@ -156,17 +156,17 @@ class Source:
         return known
 
     def mode_of(self, metric: str) -> str:
-        """Return the mode of the query, or that of the experiment for this metric; else assume one."""
+        """Return the mode for a metric: the query's, the experiment's, or an assumed one."""
         if (given := self.options.mode or self.modes.get(metric)) is None:
             given = self.assumed[metric] = metric_and_mode(self.facts)[1] or "min"
         return given
 
     @property
     def judged_by(self) -> tuple[str, str]:
-        """Metric that is asked for, or the experiment's, and its mode.
+        """Metric of the query, or of the experiment, and its mode.
 
         Raises:
-            ConfigError: neither says one.
+            ConfigError: neither names a metric.
         """
         objectives = [each.metric for each in known_objectives(self.facts)]
         usual = metric_and_mode(self.facts)
@@ -177,10 +177,10 @@ class Source:
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
-        """Values of the metric in the last report of each trial that has one, in the order suggested.
+        """Metric of each trial's last report, for trials that have one, in the order suggested.
 
         Raises:
-            MetricError: there is none.
+            MetricError: no trial has a value.
         """
         metric, _ = self.judged_by
         values = [
@@ -196,11 +196,11 @@ class Source:
         """Return the latest trials whose last report has the metric, in the order suggested.
 
         Args:
-            most: how many trials.
-            with_best: the best of all trials is among them, however early it was.
+            most: maximum number of trials.
+            with_best: include the best of all trials, even if it is an early one.
 
         Raises:
-            MetricError: there is none.
+            MetricError: no trial has the metric.
         """
         values = self.values
         if with_best and (best := self.best_of(values)) in values[:-most]:
@@ -215,15 +215,15 @@ class Source:
         )
 
     def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
-        """Return the best trial, the first of several, with its value."""
+        """Return the best trial, the first of equal ones, with its value."""
         best = min if self.judged_by[1] == "min" else max
         return best(values, key=lambda each: each[1])
 
     def hyperparameters(self, trials: Scored) -> list[Hyperparameter]:
-        """Return the hyperparameters that are asked for, or all that vary.
+        """Return the requested hyperparameters, or all that vary.
 
         Raises:
-            ConfigError: there is none of such a name, or none that varies.
+            ConfigError: a requested hyperparameter does not vary or exist, or none varies.
         """
         found = hyperparameters_of(self.reader.configs(trials.trial_ids), self.facts.get("space"))
         by_name = {each.name: each for each in found}
@@ -244,18 +244,18 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
     """Draw a chart of the experiment in `folder`, as a Plotly figure.
 
     Args:
-        folder: of the experiment, which another process may be running.
+        folder: folder of the experiment, which another process may be running.
         kind: one of `KINDS`.
-        query: options as texts; see `Options`.
+        query: options as strings; see `Options`.
 
     Returns:
-        {"data": traces, "layout": ...}, plain enough for JSON.
+        {"data": traces, "layout": ...}, with values that JSON supports.
 
     Raises:
-        ConfigError: there is no such kind or option, or nothing of its kind to draw.
+        ConfigError: the kind or an option does not exist, or there is no data for this kind.
         MetricError: no trial has reported the metric.
         MissingDependencyError: importances need a package that is not installed.
-        StoreError: there is no experiment, or its file is damaged.
+        StoreError: the experiment does not exist, or its file is damaged.
     """
     if kind not in DRAWN:
         raise ConfigError(f"there is no chart {kind[:40]!r}: the kinds are {', '.join(DRAWN)}")
@@ -272,10 +272,10 @@ def _assumption(assumed: tuple[str, str]) -> str:
 
 
 def available(folder: Path) -> list[str]:
-    """Return the kinds of charts that can be drawn of an experiment as it is now, in the order of `KINDS`.
+    """Return the kinds of charts that can be drawn of an experiment now, in the order of `KINDS`.
 
     Raises:
-        StoreError: there is no experiment, or its file is damaged.
+        StoreError: the experiment does not exist, or its file is damaged.
     """
     with _source(folder, Options()) as source:
         reader, objectives = source.reader, known_objectives(source.facts)
@@ -302,7 +302,7 @@ def _source(folder: Path, options: Options) -> Iterator[Source]:
 
 
 def nothing(metric: str) -> MetricError:
-    """Return the error that says that nobody has reported the metric."""
+    """Return the error that no trial has reported the metric."""
     return MetricError(f"no trial has reported a finite {metric!r} that can be drawn yet")
 
 
@@ -491,7 +491,7 @@ def _timeline(source: Source) -> Figure:
 def _pareto(source: Source) -> Figure:
     objectives: Sequence[Objective] = known_objectives(source.facts)
     if names := [part for part in source.options.metric.split(",") if part]:
-        # One mode is asked for two metrics: those that have their own keep it.
+        # The requested mode applies only to metrics without a mode of their own.
         objectives = [Objective(name, source.modes.get(name) or source.mode_of(name)) for name in names]
     if len(objectives) != 2:
         raise ConfigError(

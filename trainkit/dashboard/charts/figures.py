@@ -1,8 +1,8 @@
 """Charts of an experiment as Plotly figures, {"data": ..., "layout": ...}: pure functions of plain data.
 
 Every trace is drawn as SVG, so that a figure works under a content security policy without `unsafe-eval`. A
-figure names no colour of background, text or grid: whoever draws it has a theme. A point's `customdata` is
-the id of its trial.
+figure sets no colours of background, text or grid, which belong to the viewer's theme. The `customdata` of a
+point is the id of its trial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Figure = dict[str, Any]
 Points = Sequence[tuple[float, float]]
 
 BEST = ("#3b78d8", "#d9772b", "#2a9d78", "#c2508f", "#8a67c9", "#1f9ab0", "#a98a12", "#d2555a")
-"""Colours of trials that stand out, the best first; each can be read on white and on near-black."""
+"""Colours of highlighted trials, best first. All are readable on white and on near-black."""
 OTHERS = "#8b95a1"
 OUTCOMES = {
     "finished": BEST[2],
@@ -32,7 +32,7 @@ OUTCOMES = {
 }
 """Colour of an attempt by its outcome, in the order of the legend."""
 MAX_POINTS = 300
-"""Points of one curve; a longer curve is thinned out."""
+"""Maximum number of points of one curve; longer curves are thinned out."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scored:
-    """Trials with their values of a metric: ids, numbers in the order suggested, and values, alike long."""
+    """Trials with their values of a metric: lists of ids, indices in the order suggested, and values."""
 
     trial_ids: Sequence[str]
     numbers: Sequence[int]
@@ -54,7 +54,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Trial that came to a rung; `cutoff` is NaN where there was none yet."""
+    """Arrival of a trial at a rung; `cutoff` is NaN if the rung had none yet."""
 
     trial_id: str
     value: float
@@ -64,7 +64,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Bar:
-    """Attempt of a trial: when it ran, in seconds since the first one, and in which row it is drawn."""
+    """Attempt of a trial: its time in seconds since the first attempt, and the row in which it is drawn."""
 
     trial_id: str
     attempt: int
@@ -75,9 +75,9 @@ class Bar:
 
 
 def text(name: object) -> str:
-    """Return a name as Plotly shows it literally: none of its tags, entities, templates or formulas.
+    """Return a name that Plotly shows literally, without interpreting tags, entities, templates or formulas.
 
-    Characters that are not printable are written out, as they have no place in a picture.
+    Unprintable characters are escaped.
     """
     shown = str(name)
     if not shown.isprintable():
@@ -86,9 +86,9 @@ def text(name: object) -> str:
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:
-    """Return at most `most` of the points: the first, the last, and the extremes of each run between them.
+    """Return at most `most` points: the first, the last, and the extremes of each interval between them.
 
-    So no peak of the curve is lost.
+    This keeps all peaks of the curve.
     """
     if len(points) <= most:
         return points
@@ -115,13 +115,13 @@ def curves(
     """Draw a metric over time for each trial.
 
     Args:
-        lines: the best first.
-        metric: of the vertical axis.
+        lines: curves, best first.
+        metric: name of the vertical axis.
         mode: "min" or "max".
-        x: of the horizontal axis.
-        best: how many of the first lines are in colour and named; the others are one grey trace.
-        log_x: a logarithmic axis.
-        log_y: the same for the metric.
+        x: name of the horizontal axis.
+        best: number of first curves that are coloured and named; the others form one grey trace.
+        log_x: use a logarithmic horizontal axis.
+        log_y: use a logarithmic vertical axis.
     """
     traces: list[Figure] = []
     others = lines[best:]
@@ -156,21 +156,21 @@ def curves(
 def history(
     trials: Scored, *, metric: str, mode: str, before: float | None = None, log_y: bool = False
 ) -> Figure:
-    """Draw each trial's value in the order suggested, and the best up to there.
+    """Draw each trial's value in the order suggested, and the best value so far.
 
     Args:
-        trials: that are shown.
-        metric: of the vertical axis.
+        trials: trials to show.
+        metric: name of the vertical axis.
         mode: "min" or "max".
-        before: best value of earlier trials, which are not shown; None if there are none.
-        log_y: a logarithmic axis.
+        before: best value of earlier trials, which are not shown; None without earlier trials.
+        log_y: use a logarithmic axis.
     """
     better = min if mode == "min" else max
     first = [] if before is None else [before]
     so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
     layout = {"xaxis": axis_of("trial"), "yaxis": axis_of(metric, log=log_y)}
     if max(trials.numbers, default=0) < 10:
-        layout["xaxis"]["dtick"] = 1  # no trial is between two others
+        layout["xaxis"]["dtick"] = 1  # ticks between two trials would have no meaning
     if not log_y and (ends := limit(trials.values, mode)) is not None:
         layout["yaxis"]["range"] = list(ends)
     return figure_of(
@@ -193,7 +193,7 @@ def history(
 def rungs(
     levels: Mapping[float, Sequence[Arrival]], *, metric: str, mode: str, log_y: bool = False
 ) -> Figure:
-    """Draw the value of every trial at each rung, in the order they came, who went on, and the cutoff."""
+    """Draw all trials' values at each rung, in order of arrival, with continued trials and the cutoff."""
     traces: list[Figure] = []
     at: dict[tuple[float, str], float] = {}
     order = sorted(levels)
@@ -262,14 +262,14 @@ def rungs(
 def lineage(
     ways: Sequence[Line], takeovers: Sequence[Points], winner: Points, *, shown: str, log_y: bool = False
 ) -> Figure:
-    """Draw the ways of a population's members, where one took over another's state, and the best one's way.
+    """Draw the paths of a population's members, with copies of another's state, and the best path.
 
     Args:
-        ways: of the members, cut where another's state was taken over.
-        takeovers: from the donor's report to the first one with its state.
-        winner: the training that led to the best member's last report.
+        ways: paths of the members, cut where another's state was copied.
+        takeovers: lines from the donor's report to the first report with its state.
+        winner: path of the training that led to the best member's last report.
         shown: name of the vertical axis.
-        log_y: a logarithmic axis.
+        log_y: use a logarithmic axis.
     """
     traces = [
         {
@@ -299,7 +299,7 @@ def lineage(
 
 
 def timeline(bars: Sequence[Bar]) -> Figure:
-    """Draw every attempt as a bar over time, in the row of its worker, coloured by what became of it."""
+    """Draw every attempt as a bar over time, in the row of its worker, coloured by its outcome."""
     traces = []
     for outcome, color in OUTCOMES.items():
         some = [bar for bar in bars if bar.outcome == outcome]
@@ -336,7 +336,7 @@ def timeline(bars: Sequence[Bar]) -> Figure:
 
 
 def pareto(points: Mapping[str, tuple[float, float]], front: Iterable[str], *, x: str, y: str) -> Figure:
-    """Draw two objectives of all trials, and the front that no other trial beats in both."""
+    """Draw two objectives of all trials, and the Pareto front, whose trials no other trial beats in both."""
     on_front = set(front)
     best = sorted((trial for trial in points if trial in on_front), key=points.__getitem__)
     others = [trial for trial in points if trial not in on_front]
@@ -355,7 +355,7 @@ def pareto(points: Mapping[str, tuple[float, float]], front: Iterable[str], *, x
 
 
 def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
-    """Draw for each name the share of its trials whose value is at most that."""
+    """Draw, for each name, the share of its trials whose value is at most the value on the axis."""
     traces = []
     for place, (name, values) in enumerate(series.items()):
         order = sorted(values)
@@ -374,7 +374,7 @@ def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
     return figure_of(traces, xaxis=axis_of(metric), yaxis=up, showlegend=True)
 
 
-# --- pieces ---------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 
 
 def figure_of(data: Sequence[Figure], **layout: Any) -> Figure:
@@ -383,20 +383,20 @@ def figure_of(data: Sequence[Figure], **layout: Any) -> Figure:
 
 
 def say(figure: Figure, words: str) -> None:
-    """Write a remark above a figure, at its right end."""
+    """Add a remark above a figure, at its right end."""
     place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
     remark = {**place, "text": text(words), "showarrow": False, "font": {"size": 11}}
     figure["layout"]["annotations"] = [*figure["layout"].get("annotations", ()), remark]
 
 
 def axis_of(name: str, *, log: bool = False) -> Figure:
-    """Return an axis with its name."""
+    """Return an axis with a title."""
     axis: Figure = {"title": {"text": text(name)}, "automargin": True, "zeroline": False}
     return axis | {"type": "log"} if log else axis
 
 
 def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = None) -> Figure:
-    """Return one trace of many lines, with gaps between them."""
+    """Return one trace of many lines, separated by gaps."""
     xs: list[float | None] = []
     ys: list[float | None] = []
     ids: list[str | None] = []
@@ -421,7 +421,7 @@ def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = No
 def dots_of(
     trials: Scored, x: Sequence[Any], y: Sequence[Any], *, name: str, color: Any, size: int
 ) -> Figure:
-    """Return a trace of one point a trial."""
+    """Return a trace with one point per trial."""
     words = [
         f"{text(trial)}<br>{value_words(across)}, {value_words(up)}"
         for trial, across, up in zip(trials.trial_ids, x, y, strict=True)
@@ -440,5 +440,5 @@ def dots_of(
 
 
 def value_words(value: Any) -> str:
-    """Return a value in few characters."""
+    """Return a short text for a value."""
     return number(value) if isinstance(value, (int, float)) else str(value)

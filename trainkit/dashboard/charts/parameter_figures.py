@@ -1,4 +1,4 @@
-"""Charts over hyperparameters: parallel coordinates, importances, slices, contours, a matrix."""
+"""Charts over hyperparameters: parallel coordinates, importances, slices, contours and a matrix."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from trainkit.tune.plots.parallel import share_between
 from trainkit.tune.plots.style import number
 
 SHADES = 12
-"""Groups of trials of one colour in parallel coordinates; each is one trace."""
+"""Number of colour groups of trials in parallel coordinates; each group is one trace."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Hyperparameter over trials.
+    """Values of a hyperparameter over trials.
 
     Attributes:
-        name: flat, such as "optimizer/lr".
-        values: one a trial; None where it is inactive.
-        log: drawn on a logarithmic axis.
-        choices: its values in order, where it is no number.
+        name: flat name, such as "optimizer/lr".
+        values: one value per trial; None if the hyperparameter is inactive.
+        log: use a logarithmic axis.
+        choices: its values in order, if it is not a number.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Parameter:
 
 
 def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
-    """Draw the configuration of every trial as a line over axes, coloured by the rank of its value.
+    """Draw the configuration of every trial as a line across axes, coloured by the rank of its value.
 
-    The metric is the last axis. A trial crosses below the axis of a hyperparameter that it doesn't have.
+    The metric is the last axis. If a trial lacks a hyperparameter, its line passes below that axis.
     """
     every = [*parameters, Parameter(metric, trials.values)]
     scales = [_scale(each) for each in every]
@@ -108,7 +108,7 @@ def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mo
 
 
 def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Figure:
-    """Draw how much of the differences in a metric each hyperparameter explains, the most on top."""
+    """Draw the share of a metric's variation that each hyperparameter explains, the largest on top."""
     order = sorted(shares, key=shares.__getitem__)
     bars = {
         "type": "bar",
@@ -132,7 +132,7 @@ def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Fig
 def slices(
     parameters: Sequence[Parameter], trials: Scored, *, metric: str, log_y: bool = False, columns: int = 3
 ) -> Figure:
-    """Draw the metric over each hyperparameter, a plot each; later trials are darker."""
+    """Draw the metric over each hyperparameter, one plot for each; later trials are darker."""
     layout: Figure = {"showlegend": False}
     traces: list[Figure] = []
     rows = math.ceil(len(parameters) / columns)
@@ -164,7 +164,7 @@ def slices(
 
 
 def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mode: str) -> Figure:
-    """Draw the metric over two hyperparameters: contours between the trials, weighted by inverse distance."""
+    """Draw the metric over two hyperparameters, as contours interpolated by inverse distance."""
     there = [
         n for n in range(len(trials.values)) if across.values[n] is not None and up.values[n] is not None
     ]
@@ -208,12 +208,12 @@ def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mo
 
 
 def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
-    """Draw each two of the columns against each other, a plot each, coloured by the metric.
+    """Draw each pair of columns against each other, one plot for each pair, coloured by the metric.
 
     Args:
         columns: hyperparameters and metrics, two or more.
-        trials: with the values of the metric.
-        metric: its name.
+        trials: trials with their values of the metric.
+        metric: name of the metric.
         mode: "min" or "max".
     """
     count = len(columns) - 1
@@ -288,7 +288,7 @@ def _shortened(name: str, most: int = 22) -> str:
 
 
 Scale = tuple[list[float], list[tuple[float, str]]]
-"""Heights of all trials on an axis from 0 to 1, and its ticks."""
+"""Heights of all trials on an axis from 0 to 1, and the ticks of the axis."""
 
 
 INACTIVE = -0.1
@@ -328,7 +328,7 @@ def _words(parameters: Sequence[Parameter], place: int) -> str:
 
 
 def _groups(order: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Return the order in `count` groups, or one for each if there are fewer."""
+    """Return the order split into `count` groups, or into single items if there are fewer items."""
     count = min(count, len(order))
     edges = [round(len(order) * place / max(1, count)) for place in range(count + 1)]
     return [order[low:high] for low, high in pairwise(edges)]
@@ -350,7 +350,7 @@ def _viridis(share: float) -> str:
 def _surface(
     across: Parameter, up: Parameter, xs: Sequence[float], ys: Sequence[float], values: Sequence[float]
 ) -> Figure:
-    """Return a grid with the mean of the values at each place, weighted by inverse squared distance."""
+    """Return a grid of mean values at each place, weighted by inverse squared distance."""
     import numpy as np
 
     steps = np.linspace(0.0, 1.0, 32)
