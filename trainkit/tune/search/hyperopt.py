@@ -1,7 +1,7 @@
-"""Searcher on hyperopt's tree of Parzen estimators, over our spaces or hyperopt's own.
+"""Searcher on hyperopt's tree of Parzen estimators, over tune's domains or hyperopt's own spaces.
 
-hyperopt's TPE models each label by itself, from the trials that had it. So it is asked for all labels at
-once, and the space says which of them a configuration has: any condition works, and costs the model nothing.
+hyperopt's TPE models each label separately, from the trials that had it. So each suggestion has a value for
+every label, and the space selects the labels of the configuration. Any condition works without extra cost.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
 
 
 DRAWS = 2000
-"""Random draws where suggestions repeat: enough to find each of 200 configurations, as none are listed."""
+"""Random draws after repeated suggestions; enough to find each of 200 configurations without listing."""
 
 Values = dict[str, Any]
-"""A trial as hyperopt has it: a number for each label."""
+"""A trial in hyperopt's form: a number for each label."""
 
 
 class Expression:
-    """Dictionaries and lists with `hp.choice`, `hp.loguniform` and the like in them."""
+    """A space of dictionaries and lists with `hp.choice`, `hp.loguniform` and the like in them."""
 
     space: Space | None = None
 
@@ -124,12 +124,12 @@ def _leads_to_dictionaries(node: Any) -> bool:
 
 
 def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
-    """The values of the labels under `node` that make it come to `value`; None: there are none, or untold.
+    """Return values of the labels under `node` that produce `value`; None: impossible or unknown.
 
     Args:
         node: of the expression.
         value: of the configuration.
-        partial: a dictionary may lack keys; otherwise it may have others, the constants of `param_space`.
+        partial: True: a dictionary may lack keys; False: it may have extra ones, constants of `param_space`.
     """
     match node.name:
         case "hyperopt_param":
@@ -142,7 +142,7 @@ def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
         case "switch" if node.pos_args[0].name == "hyperopt_param":
             label = node.pos_args[0].arg["label"].obj
             options = list(enumerate(node.pos_args[1:]))
-            if not partial:  # the one that says most of it
+            if not partial:  # prefer the option with the most keys
                 options.sort(key=lambda option: -len(option[1].named_args))
             for place, option in options:
                 found = _found(option, value, partial=partial)
@@ -176,7 +176,7 @@ def _all(find: Callable[[Any], Values | None], keys: Any) -> Values | None:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples of lists, and numbers of NumPy's, as a configuration has them."""
+    """Return a value with lists for tuples, and Python's numbers for NumPy's, as configurations have them."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -188,16 +188,16 @@ __all__ = ["HyperOptForm", "Values", "form_of"]
 
 
 class HyperOptForm(Form, Protocol):
-    """One of the two.
+    """A space for HyperOptSearch: tune's domains or hyperopt's expression.
 
     Attributes:
-        nodes: by label, hyperopt's expression of the parameter.
+        nodes: hyperopt's expression of each parameter, by label.
     """
 
     nodes: dict[str, Any]
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
-        """The configuration of these values, and those of them that it has."""
+        """Return the configuration of these values, and the values of its active labels."""
 
 
 class HyperOptDomains(Declared[AnyCode]):
@@ -216,17 +216,17 @@ class HyperOptDomains(Declared[AnyCode]):
 
         def ask(name: str, domain: Domain) -> Any:
             value = self.codes[name].decode(float(values[name]))
-            active[name] = self.codes[name].encode(value)  # as a restore will find it
+            active[name] = self.codes[name].encode(value)  # the encoding that a restore will compute
             return value
 
         return self.declared.walk(ask, rng), active
 
 
 def form_of(space: Any, hyperopt: Any, *, own: bool) -> HyperOptForm:
-    """Return the form of what a user gives as `space`.
+    """Return the form of a user's `space`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `space` is neither domains nor hyperopt's.
     """
     pyll = hyperopt.pyll
     if isinstance(space, Space):
@@ -251,23 +251,23 @@ def _holds_apply(value: Any, pyll: Any) -> bool:
 
 
 class HyperOptSearch(LastReportSearcher[HyperOptForm]):
-    """Suggest configurations by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter
-    Optimization" (NeurIPS 2011), section 4.
+    """Search by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (NeurIPS
+    2011), section 4.
 
-    Suggestion n draws with a generator that is made from the seed and n. Trials that run, and those whose
-    last report of the metric is NaN or infinite, count as worse than all others; one that fails is left out.
-    Trials that a scheduler has stopped or paused count by their last report.
+    Suggestion n draws with a generator made from the seed and n. Running trials, and trials whose last report
+    of the metric is NaN or infinite, count as worse than all others. Failed trials are left out. Trials that
+    a scheduler has stopped or paused count by their last report.
 
     Args:
         space: domains as in `param_space`, or a space of hyperopt's, with `hp.choice` and the like in it.
             None: `param_space`. With a space here, `param_space` may only hold constants, which every
             configuration gets.
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        n_initial_points: trials before the first that the model suggests; these are drawn at random.
+        n_initial_points: number of random trials before the model's first suggestion.
         random_state_seed: for the draws; None: the TuneConfig's.
-        gamma: of n trials, the ceil(gamma * sqrt(n)) best, and at most 25, count as good.
+        gamma: of n trials, the ceil(gamma * sqrt(n)) best, but at most 25, count as good.
 
     Raises:
         MissingDependencyError: hyperopt is not installed.
@@ -293,9 +293,9 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         self._n_initial_points = int(n_initial_points)
         self._gamma = float(gamma)
         self._domain: Any = None
-        """All labels, as hyperopt has them."""
+        """All labels, in hyperopt's form."""
         self._documents: dict[str, dict[str, Any]] = {}
-        """Of hyperopt's, by trial; in the order in which they were suggested."""
+        """hyperopt's document of each trial, in the order in which the trials were suggested."""
         self._next_document = 0
 
     @staticmethod
@@ -311,7 +311,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         return form_of(space, self._load(), own=own)
 
     def _begin_model(self, form: HyperOptForm) -> None:
-        # TPE looks at each label by itself, so a space without its conditions gives the same model.
+        # TPE models each label separately, so a space without its conditions gives the same model.
         self._domain = self._load().Domain(_no_objective, dict(form.nodes)) if form.nodes else None
 
     # --- suggestions ------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         return config
 
     def _asked(self, seed: int) -> Values:
-        """A value for every label, by hyperopt."""
+        """Return hyperopt's value for every label."""
         hyperopt = self._load()
         trials = hyperopt.base.trials_from_docs(list(self._documents.values()), validate=False)
         (document,) = hyperopt.tpe.suggest(
@@ -363,7 +363,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         }
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The model would come to the same again: it is left as it was, and draws with another seed.
+        # A repeated model would repeat its suggestion, so only the seed of the next draw changes.
         del self._documents[trial_id]
         self._next_document -= 1
 
@@ -372,9 +372,9 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     def _tell(self, trial_id: str, value: float | None) -> None:
         document = self._documents[trial_id]
         if value is None:
-            document["state"], document["result"] = 3, {"status": "fail"}  # which hyperopt leaves out
+            document["state"], document["result"] = 3, {"status": "fail"}  # hyperopt leaves this state out
         elif not math.isfinite(value):
-            document["state"], document["result"] = 2, {"status": "fail"}  # worse than all
+            document["state"], document["result"] = 2, {"status": "fail"}  # counts as worse than all
         else:
             loss = value if self.mode == "min" else -value
             document["state"], document["result"] = 2, {"status": "ok", "loss": loss}
@@ -385,5 +385,5 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
 
 
 def _no_objective(values: Any) -> float:
-    """For hyperopt's loop over trials, which is not used."""
+    """Return 0: hyperopt needs an objective for its loop over trials, which is not used."""
     return 0.0

@@ -1,7 +1,7 @@
 """Base classes of searchers with a model of the results.
 
-points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which the model has as running
-    take, a restore -----> form.known_by -> _note      -> the same, of a configuration that is known
+points_to_evaluate --> form.fixed ----> _suggested -> configuration n, which counts as running in the model
+    take, a restore -----> form.known_by -> _note      -> configuration n, which is already known
     add_evaluated_point -> form.known_by -> _learn
     a duplicate ---------> _forget, and _suggested again with another draw
 """
@@ -26,26 +26,26 @@ F = TypeVar("F", bound=Form)
 
 
 class ModelBasedSearcher(Searcher, Generic[F]):
-    """Base of searchers with a model of the results; a subclass brings the model.
+    """Base of searchers with a model of the results; a subclass provides the model.
 
-    One that no Tuner has begun begins with its first suggestion, on its own space or on what
-    `set_search_properties` was given, and suggests without end.
+    A searcher without a Tuner begins with its first suggestion, on its own space or on the one from
+    `set_search_properties`, and its suggestions are unlimited.
 
     Args:
-        space: to search, in whatever way the subclass takes it; None: the experiment's. With a space here,
+        space: to search, in the subclass's form; None: the experiment's. With a space here,
             `param_space` may only hold constants, which every configuration gets.
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first.
         seed: for all draws; None: the TuneConfig's.
-        seed_name: what the subclass calls that argument.
+        seed_name: the subclass's name of the argument `seed`.
 
     Raises:
         ConfigError: an argument is wrong.
     """
 
     _shared: ClassVar[tuple[str, ...]] = ("_space", "_form")
-    """Attributes that a copy has as they are: what is told by its identity, or is a place to write to."""
+    """Attributes that a deep copy shares, because they are compared by identity or write to a storage."""
 
     def __init__(
         self,
@@ -67,19 +67,19 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._base = 0
         """Seed of all draws: the searcher's own, or the experiment's."""
         self._number = 0
-        """Of the next suggestion."""
+        """Number of the next suggestion."""
         self._rejected = (-1, 0)
-        """Of which suggestion how many tries were rejected."""
+        """Number of a suggestion, and how many attempts at it were rejected."""
         self._drawn = True
         self._offered: tuple[dict[str, Any], Any | None] = {}, None
-        """The last of the alternatives, and what the model knows it by."""
+        """The last alternative, and its encoding in the model."""
         self._left_out: set[str] = set()
-        """Trials of before a change of the space, which are none of the new one's."""
+        """Earlier trials outside of the space, after a change of the space."""
         self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}
-        """By `set_search_properties`, before it has begun."""
+        """The last arguments of `set_search_properties`, before the searcher has begun."""
         self._begun = self._alone = False
 
-    # --- the model, for a subclass to bring -------------------------------------------------------
+    # --- the model, which a subclass provides -----------------------------------------------------
 
     @abstractmethod
     def _form_of(self, space: Any, *, own: bool) -> F:
@@ -87,40 +87,40 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
         Args:
             space: the constructor's, or the experiment's.
-            own: it is the constructor's, so configurations may have constants of `param_space` besides.
+            own: True for the constructor's space: configurations may also have constants of `param_space`.
 
         Raises:
-            ConfigError: this can't be searched.
+            ConfigError: the space can't be searched.
         """
 
     @abstractmethod
     def _begin_model(self, form: F) -> None:
-        """Make the model; metric, mode and `_base` are known."""
+        """Create the model; metric, mode and `_base` are set by now."""
 
     @abstractmethod
     def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
-        """Suggest, and take it for running; FINISHED: there is no more.
+        """Suggest a configuration and count it as running; FINISHED: no more will come.
 
-        What is drawn follows from `_base`, `_number` and `_redraws`.
+        The draws follow from `_base`, `_number` and `_redraws`.
 
         Args:
-            trial_id: to know it by.
-            fixed: what a point settles, as the form has it; None: nothing.
+            trial_id: its id in the model.
+            fixed: values fixed by a point, encoded by the form; None: no values are fixed.
         """
 
     @abstractmethod
     def _note(self, trial_id: str, known: Any) -> None:
-        """A configuration runs that the model has not suggested; `known` is what the form says of it."""
+        """Add a running configuration that the model has not suggested; `known` is its encoding."""
 
     @abstractmethod
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """The suggestion just made will not run; a trial that had the same has come to `result`."""
+        """Remove the suggestion just made, which will not run; its earlier duplicate had this `result`."""
 
     @abstractmethod
     def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
-        """Learn from a configuration that was evaluated elsewhere; `name` is no trial's id."""
+        """Learn from a configuration that was evaluated elsewhere; `name` replaces a trial's id."""
 
-    # --- what is searched -------------------------------------------------------------------------
+    # --- the search space -------------------------------------------------------------------------
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @property
     def evaluated(self) -> list[Evaluated]:
-        """Return the points of `add_evaluated_point`, to be stored."""
+        """The points from `add_evaluated_point`, to be stored."""
         return self._evaluated
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelBasedSearcher[F]:
@@ -200,10 +200,10 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @property
     def form(self) -> F:
-        """Of the space that is searched.
+        """The encoding of the search space.
 
         Raises:
-            ConfigError: there is none yet.
+            ConfigError: the searcher has no space yet.
         """
         if self._form is None:
             raise ConfigError(
@@ -232,7 +232,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @property
     def _redraws(self) -> int:
-        """How many tries at the next suggestion were rejected."""
+        """Number of rejected attempts at the next suggestion."""
         number, tries = self._rejected
         return tries if number == self._number else 0
 
@@ -267,7 +267,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self.form.known_by(config)
-        if known is not None:  # in a place of its own: the points that are still to run keep theirs
+        if known is not None:  # inserted at its own place, so that waiting points keep theirs
             self._to_run.insert(self._number, (None, True))
         return self._took(trial_id, known)
 
@@ -278,11 +278,11 @@ class ModelBasedSearcher(Searcher, Generic[F]):
             return config
         if same_space:
             return None
-        self._left_out.add(trial_id)  # it says nothing of the new space
+        self._left_out.add(trial_id)  # its result does not fit the new space
         self._number += 1
         return config
 
-    # --- what is known from elsewhere -------------------------------------------------------------
+    # --- results from elsewhere -------------------------------------------------------------------
 
     def add_evaluated_point(
         self,
@@ -298,10 +298,10 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
 
 class LastReportSearcher(ModelBasedSearcher[F]):
-    """Base of searchers for which a trial counts by its last report, when it ends and while it is paused."""
+    """Base of searchers that judge a trial by its last report, when it ends and while it is paused."""
 
     _last: dict[str, float]
-    """By trial that has not ended: the metric, as reported last."""
+    """Last reported metric of each trial that has not ended."""
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
@@ -311,11 +311,11 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 
     @abstractmethod
     def _tell(self, trial_id: str, value: float | None) -> None:
-        """A trial came to `value`, which may be NaN or infinite; None: it failed, or never reported one."""
+        """Record a trial's `value`, which may be NaN or infinite; None: it failed, or never reported one."""
 
     @abstractmethod
     def _runs(self, trial_id: str) -> None:
-        """A trial runs that came to something."""
+        """Mark a trial with a recorded value as running again."""
 
     def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
         self._note(name, known)
@@ -345,13 +345,13 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 
 
 class RefittedSearcher(LastReportSearcher[F]):
-    """Base of searchers whose model is made anew for each suggestion, from all that is known then.
+    """Base of searchers that rebuild their model for each suggestion, from all results known then.
 
     So nothing is carried over from one suggestion to the next, and a restore needs no state of a package.
     """
 
     _known: dict[str, tuple[Any, float | None]]
-    """By trial: what the model knows it by, and its loss. None: it runs; NaN: it came to nothing."""
+    """Encoding and loss of each trial. Loss None: it runs; NaN: it has no usable result."""
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
@@ -360,13 +360,13 @@ class RefittedSearcher(LastReportSearcher[F]):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def _losses(self) -> list[tuple[Any, float]]:
-        """Return what is known of trials that came to something, with their losses."""
+        """Return encodings and losses of trials with a usable result."""
         return [
             (known, loss) for known, loss in self._known.values() if loss is not None and not math.isnan(loss)
         ]
 
     def _running(self) -> list[Any]:
-        """Return what is known of trials that run."""
+        """Return encodings of running trials."""
         return [known for known, loss in self._known.values() if loss is None]
 
     def _note(self, trial_id: str, known: Any) -> None:

@@ -1,4 +1,4 @@
-"""Searchers by name, made by their names, and made again from an experiment's file."""
+"""Searchers by name, and their reconstruction from an experiment's file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SEARCHERS = Registry(
         "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
     },
 )
-"""One row for each; other packages add theirs by entry points."""
+"""One row per searcher; other packages add theirs by entry points."""
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Return the searcher of this name or class name, made with those of `kwargs` that it takes.
+    """Return the searcher of this name or class name, made with the arguments in `kwargs` that it takes.
 
     Raises:
-        ConfigError: there is none of this name; those that there are are listed.
+        ConfigError: the name is unknown; the message lists the known names.
     """
     cls = SEARCHERS.get(search_alg, "search_alg")
     made: Searcher = cls(**taken(cls, kwargs))
@@ -47,7 +47,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
 
 def describe_searcher(searcher: Searcher) -> dict[str, Any]:
-    """Return class and arguments of a searcher, and of those that it holds, and what they were told of."""
+    """Return class, arguments and evaluated points of a searcher and of the searchers inside it."""
     arguments = {
         name: describe_searcher(value) if name == "searcher" else value
         for name, value in called(searcher).arguments.items()
@@ -59,6 +59,6 @@ def describe_searcher(searcher: Searcher) -> dict[str, Any]:
 
 
 def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
-    """Make the searcher of a description again; None where its class or an argument is the user's own."""
+    """Recreate the searcher of a description; None if its class or an argument is the user's own."""
     searcher: Searcher | None = made_again(SEARCHERS, description, inner="searcher")
     return searcher

@@ -23,7 +23,7 @@ from trainkit.tune.space.configurations import copied, fingerprint
 from trainkit.tune.space.search_space import Space
 
 TRIAL_INDEX = "__trial_index__"
-"""Key of a configuration: which of the unit's trials it is, from 0."""
+"""Key in a configuration for the trial's index in its unit, from 0."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class RepeatedResult:
     """The trials of one configuration.
 
     Attributes:
-        config: without the index.
+        config: the configuration without the index.
         results: of its trials, in the order of the index.
-        values: of the metric, of those that reported it.
+        values: metric of the trials that reported it.
         mean: of `values`; NaN without any.
-        std: their sample standard deviation; 0 for one.
+        std: sample standard deviation of `values`; 0 for a single value.
     """
 
     config: dict[str, Any]
@@ -46,7 +46,7 @@ class RepeatedResult:
 
 
 def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
-    """Return the trials of an experiment grouped by configuration, in the order in which these came.
+    """Return the trials of an experiment grouped by configuration, in the order of first occurrence.
 
     The best configuration is the one with the best mean, which `min` or `max` finds:
 
@@ -82,14 +82,14 @@ def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 of one value, NaN where a value is not finite."""
+    """Return the sample standard deviation; 0 for a single value, NaN if a value is not finite."""
     if not all(map(math.isfinite, values)):
         return math.nan
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def without_index(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a trial repeats."""
+    """Return the configuration that a trial repeats."""
     return {key: value for key, value in config.items() if key != TRIAL_INDEX}
 
 
@@ -101,12 +101,12 @@ class _Unit:
     """One configuration and its trials.
 
     Attributes:
-        primary: id of its first trial, under which the searcher knows it.
-        config: without the index.
+        primary: id of its first trial, which identifies the unit for the searcher.
+        config: the configuration without the index.
         folds: ids of its trials, by index.
-        results: of those that ended; None for one that failed.
-        lost: its other folds are skipped.
-        told: the searcher knows what came of it.
+        results: of trials that ended; None for a failed trial.
+        lost: True once its other folds are skipped.
+        told: True once the searcher has received the result.
     """
 
     primary: str
@@ -118,22 +118,22 @@ class _Unit:
 
 
 class Repeater(SearcherWrapper):
-    """Run each configuration of a searcher several times, and tell it the mean once.
+    """A wrapper that runs each configuration of a searcher several times, and reports the mean once.
 
-    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations; what is left
-    over is not run. Around a `BasicVariantGenerator` that is `num_samples // repeat` draws, or grids.
+    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations. A remainder is
+    not run. With a `BasicVariantGenerator` these are `num_samples // repeat` draws, or grids.
 
-    The searcher is told the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
-    deviation, and `repeat_count`. A trial that failed is left out; a unit in which all did has failed.
+    The searcher receives the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
+    deviation, and `repeat_count`. Failed trials are left out; a unit fails if all of its trials do.
 
     Args:
-        searcher: of configurations.
-        repeat: trials of each, 1 or more.
-        set_index: put the trial's place in its unit, from 0, into `config["__trial_index__"]`, to choose
-            a fold or a seed by.
-        skip: when the other trials of a unit are not started any more. None: never. "forgiving": the mean
-            so far is worse than the worst single trial of the best unit. "aggressive": it is worse than the
-            best unit's mean. Both compare with units of which every trial reported.
+        searcher: source of the configurations.
+        repeat: number of trials of each configuration, 1 or more.
+        set_index: store the trial's index in its unit, from 0, in `config["__trial_index__"]`, to select
+            a fold or a seed.
+        skip: rule for skipping the other trials of a unit. None: never. "forgiving": the mean so far is
+            worse than the worst single trial of the best unit. "aggressive": the mean so far is worse than
+            the best unit's mean. The best unit is one of those in which every trial reported.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -151,9 +151,9 @@ class Repeater(SearcherWrapper):
         self._unit_of: dict[str, _Unit] = {}
         self._units = 0
         self._open: _Unit | None = None
-        """Of which trials are still to be started."""
+        """The unit with trials still to be started."""
         self._best: list[float] = []
-        """Results of the trials of the best complete unit."""
+        """Values of the best complete unit's trials."""
 
     in_units = True
 
@@ -182,7 +182,7 @@ class Repeater(SearcherWrapper):
         )
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Return False: it is run once, and the searcher learns from units."""
+        """Return False: the trial runs once, but the searcher learns only from units."""
         return False
 
     def resize(self, num_samples: int) -> None:
@@ -201,7 +201,7 @@ class Repeater(SearcherWrapper):
         if unit is not None:
             return self._hand_out(unit, trial_id)
         units = self._inner.total_samples
-        if units is not None and self._units >= units:  # trials that were skipped make no room for others
+        if units is not None and self._units >= units:  # skipped trials do not make room for other units
             return self.FINISHED
         suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
@@ -216,7 +216,7 @@ class Repeater(SearcherWrapper):
         return None if replayed is None else self._begin_unit(trial_id, replayed)
 
     def is_drawn(self, trial_id: str) -> bool:
-        """Only a unit's first trial is drawn; the others repeat it, as they should."""
+        """Return True only for a unit's first trial, because the other trials repeat it on purpose."""
         return self._unit_of[trial_id].primary == trial_id and self._inner.is_drawn(trial_id)
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
@@ -224,7 +224,7 @@ class Repeater(SearcherWrapper):
         self._units -= 1
         self._open = None
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
-        if first is not None and self._ended(first):  # the whole unit's result is known, not only this one
+        if first is not None and self._ended(first):  # report the whole unit's result, not a single trial's
             result = self._summary(first)
         self._inner.on_rejected(unit.primary, result)
 
@@ -270,16 +270,16 @@ class Repeater(SearcherWrapper):
         return True
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Nothing: the searcher knows units, of which single reports say little."""
+        """Ignore the report: the searcher only knows units, for which a single report says little."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """Nothing, for the same reason."""
+        """Ignore the decision: the searcher only knows units."""
 
     def on_pause(self, trial_id: str) -> None:
-        """Nothing: a unit has ended once all of its trials have."""
+        """Ignore the pause: a unit ends once all of its trials have ended."""
 
     def on_unpause(self, trial_id: str) -> None:
-        """Nothing, as it heard of no pause."""
+        """Ignore the resumption, like the pause."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -325,7 +325,7 @@ class Repeater(SearcherWrapper):
         }
 
     def _values(self, unit: _Unit) -> list[float]:
-        """The metric of the unit's trials that reported it, in the order of their indexes."""
+        """Return the metric of the unit's trials that reported it, in the order of their indexes."""
         found = [lookup(unit.results.get(fold) or {}, self.metric or "") for fold in unit.folds]
         return [float(value) for value in found if is_number(value)]
 
@@ -339,4 +339,4 @@ class Repeater(SearcherWrapper):
         return self._worse(mean, max(self._best) if self.mode == "min" else min(self._best))
 
     def _worse(self, one: float, other: float) -> bool:
-        return not (one <= other if self.mode == "min" else one >= other)  # NaN is worse than all
+        return not (one <= other if self.mode == "min" else one >= other)  # NaN is worse than every number

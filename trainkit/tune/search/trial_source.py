@@ -1,12 +1,12 @@
-"""New trials: complete configurations from suggestions, none forbidden or tried before; names, resources.
+"""New trials from suggestions: complete configurations, neither forbidden nor repeated; names, resources.
 
     searcher.suggest -> whole configuration -> forbidden, or drawn before? -> on_rejected, and once more
                                             -> otherwise a trial
 
-A grid, constants and points that the user repeats are repeated: only what was drawn is drawn anew. After
-TRIES rejections in a row the searcher is asked for alternatives, which end where a finite space does; so a
-search over two values ends after two trials, and says so. A restore goes the same way, so it makes the
-same choices.
+Only drawn values are drawn again: a grid, constants and points that the user repeats are repeated. After
+TRIES rejections in a row the searcher must provide alternatives, which end when a finite space is exhausted.
+So a search over two values ends after two trials, and reports that. A restore takes the same steps, so it
+makes the same choices.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from trainkit.tune.space.serialization import encode_config, holds_opaque
 from trainkit.tune.space.tree import in_config, spell
 
 TRIES = 20
-"""Suggestions rejected in a row before a searcher is asked for alternatives: it insists on what was tried."""
+"""Suggestions rejected in a row before the searcher is asked for alternatives."""
 
 PATIENCE = 200
-"""Suggestions rejected in a row by which a search ends whose searcher knows of no alternatives."""
+"""Suggestions rejected in a row before the search ends, if the searcher has no alternatives."""
 
 
 class Proposals:
-    """Asks a searcher for trials' configurations, and tells it their results.
+    """The interface between an experiment and its searcher: configurations in, results out.
 
     Args:
-        searcher: that has begun.
+        searcher: a searcher that has begun.
         space: the experiment's.
         seed: of the experiment.
-        allow_duplicates: what was drawn before may be tried again.
+        allow_duplicates: True: a drawn configuration may be tried again.
 
     Attributes:
-        name: of the searcher's class, for messages.
+        name: the searcher's class name, for messages.
         space: the experiment's.
-        hears_results, hears_decisions: the searcher has methods of its own for these.
+        hears_results, hears_decisions: True if the searcher overrides the method for these.
     """
 
     def __init__(
@@ -67,44 +67,44 @@ class Proposals:
         self._proposed = 0
         self._allow_duplicates = allow_duplicates
         self._first: dict[bytes, str] = {}
-        """By the fingerprint of a configuration, the trial that had it first."""
+        """First trial with each configuration, by the configuration's fingerprint."""
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
-        """Trials that a restore could not get the searcher to suggest again."""
+        """Trials that the searcher does not know, so that it receives no results of them."""
         self.corrected = 0
-        """Trials for which the searcher suggested something else in a restore than before."""
+        """Number of trials for which a restored searcher suggested something else than before."""
         self._ahead: dict[str, dict[str, Any] | str] = {}
         self._gave_up = False
         self.reason = ""
-        """Why there are fewer trials than asked for, once there are no more."""
+        """Reason why fewer trials than requested exist, once no more will come."""
 
     @property
     def total_samples(self) -> int | None:
-        """How many trials there will be at most; None: no end."""
+        """Upper limit of the number of trials; None: unlimited."""
         return self._searcher.total_samples
 
     @property
     def num_samples(self) -> int:
-        """How many samples the searcher is to make; -1: without end."""
+        """Number of samples that the searcher makes; -1: unlimited."""
         return self._searcher.num_samples
 
     @property
     def adds_beside(self) -> bool:
-        """True if a configuration that is added takes no place: the searcher's own are tried whole."""
-        # A searcher without end that has one all the same suggests a list of its own.
+        """True if an added configuration is an extra trial, because the searcher's own trials all run."""
+        # A searcher that ends although num_samples is -1 suggests a fixed list.
         return bool(self.space.axes) or self._searcher.in_units or self.num_samples == -1
 
     @property
     def hears_again(self) -> bool:
-        """True if the searcher may be told twice how a trial has ended."""
+        """True if the searcher may be notified twice of the end of a trial."""
         return self._searcher.hears_again
 
     def propose(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the configuration of a new trial; None: none yet; FINISHED: none any more.
+        """Return the configuration of a new trial; None: wait for results; FINISHED: no more will come.
 
         Raises:
-            ConfigError: the searcher raised, or returned something else than a configuration; or it insists
-                on what is forbidden.
+            ConfigError: the searcher raised, or returned something else than a configuration; or it repeats
+                forbidden configurations.
         """
         if trial_id in self._ahead:
             return self._ahead.pop(trial_id)
@@ -157,14 +157,14 @@ class Proposals:
         return trial_id in self._ahead
 
     def completed(self, given: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Return the configuration that a user adds, with what it leaves open drawn.
+        """Return a configuration that a user adds, with missing values drawn.
 
         Args:
             given: hyperparameters, by name or nested.
-            number: how many were added before it.
+            number: how many configurations were added before it.
 
         Raises:
-            ConfigError: it is none of the space.
+            ConfigError: it does not belong to the space.
         """
         if not self._searcher.whole and not self.space.parameters:  # the space is the searcher's own
             config = self._whole(dict(given))
@@ -184,7 +184,7 @@ class Proposals:
         return config
 
     def resize(self, num_samples: int) -> None:
-        """Have the searcher suggest so many, counting those of before; -1: without end.
+        """Change the searcher's number of samples, including those already suggested; -1: unlimited.
 
         Raises:
             ConfigError: the searcher raised.
@@ -200,7 +200,7 @@ class Proposals:
             ) from error
 
     def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
-        """A trial gets a configuration that was added; the searcher learns from it if it can."""
+        """Start a trial with an added configuration; the searcher learns from it if it can."""
         try:
             is_known = self._searcher.note(trial_id, config)
         except Exception as error:
@@ -215,33 +215,33 @@ class Proposals:
     def replay(
         self, trial_id: str, stored: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        """Rebuild the searcher as it was after it had suggested `stored`.
+        """Rebuild the searcher's state after it suggested `stored`.
 
         Args:
             trial_id: of the trial.
             stored: its configuration.
-            same_space: False: it was drawn from another space than the one that is searched now.
+            same_space: False: it was drawn from another space than the current one.
 
         Returns:
-            The suggestion, for the values of which the store knows only the names; None: there is none.
+            The suggestion, with the objects that the store holds only by name; None: the searcher has ended.
         """
         config = self._searcher.replay(trial_id, stored, same_space=same_space)
         if config is not None:
             return self._accept(trial_id, config)
         proposed = self.propose(trial_id)
         if proposed is None:
-            # It waits for the end of a trial that it was not told of, as that one goes on.
+            # The searcher waits for the end of a trial, which it missed because that trial resumes.
             self._unknown.add(trial_id)
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
             return None
-        # What text can't hold is told by no more than its name.
+        # An object that text can't hold is stored by its name only, so it can't be compared.
         if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
             return proposed
         return self._corrected(trial_id, stored, proposed)
 
     def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
-        """It suggests something else, being another searcher or without a seed: let it not mix them up."""
+        """Accept `stored` although the searcher, changed or unseeded, now suggests something else."""
         self.corrected += 1
         if self._searcher.is_drawn(trial_id):
             self._tell("on_rejected", trial_id, None)
@@ -249,11 +249,11 @@ class Proposals:
                 self._unknown.add(trial_id)
         if self._first.get(fingerprint(proposed)) == trial_id:
             del self._first[fingerprint(proposed)]
-        self._proposed -= 1  # the same one
+        self._proposed -= 1  # both suggestions are for one trial
         return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """A trial has reported.
+        """Notify the searcher of a trial's report.
 
         Raises:
             ConfigError: the searcher raised.
@@ -262,7 +262,7 @@ class Proposals:
             self._tell("on_trial_result", trial_id, result)
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """The scheduler has judged the report that was told last, and had a reason.
+        """Notify the searcher of the scheduler's decision on the last report, if it had a reason.
 
         Raises:
             ConfigError: the searcher raised.
@@ -271,7 +271,7 @@ class Proposals:
             self._tell("on_trial_decision", trial_id, result, decision)
 
     def on_pause(self, trial_id: str) -> None:
-        """A trial was paused.
+        """Notify the searcher of a trial's pause.
 
         Raises:
             ConfigError: the searcher raised.
@@ -280,7 +280,7 @@ class Proposals:
             self._tell("on_pause", trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
-        """A paused trial goes on.
+        """Notify the searcher of the resumption of a paused trial.
 
         Raises:
             ConfigError: the searcher raised.
@@ -291,7 +291,7 @@ class Proposals:
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A trial has ended with this last report, or has failed for good.
+        """Notify the searcher of a trial's end with this last report, or of its final failure.
 
         Raises:
             ConfigError: the searcher raised.
@@ -329,7 +329,7 @@ class Proposals:
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """The configuration that a suggestion means: keys a/b nested, the constants of the space added."""
+        """Return the configuration of a suggestion: with nested keys a/b, and the constants of the space."""
         config = merged(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
@@ -385,9 +385,9 @@ class Additions:
     """Configurations that users add to a running experiment.
 
     Attributes:
-        waiting: those that no trial has yet, the first first, each with how many were added before it.
-        number: how many were added in all.
-        left_out: how many of them get no trial.
+        waiting: configurations without a trial yet, oldest first, each with how many were added before it.
+        number: number of configurations added in all.
+        left_out: number of those that get no trial.
     """
 
     waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
@@ -395,37 +395,37 @@ class Additions:
     left_out: int = 0
 
     def add(self, config: dict[str, Any]) -> None:
-        """Take one more."""
+        """Add a configuration."""
         self.waiting.append((self.number, config))
         self.number += 1
 
     def take_back(self) -> None:
-        """Forget the last."""
+        """Remove the last configuration."""
         self.waiting.pop()
         self.number -= 1
 
     def leave_out(self, number: int) -> None:
-        """Leave one out, before which so many were added."""
+        """Leave out the configuration before which `number` others were added."""
         self.waiting = deque(each for each in self.waiting if each[0] != number)
         self.left_out += 1
 
     def take(self) -> None:
-        """The first has a trial now."""
+        """Remove the first configuration, which has a trial now."""
         self.waiting.popleft()
 
 
 class TrialSource:
-    """Makes trials in the order suggested.
+    """The source of trials, in the order suggested.
 
     Args:
-        proposals: of configurations.
+        proposals: source of the configurations.
         varied: names of the hyperparameters that are not constant.
-        prefix: what all trial ids of the experiment begin with.
+        prefix: common prefix of all trial ids of the experiment.
         trainable_name: for names and folders.
-        experiment_path: of the experiment's folder; '' where it has none.
-        request_of: what a trial with this configuration reserves; may be the user's function.
-        created: how many trials there are already.
-        namer: gives trials names of the user's own.
+        experiment_path: path of the experiment's folder; '' if it has none.
+        request_of: returns the resources of a trial with this configuration; may be the user's function.
+        created: number of existing trials.
+        namer: gives trials the user's names.
         added: configurations that users have added, in order.
     """
 
@@ -455,22 +455,22 @@ class TrialSource:
 
     @property
     def exhausted(self) -> bool:
-        """True once there will be no further trial."""
+        """True once no further trial will come."""
         return not self._added.waiting and (self._finished or self.to_come == 0)
 
     @property
     def total(self) -> int | None:
-        """How many trials there will be at most; None: no end.
+        """Upper limit of the number of trials; None: unlimited.
 
-        A configuration that was added is one of them, as a point to evaluate is. Beside a grid, which is
-        tried whole, and once all others were suggested, it is one more.
+        An added configuration usually counts as one of the samples, like a point to evaluate. It is an extra
+        trial beside a grid, which is always tried whole, and after all samples were suggested.
         """
         total = self._suggested
         return None if total is None else max(total, self._enough)
 
     @property
     def _suggested(self) -> int | None:
-        """How many trials the searcher makes, with those that take no place of its own; None: without end."""
+        """Number of trials from the searcher, and of extra trials beside it; None: unlimited."""
         total = self._proposals.total_samples
         return None if total is None else total + self._beside
 
@@ -481,36 +481,36 @@ class TrialSource:
 
     @property
     def _enough(self) -> int:
-        """How many trials there are, and those that were added."""
+        """Number of existing trials and of waiting added configurations."""
         return self.created + len(self._added.waiting)
 
     @property
     def to_come(self) -> int | None:
-        """How many trials there will be yet at most; None: without end."""
+        """Upper limit of the number of trials still to come; None: unlimited."""
         total = self.total
         if self._finished:
             return len(self._added.waiting)
         return None if total is None else total - self.created
 
     def add(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a configuration to be tried next; return it, with what was left open drawn.
+        """Add a configuration to be tried next; return it with missing values drawn.
 
         Raises:
-            ConfigError: it is none of the space.
+            ConfigError: it does not belong to the space.
         """
         config = self._proposals.completed(given, self._added.number)
         self._added.add(config)
         return config
 
     def take_back(self) -> None:
-        """Leave out the configuration that was added last."""
+        """Remove the configuration that was added last."""
         self._added.take_back()
 
     def resize(self, num_samples: int) -> None:
-        """Make so many of the searcher's samples, counting those of before.
+        """Change the searcher's number of samples, including those already suggested.
 
         Raises:
-            ConfigError: more trials than that were suggested, or are to be; or it makes as many as before.
+            ConfigError: more trials than that exist or wait, or the number of trials would not change.
         """
         before, total_before, enough = self._proposals.num_samples, self._suggested, self._enough
         self._proposals.resize(num_samples)
@@ -532,21 +532,21 @@ class TrialSource:
 
     @property
     def num_samples(self) -> int:
-        """How many samples the searcher is to make; -1: without end."""
+        """Number of samples that the searcher makes; -1: unlimited."""
         return self._proposals.num_samples
 
     @property
     def searcher_name(self) -> str:
-        """The class that suggests, for messages."""
+        """Class name of the searcher, for messages."""
         return self._proposals.name
 
     @property
     def reason(self) -> str:
-        """Why there were fewer trials than asked for; empty: there were not."""
+        """Reason why fewer trials than requested came; empty if all came."""
         return self._proposals.reason
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial; None if there is none, or none yet.
+        """Return the next trial; None if no more come, or not yet.
 
         Raises:
             ConfigError: the searcher raised, or returned something else than a configuration.
@@ -572,7 +572,7 @@ class TrialSource:
         return trial
 
     def request(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the request of `trial`; raise what the user's function of the configuration raises."""
+        """Return the resource request of `trial`, from a function of the user's that may raise."""
         return self._request_of(trial.config)
 
 

@@ -1,1 +1,1 @@
-"""Searchers of other packages, over one encoding: numbers from 0 to 1, and places in lists."""
+"""Searchers of other packages, over one encoding: numbers from 0 to 1, and indices in lists."""

@@ -1,4 +1,4 @@
-"""Searcher on Ax: Gaussian processes by BoTorch."""
+"""Searcher on Ax, with Gaussian processes by BoTorch."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 MOST_DRAWS = 10_000
-"""Random configurations among which one keeps to the parameter constraints."""
+"""Number of random draws to find a configuration that meets the parameter constraints."""
 
 ROUNDING = 1e-8
-"""So much a sum may lie over its bound, as Ax has it."""
+"""Tolerance of a sum over its bound, as in Ax."""
 
 
 class AxSearch(UnitSearcher):
-    """Suggest configurations by Ax: M. Olson et al., "Ax: A Platform for Adaptive Experimentation" (AutoML
-    2025).
+    """Search with Ax: M. Olson et al., "Ax: A Platform for Adaptive Experimentation" (AutoML 2025).
 
-    Its model is a Gaussian process with priors that suit many parameters, and the place of the largest
-    expected improvement over noise comes next. Trials that run are known to it as running. A suggestion
-    takes about a second. The other arguments are UnitSearcher's.
+    Its model is a Gaussian process with priors that suit many parameters. The next configuration has the
+    largest noisy expected improvement. The model knows which trials are running. A suggestion takes about a
+    second. The other arguments are UnitSearcher's.
 
     Args:
-        method: "fast", or "quality", which takes the model's uncertainty into account and is slower.
-        parameter_constraints: what configurations keep to, such as "x1 + x2 <= 2.0" or "x3 >= x4": sums of
-            parameters of `tune.uniform`, with factors. The random draws keep to them too.
-        outcome_constraints: what reports are to keep to, such as "l2norm <= 1.25": bounds of metrics, which
-            the model learns. A trial that lacks one of them is not told to it.
+        method: "fast", or "quality", which includes the model's uncertainty and is slower.
+        parameter_constraints: constraints of configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4": sums of
+            `tune.uniform` parameters with factors. Random draws obey them too.
+        outcome_constraints: constraints of reports, such as "l2norm <= 1.25": bounds of metrics, which
+            the model learns. A trial without one of these metrics is left out of the model.
     """
 
     _module, _extra = "ax", "ax"
@@ -124,7 +123,7 @@ class AxSearch(UnitSearcher):
         from ax.api.client import Client
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-        # Ax takes few names: parameters go by their places.
+        # Ax allows few names, so parameters are named by their index.
         sizes = self.form.sizes
         names = {name: f"p{place}" for place, name in enumerate(sizes)}
         parameters = [
@@ -143,7 +142,7 @@ class AxSearch(UnitSearcher):
             return {names[name]: value for name, value in self.form.whole(place).items()}
 
         with warnings.catch_warnings(), threadpool_limits(1), _quiet():
-            warnings.simplefilter("ignore")  # of fits that are tried again, which Ax does by itself
+            warnings.simplefilter("ignore")  # Ax warns of failed fits, which it repeats by itself
             client = Client(random_seed=seed)
             client.configure_experiment(
                 name="trainkit",
@@ -176,12 +175,12 @@ class AxSearch(UnitSearcher):
 
 @dataclass(frozen=True)
 class Inequality:
-    """Linear inequality: the sum of what it names, each times its factor, is at most `most`.
+    """Linear inequality: the weighted sum of named values is at most `most`.
 
     Attributes:
-        text: as the user wrote it.
-        factors: by name.
-        most: the sum's largest value.
+        text: the user's text.
+        factors: factor of each name.
+        most: largest value of the sum.
     """
 
     text: str
@@ -193,7 +192,7 @@ class Inequality:
         """Return the inequality of a text such as "x1 + 2 * x2 <= 3".
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text is not such an inequality.
         """
         try:
             tree = ast.parse(text, mode="eval").body
@@ -211,23 +210,23 @@ class Inequality:
         return cls(text, sums, most)
 
     def over(self, ends: Mapping[str, tuple[float, float]]) -> Inequality:
-        """Return the same inequality of places from 0 to 1, which mean values between these ends."""
+        """Return the inequality over positions from 0 to 1, which stand for values between these ends."""
         factors = {name: factor * (ends[name][1] - ends[name][0]) for name, factor in self.factors.items()}
         least = sum(factor * ends[name][0] for name, factor in self.factors.items())
         return Inequality(self.text, factors, self.most - least)
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Return whether these values keep to it."""
+        """Return True if these values satisfy the inequality."""
         return sum(factor * values[name] for name, factor in self.factors.items()) <= self.most + ROUNDING
 
     def written(self, names: Mapping[str, str]) -> str:
-        """Return it as Ax reads it, with these names in place of its own."""
+        """Return the inequality in Ax's notation, with its names replaced by `names`."""
         parts = [f"{factor!r} * {names[name]}" for name, factor in self.factors.items()]
         return f"{' + '.join(parts)} <= {self.most!r}"
 
 
 def _sum(tree: ast.expr) -> dict[str, float]:
-    """Return the factor of each name of an expression, and of "" the number that it adds."""
+    """Return the factor of each name in an expression, and the constant term under the name ""."""
     match tree:
         case ast.Constant(value=int() | float() as value):
             return {"": float(value)}
@@ -251,8 +250,8 @@ def _sum(tree: ast.expr) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Ax from a line for each trial."""
-    # Each of its loggers has a level of its own, and all write by the handlers of the first.
+    """Silence Ax's log line for each trial."""
+    # Each of Ax's loggers has its own level, but all write through the handlers of the root logger "ax".
     before = [(handler, handler.level) for handler in logging.getLogger("ax").handlers]
     for handler, _ in before:
         handler.setLevel(logging.WARNING)

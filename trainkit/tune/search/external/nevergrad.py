@@ -14,25 +14,25 @@ from trainkit.tune.core.checks import require, require_whole
 from trainkit.tune.search.external.unit_space import UnitSearcher, UnitSpace
 
 WORKERS = 2
-"""Suggestions at once to plan for. With one, Nevergrad chooses optimizers that wait for each result."""
+"""Assumed number of concurrent suggestions; with 1, Nevergrad picks optimizers that wait for each result."""
 
 OPEN_BUDGET = 100
-"""Suggestions to plan for where the number of trials is open, as Nevergrad's own default."""
+"""Assumed number of suggestions if the number of trials is unlimited; Nevergrad's own default."""
 
 
 class NevergradSearch(UnitSearcher):
-    """Suggest configurations by an optimizer of Nevergrad's: P. Bennet et al., "Nevergrad: Black-Box
-    Optimization Platform" (SIGEVOlution 14, 2021).
+    """Search with an optimizer of Nevergrad: P. Bennet et al., "Nevergrad: Black-Box Optimization Platform"
+    (SIGEVOlution 14, 2021).
 
-    The optimizer lives as long as the search, and a restore asks it again for all that it was asked for. A
-    configuration that is none of its own, such as one of `points_to_evaluate`, is told to it if it takes
-    such. The other arguments are UnitSearcher's.
+    The optimizer lives as long as the search, and a restore repeats all of its suggestions. A foreign
+    configuration, such as one of `points_to_evaluate`, is reported to the optimizer if that accepts
+    such points. The other arguments are UnitSearcher's.
 
     Args:
-        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne", or
-            what stands there for it, as `nevergrad.optimizers.OnePlusOne`, or a family's with settings.
+        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne"; or
+            its object, such as `nevergrad.optimizers.OnePlusOne`, or a family's object with settings.
         optimizer_kwargs: further arguments of the optimizer.
-        budget: suggestions that the optimizer plans for; None: `num_samples`, or 100 where that is open.
+        budget: number of suggestions that the optimizer plans for; None: `num_samples`, or 100 if unlimited.
 
     Raises:
         MissingDependencyError: Nevergrad is not installed.
@@ -66,9 +66,9 @@ class NevergradSearch(UnitSearcher):
         self._parametrization: Any = None
         self._optimizer: Any = None
         self._candidate: Any = None
-        """The optimizer's own object, of what it was asked for last."""
+        """The optimizer's object for its last suggestion."""
         self._candidates: dict[str, Any] = {}
-        """By trial that runs, the same."""
+        """The optimizer's object for each running trial."""
 
     @classmethod
     def _load(cls) -> Any:
@@ -136,15 +136,15 @@ class NevergradSearch(UnitSearcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # Asked again, the optimizer comes to the same, and to the same state.
+        # Suggesting again gives the same configuration and restores the optimizer's state.
         return None if same_space else super().replay(trial_id, config, same_space=False)
 
 
 def _maker(nevergrad: Any, optimizer: Any) -> Any:
-    """Return what makes the optimizer of this name, or `optimizer` if it is such.
+    """Return the class or factory of an optimizer, by name or as given.
 
     Raises:
-        ConfigError: it is neither, or one that can't be used here.
+        ConfigError: `optimizer` is neither, or can't be used here.
     """
     registry = nevergrad.optimizers.registry
     found = registry.get(optimizer) if isinstance(optimizer, str) else optimizer
@@ -168,9 +168,9 @@ def _maker(nevergrad: Any, optimizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _with_removed_name() -> Iterator[None]:
-    """Let Nevergrad import a name that bayesian-optimization 2 took away.
+    """Let Nevergrad import a name that bayesian-optimization 2 has removed.
 
-    Only Nevergrad's own "BO" and its kin use it, which are refused.
+    Only Nevergrad's "BO" and similar optimizers use that name, and these are refused.
     """
     if "nevergrad" in sys.modules or importlib.util.find_spec("bayes_opt") is None:
         yield
@@ -187,4 +187,4 @@ def _with_removed_name() -> Iterator[None]:
 
 
 if importlib.util.find_spec("nevergrad") is not None:
-    NevergradSearch._load()  # at once, so that a script that imports Nevergrad after this class can do so
+    NevergradSearch._load()  # now, so that a script can import Nevergrad itself after this class

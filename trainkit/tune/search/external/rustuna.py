@@ -1,4 +1,4 @@
-"""Searcher on Rustuna, Optuna's samplers in Rust."""
+"""Searcher on Rustuna, which has Optuna's samplers in Rust."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from trainkit.tune.search.external.unit_space import UnitSearcher
 
 
 class RustunaSearch(UnitSearcher):
-    """Suggest configurations by Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023),
-    arXiv:2304.11127.
+    """Search with Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023), arXiv:2304.11127.
 
-    Trials that run are not told of. The other arguments are UnitSearcher's.
+    The model does not know running trials. The other arguments are UnitSearcher's.
 
     Args:
-        multivariate: True models all parameters together, False each by itself.
+        multivariate: True models all parameters together, False models each separately.
     """
 
     _module, _extra = "rustuna", "rustuna"

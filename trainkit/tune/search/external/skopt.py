@@ -16,15 +16,15 @@ ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
 
 
 class SkOptSearch(UnitSearcher):
-    """Suggest configurations by scikit-optimize.
+    """Search with scikit-optimize.
 
-    Trials that run count as the worst so far. The other arguments are UnitSearcher's.
+    Running trials count as the worst result so far. The other arguments are UnitSearcher's.
 
     Args:
         base_estimator: the model: "GP", a Gaussian process; "RF", a random forest; "ET", extremely random
             trees; "GBRT", boosted trees.
-        acq_func: "LCB", lower confidence bound; "EI", expected improvement; "PI", its probability;
-            "gp_hedge", one of the three by chance, by what they brought before.
+        acq_func: "LCB", lower confidence bound; "EI", expected improvement; "PI", probability of improvement;
+            "gp_hedge", a random choice of the three, weighted by their past gains.
     """
 
     _module, _extra = "skopt", "skopt"
@@ -60,9 +60,9 @@ class SkOptSearch(UnitSearcher):
             skopt.space.Real(0.0, 1.0) if size is None else skopt.space.Categorical(range(size))
             for size in sizes.values()
         ]
-        # Of small matrices: more threads take the CPUs of the trials, and are slower.
+        # The matrices are small: more threads would be slower and take CPUs from the trials.
         with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore")  # of scikit-learn's, on kernels at the end of their bounds
+            warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
             model = skopt.Optimizer(
                 dimensions,
                 self._base_estimator,

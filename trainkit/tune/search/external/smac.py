@@ -1,4 +1,4 @@
-"""Searcher on SMAC3: a random forest and expected improvement."""
+"""Searcher on SMAC3, with a random forest and expected improvement."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from threadpoolctl import threadpool_limits
 from trainkit.tune.search.external.unit_space import UnitSearcher
 
 CHALLENGERS = 1000
-"""Places among which the model looks for the best; SMAC's own default is 10,000, and takes seconds."""
+"""Number of positions that the model compares; SMAC's own default of 10,000 takes seconds."""
 
 
 class SMACSearch(UnitSearcher):
-    """Suggest configurations by the model of SMAC3's hyperparameter optimization: M. Lindauer et al.,
-    "SMAC3: A Versatile Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
+    """Search with the model of SMAC3's hyperparameter optimization: M. Lindauer et al., "SMAC3: A Versatile
+    Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
 
-    Its random forest learns the logarithms of the losses' ranges, and the place of the largest expected
-    improvement comes next. Trials that run count as the worst so far. The arguments are UnitSearcher's.
+    Its random forest learns the logarithms of scaled losses. The next configuration has the largest expected
+    improvement. Running trials count as the worst result so far. The arguments are UnitSearcher's.
     """
 
     _module, _extra = "smac", "smac"
@@ -39,7 +39,7 @@ class SMACSearch(UnitSearcher):
             ]
         )
         configs = [Configuration(space, values=place) for place in places]
-        # SMAC writes into this folder only where it runs the trials itself.
+        # SMAC only writes into this folder if it runs the trials itself.
         scenario = smac.Scenario(
             space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
         )

@@ -1,4 +1,4 @@
-"""Base of the searchers of other packages, and the encoding of configurations for them."""
+"""Base of the searchers of other packages, and their encoding of configurations."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, float | int]
-"""Of a configuration, by parameter: a number from 0 to 1, or the place of a value in its list."""
+"""Encoding of a configuration: per parameter a number from 0 to 1, or an index in its list of values."""
 
 
 class UnitCode:
-    """A parameter as a package has it.
+    """The encoding of one parameter for a package.
 
     Args:
         name: of the parameter, for messages.
         domain: its domain.
-        searcher: the name of what searches, for messages.
+        searcher: the searcher's name, for messages.
 
     Attributes:
-        categories: values in its list; None where it is a number from 0 to 1.
-        ends: its values at 0 and at 1, if those between lie evenly between; else None.
+        categories: number of values in its list; None for a number from 0 to 1.
+        ends: values at 0 and at 1, if the encoding is linear; else None.
 
     Raises:
-        SpaceError: it is no domain of ours.
+        SpaceError: the domain is unsupported.
     """
 
     def __init__(self, name: str, domain: Domain, *, searcher: str) -> None:
@@ -48,23 +48,23 @@ class UnitCode:
             self.ends = self._code.ends
 
     def encode(self, value: Any) -> float | int:
-        """Return the place of a value of the domain."""
+        """Return the encoding of a value of the domain."""
         code = self._code
         return code.encode(value) if isinstance(code, ChoiceCode) else min(max(code.to_unit(value), 0.0), 1.0)
 
     def decode(self, place: float) -> Any:
-        """Return the value at a place."""
+        """Return the value of an encoding."""
         code = self._code
         return code.decode(place) if isinstance(code, ChoiceCode) else code.from_unit(float(place))
 
 
 class UnitSpace(Declared[UnitCode]):
-    """Domains with conditions, of which a package knows neither: it looks at all parameters at once.
+    """A space with conditions, for a package that has none: it always uses all parameters.
 
     Args:
-        space: of them.
-        searcher: its name, for messages.
-        own: configurations may have constants of `param_space` besides.
+        space: the space.
+        searcher: the searcher's name, for messages.
+        own: True if configurations may also have constants of `param_space`.
     """
 
     def __init__(self, space: Space, *, searcher: str, own: bool) -> None:
@@ -72,15 +72,15 @@ class UnitSpace(Declared[UnitCode]):
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Return by parameter how many values its list has; None: it is a number from 0 to 1."""
+        """Length of each parameter's list of values; None: a number from 0 to 1."""
         return {name: code.categories for name, code in self.codes.items()}
 
     def whole(self, place: Mapping[str, float | int]) -> Place:
-        """Return a place that has all parameters, those that the configuration lacks in the middle."""
+        """Return an encoding with all parameters; inactive numbers get 0.5 and inactive lists index 0."""
         return {name: place.get(name, 0.5 if size is None else 0) for name, size in self.sizes.items()}
 
     def random(self, rng: Generator) -> Place:
-        """Return a place that is as likely as any other."""
+        """Return a uniformly drawn encoding."""
         return {
             name: float(rng.random()) if size is None else int(rng.integers(size))
             for name, size in self.sizes.items()
@@ -88,10 +88,10 @@ class UnitSpace(Declared[UnitCode]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # as it is: a place may stand for a value beside it
+        return self.declared.point(point), open_  # unencoded: decoding an encoding may change the value
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration at a place, with what is fixed; `sample_from` draws from `rng`."""
+        """Return the configuration of an encoding, with `fixed` values; `sample_from` draws from `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place[name])
@@ -100,20 +100,20 @@ class UnitSpace(Declared[UnitCode]):
 
 
 class UnitSearcher(RefittedSearcher[UnitSpace]):
-    """Base of searchers that ask a package for a place; a subclass brings the package.
+    """Base of searchers that ask a package for suggestions; a subclass adds the package.
 
-    Steps are told to the package as the places that they are rounded to. Of a parameter that a configuration
-    lacks by a condition, the middle is told. NaN, infinite and failed results are left out. Trials that a
-    scheduler has stopped or paused count by their last report. Suggestion n follows from the seed, n and
-    what is known then; what takes the place of a duplicate is drawn at random.
+    The package receives steps as rounded encodings. For an inactive parameter it receives 0.5, or index 0 of
+    a list. NaN, infinite and failed results are left out. Trials that a scheduler has stopped or paused count
+    by their last report. Suggestion n follows from the seed, n and the results known then. The replacement of
+    a duplicate is drawn at random.
 
     Args:
         space: domains as in `param_space`. None: `param_space`. With a space here, `param_space` may only
             hold constants, which every configuration gets.
-        metric: what to optimise; None: as in the TuneConfig.
-        mode: the same.
+        metric: what to optimise; None: the TuneConfig's.
+        mode: "min" or "max"; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        n_initial_points: results before the package is asked first; until then all is drawn at random.
+        n_initial_points: number of results before the package's first suggestion; earlier ones are random.
         seed: for the draws; None: the TuneConfig's.
 
     Raises:
@@ -122,11 +122,11 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     """
 
     _module: ClassVar[str]
-    """That the subclass needs."""
+    """Module that the subclass needs."""
     _extra: ClassVar[str]
-    """Of trainkit's, that installs it."""
+    """trainkit's extra that installs the module."""
     _least_initial: ClassVar[int] = 1
-    """Results that the package can't do without."""
+    """Smallest number of results that the package needs."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
 
     @abstractmethod
     def _asked(self, seed: int) -> Mapping[str, Any]:
-        """Return a place by the package; `seed` is for its draws."""
+        """Return the package's suggestion, encoded; `seed` is for its draws."""
 
     def _form_of(self, space: Any, *, own: bool) -> UnitSpace:
         name = type(self).__name__
@@ -166,11 +166,11 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         place = self._base, self._number, self._redraws
         asked = self._place(*place) if self._drawn and self.form.sizes else {}
         config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
-        self._note(trial_id, self.form.encoded(self.form.choices(config)))  # as a restore will find it
+        self._note(trial_id, self.form.encoded(self.form.choices(config)))  # the encoding after a restore
         return config
 
     def _place(self, base: int, number: int, redraw: int) -> Place:
-        # The package would come to the same again, of the same results.
+        # From the same results the package would repeat its suggestion, so a redraw is random.
         if redraw or len(self._losses()) < self._n_initial_points:
             return self._random(suggestion_generator(base, number, redraw))
         sizes = self.form.sizes
@@ -183,9 +183,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         return self.form.random(rng)
 
     def _told(self) -> tuple[list[Place], list[float]]:
-        """Return all places that came to something or run, and their losses.
+        """Return encodings and losses of all running trials and of all with a usable result.
 
-        One that runs has the largest, as if nothing good were there, so that others go elsewhere.
+        A running trial gets the largest loss, so that other trials go elsewhere.
         """
         losses = self._losses()
         worst = max(loss for _, loss in losses)

@@ -1,4 +1,4 @@
-"""Searching by any sampler of Optuna."""
+"""Searches by any sampler of Optuna."""
 
 from __future__ import annotations
 

@@ -32,33 +32,33 @@ if TYPE_CHECKING:
 
 
 class OptunaSearch(ModelBasedSearcher[OptunaForm]):
-    """Suggest configurations by a sampler of Optuna's.
+    """Search by a sampler of Optuna.
 
-    Suggestion n draws with a sampler that is seeded anew from the seed and n. A trial that fails is told as
-    failed, which samplers leave out. One that the scheduler stopped before its `max_t`, or that stayed paused
-    to the end, is told as pruned, with its reports: TPE ranks these after the complete ones, those that went
-    furthest first; other samplers leave them out. So is one whose last report of the metric is NaN, which TPE
-    takes for bad; infinite values are told as they are. While fewer trials are complete than TPE begins to
-    model with (`n_startup_trials`, 10), it sees one that is paused as pruned, until it goes on; nothing of
-    that is written to `storage`, which has it as running.
+    Suggestion n draws with a sampler that is seeded again from the seed and n. A failed trial is reported to
+    Optuna as failed, which samplers leave out. A trial is reported as pruned, with its reports, if the
+    scheduler stopped it before its `max_t`, if it stayed paused to the end, or if its last report of the
+    metric is NaN. TPE ranks pruned trials after complete ones, the furthest first, and NaN as bad; other
+    samplers leave them out. Infinite values are reported unchanged. While fewer trials are complete than TPE
+    needs for its model (`n_startup_trials`, 10), TPE sees a paused trial as pruned until it resumes;
+    `storage` still has it as running.
 
     Args:
         space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
-            `config["net"]["width"]`; or a function of an Optuna trial, which asks it for values, with
-            branches at will, and may return constants. None: `param_space`. With a space here, `param_space`
+            `config["net"]["width"]`; or a function that asks an Optuna trial for values, may branch freely,
+            and may return constants. None: `param_space`. With a space here, `param_space`
             may only hold constants, which every configuration gets.
-        metric: what to optimise, or a list of several metrics; None: as in the TuneConfig.
-        mode: the same; a list with one for each of several.
+        metric: what to optimise, or a list of several metrics; None: the TuneConfig's.
+        mode: "min" or "max", or a list with one for each metric; None: the TuneConfig's.
         points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        sampler: of Optuna's; a copy is used. None: `TPESampler`, multivariate, in groups where trials differ
-            in their parameters, with running trials taken for bad (`constant_liar`), so that concurrent ones
-            don't crowd where none has reported yet.
+        sampler: Optuna's sampler; a copy is used. None: `TPESampler`, multivariate, in groups if trials
+            differ in their parameters. It counts running trials as bad (`constant_liar`), so that concurrent
+            trials don't crowd together before their first reports.
         study_name: of the study in `storage`; "optuna" by default.
-        storage: an Optuna storage, or the address of one, in which trials are kept too; those that are in its
-            study already are learned from.
+        storage: an Optuna storage, or the address of one, that also keeps the trials. The search learns from
+            trials that its study already has.
         seed: for the sampler; None: the sampler's own, or else the TuneConfig's.
-        evaluated_rewards: for one metric, what each of `points_to_evaluate` came to; they are then learned
-            from, not run.
+        evaluated_rewards: known values of the single metric for each of `points_to_evaluate`, which are then
+            learned from, not run.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
@@ -66,7 +66,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """
 
     several = True
-    _shared: ClassVar = ("_space", "_form", "_storage")  # a storage is a place that is written to
+    _shared: ClassVar = ("_space", "_form", "_storage")  # a copy writes to the same storage
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study_name = study_name
         self._storage = storage
         self._cut_short: set[str] = set()
-        """Trials that the scheduler has stopped before their time, or has paused."""
+        """Trials that the scheduler has stopped early, or has paused."""
         self._said: set[str] = set()
-        """Warnings of the sampler's."""
+        """Warnings of the sampler that were already logged."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         twin._storage = None
         return twin
 
-    # --- what is searched -------------------------------------------------------------------------
+    # --- the search space -------------------------------------------------------------------------
 
     def _form_of(self, space: Any, *, own: bool) -> OptunaForm:
         return form_of(space, own=own)
@@ -181,13 +181,13 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study.add(trial_id, known)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Some look at what trials came to alone, and would come to the same again: they are left as they
-        # were, and draw with another seed. Others count their suggestions, so they get an answer.
+        # Some samplers only look at results, and would repeat the suggestion: they stay unchanged, and draw
+        # with another seed. Other samplers count their suggestions, so each suggestion gets a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
         self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
-        """Return the numbers of a report for a `constraints_func`; to write each takes a storage long."""
+        """Return a report's numbers for a `constraints_func`; {} without one, as writing them is slow."""
         return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
 
     def replay(
@@ -195,7 +195,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     ) -> dict[str, Any] | None:
         if not same_space or samplers.follows_from_trials(self._suggester):
             return super().replay(trial_id, config, same_space=same_space)
-        # The study in a storage of the user's has all that the sampler wrote there.
+        # The study in the user's storage has everything that the sampler wrote there.
         known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
         self._number += known
         return config if known else None
@@ -203,9 +203,9 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._cut_short.discard(trial_id)  # it runs, as one does that a restore begins anew
+        self._cut_short.discard(trial_id)  # it runs, for example because a restore started it again
         if len(self._aims) > 1:
-            return  # Optuna takes no reports where there are several objectives
+            return  # Optuna takes no reports for several objectives
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
             self._study.report(trial_id, float(value), int(step or 0))
@@ -233,7 +233,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None
     ) -> tuple[TrialState, list[float] | None]:
-        """Return what the study is told of a trial with this last report; None: it failed."""
+        """Return state and values of a trial with this last report; a result of None means that it failed."""
         from optuna.trial import TrialState
 
         values = [lookup(result or {}, each.metric) for each in self._aims]
@@ -243,7 +243,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             return TrialState.PRUNED, None
         return TrialState.COMPLETE, list(map(float, values))
 
-    # --- what is known from elsewhere -------------------------------------------------------------
+    # --- results from elsewhere -------------------------------------------------------------------
 
     def _learn(self, name: str, known: Params, evaluated: Evaluated) -> None:
         from optuna.trial import TrialState
@@ -254,7 +254,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # By its content: a study in a database has it already after a restore.
+        # The mark is a hash of the content, because a database's study already has the point after a restore.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None

@@ -1,9 +1,9 @@
-"""Optuna's samplers: seeds, restrictions, and messages while they are asked.
+"""Optuna's samplers: their seeds, restrictions and log messages.
 
-A suggestion of TPE, random search and the Gaussian process follows from the study's trials and a seed, once
-the sampler is fresh. They keep things between suggestions (the groups of a conditional space in the order in
-which trials ended, the kernel of the last fit), which a restore could not rebuild. CMA-ES, the genetic
-samplers, quasi-random sequences and grids write what they need into the study, as they are asked.
+A suggestion of TPE, random search or the Gaussian process follows from the study's trials and a seed, if the
+sampler is fresh. These samplers keep state between suggestions (the groups of a conditional space in the
+order in which trials ended, the kernel of the last fit), which a restore could not rebuild. CMA-ES, the
+genetic samplers, quasi-random sequences and grids write their state into the study with each suggestion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_repeated_messages(said: set[str]) -> Iterator[None]:
-    """Hide log lines of Optuna's samplers, in this thread, that are in `said` but for the trial's number."""
+    """Hide log lines of Optuna's samplers in this thread that repeat one in `said`, trial numbers aside."""
     here = threading.get_ident()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -38,7 +38,7 @@ def without_repeated_messages(said: set[str]) -> Iterator[None]:
         said.add(words)
         return new
 
-    # A filter sees what is logged to the very logger that has it, and each module of theirs has its own.
+    # A filter only sees records of its own logger, and each of Optuna's modules has its own logger.
     names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
     loggers = [logging.getLogger(name) for name in names]
     for each in loggers:
@@ -52,7 +52,7 @@ def without_repeated_messages(said: set[str]) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No line of Optuna's on the console, and no warning that an option is new."""
+    """Hide Optuna's log lines below WARNING, and its warnings that an option is experimental."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -66,7 +66,7 @@ def quiet() -> Iterator[None]:
 
 
 def default_sampler(conditional: bool) -> BaseSampler:
-    """TPE, as `OptunaSearch` has it where the user gives none."""
+    """Return the default sampler of `OptunaSearch`, a TPE."""
     from optuna.samplers import TPESampler
 
     with quiet():
@@ -74,16 +74,16 @@ def default_sampler(conditional: bool) -> BaseSampler:
 
 
 def _inner(sampler: BaseSampler) -> BaseSampler:
-    """The one that samples what a PartialFixedSampler leaves open."""
+    """Return the sampler of the values that a PartialFixedSampler leaves open."""
     from optuna.samplers import PartialFixedSampler
 
     return _inner(sampler._base_sampler) if isinstance(sampler, PartialFixedSampler) else sampler
 
 
 def follows_from_trials(sampler: BaseSampler) -> bool:
-    """True if a fresh copy's suggestion follows from the study's trials and its seed alone.
+    """Return True if a fresh copy's suggestion follows from the study's trials and its seed alone.
 
-    Others write counts, populations or models into the study as they are asked, which asking again rebuilds.
+    Other samplers write counts, populations or models into the study, which repeated suggestions rebuild.
     """
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
@@ -91,11 +91,11 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
 
 
 def learns_from_paused(sampler: BaseSampler) -> int:
-    """With how many complete trials the sampler has no more use for paused ones as pruned; 0: it never has.
+    """Return from how many complete trials on paused trials no longer count as pruned; 0: they never do.
 
-    TPE ranks pruned trials by their reports, after the complete ones: so it can model before enough of these
-    are there. A Gaussian process leaves them out, but keeps away from those that run. Samplers that go from
-    the first suggestion to the last rely on it that what has ended stays so.
+    TPE ranks pruned trials by their reports, after the complete ones, so it can model before enough trials
+    are complete. A Gaussian process ignores pruned trials, but avoids running ones. Samplers with state
+    across suggestions rely on an ended trial staying ended.
     """
     from optuna.samplers import TPESampler
 
@@ -104,11 +104,11 @@ def learns_from_paused(sampler: BaseSampler) -> int:
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
-    """The sampler for one suggestion: fresh where it can be, and seeded for it.
+    """Return the sampler for one suggestion: a fresh copy if possible, and seeded for this suggestion.
 
     Args:
-        sampler: as it was given.
-        words: so many seeds of 32 bits.
+        sampler: the user's.
+        words: returns a given number of 32 bit seeds.
     """
     one = copy.deepcopy(sampler) if follows_from_trials(sampler) else sampler
     generators = list(_generators(one))
@@ -118,7 +118,7 @@ def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSam
 
 
 def seed_in(sampler: BaseSampler) -> int | None:
-    """A number that follows from the seed the user gave the sampler; None: none was given."""
+    """Return a number drawn from the sampler's own seed; None: the user gave none."""
     for generator in _generators(sampler):
         if generator._rng is not None:
             return int(generator.rng.randint(2**31))
@@ -126,7 +126,7 @@ def seed_in(sampler: BaseSampler) -> int | None:
 
 
 def settle(sampler: BaseSampler, seed: int) -> None:
-    """Seed what is one for the whole sequence, the scrambling of quasi-random points."""
+    """Seed the scrambling of quasi-random points, which one seed determines for the whole sequence."""
     from optuna.samplers import QMCSampler
 
     if isinstance(inner := _inner(sampler), QMCSampler):
@@ -134,7 +134,7 @@ def settle(sampler: BaseSampler, seed: int) -> None:
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """Optuna's generators in the sampler: they have an `rng`, made when first used if there is no seed."""
+    """Yield the sampler's generators: they have an `rng`, which is created on first use without a seed."""
     seen: set[int] = set()
 
     def look(node: Any) -> Iterator[Any]:
@@ -150,14 +150,14 @@ def _generators(sampler: Any) -> Iterator[Any]:
     yield from look(sampler)
 
 
-# --- values and results of the user's -------------------------------------------------------------
+# --- values and results of the user ---------------------------------------------------------------
 
 
 def in_params(sampler: BaseSampler, param_of: Callable[[str, Any], Any]) -> BaseSampler:
-    """The sampler with the values that the user fixed in it by what Optuna knows them by.
+    """Return the sampler with the values that the user fixed in it encoded for Optuna.
 
     Raises:
-        SpaceError: a value is not one of its parameter's.
+        SpaceError: a value is outside of its parameter's domain.
     """
     from optuna.samplers import CmaEsSampler, GridSampler, PartialFixedSampler
 
@@ -182,16 +182,16 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
 
 
 def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evaluated: bool) -> None:
-    """Refuse what the sampler would fail at later, or leave out.
+    """Refuse uses that the sampler would fail at later, or ignore.
 
     Args:
-        sampler: of the user's.
-        objectives: how many there are.
-        points: there are points to try first.
-        evaluated: there are points that were evaluated elsewhere.
+        sampler: the user's.
+        objectives: number of objectives.
+        points: True if points to try first exist.
+        evaluated: True if points evaluated elsewhere exist.
 
     Raises:
-        ConfigError: the sampler can't do that.
+        ConfigError: the sampler does not support this use.
     """
     from optuna.samplers import CmaEsSampler, GridSampler
 
@@ -212,7 +212,7 @@ def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evalua
 
 
 def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
-    """Return the attributes by which a sampler takes trials from elsewhere: the first generation."""
+    """Return the attributes by which a sampler accepts trials from elsewhere, as its first generation."""
     from optuna.samplers import NSGAIIISampler, NSGAIISampler
 
     inner = _inner(sampler)
@@ -225,7 +225,7 @@ def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[flo
 
 
 def constraint_marks(sampler: BaseSampler, trial: FrozenTrial) -> dict[str, Any]:
-    """Return the attributes by which a sampler knows how far a trial that has ended keeps its constraints."""
+    """Return the attributes that tell a sampler how well an ended trial keeps its constraints."""
     function = constraints_of(sampler)
     ended = trial.state.name in ("COMPLETE", "PRUNED")
     return {"constraints": tuple(function(trial))} if function and ended else {}

@@ -1,4 +1,4 @@
-"""Spaces for Optuna: our domains, its distributions, or a function of its trial."""
+"""Spaces for Optuna: tune's domains, Optuna's distributions, or a function of Optuna's trial."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 QUANTILES = 2**20
-"""Steps in which the quantiles of a normal distribution are searched; counted, so a value gives its step."""
+"""Number of steps for quantiles of a normal distribution; with whole steps, a value determines its step."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class OptunaParameter:
-    """One parameter, as Optuna's distribution.
+    """One parameter as a distribution of Optuna.
 
-    Steps are asked for by their count: exact, and with a logarithm too. A normal distribution is asked for by
-    its quantiles, so that Optuna's even start has the user's prior. A value of a list that is no plain value
-    goes by its place and a few words.
+    Steps are suggested as counts, which are exact, also on a logarithmic scale. A normal distribution is
+    suggested as quantiles, so that Optuna's uniform start follows the user's prior. A list's values that are
+    not plain are suggested as an index with a few words.
 
     Attributes:
         distribution: Optuna's.
-        exact: True if `encode` gives what `ask` was answered.
+        exact: True if `encode` returns Optuna's answer to `ask`.
     """
 
     def __init__(self, name: str, domain: Domain) -> None:
@@ -57,7 +57,7 @@ class OptunaParameter:
                 self.distribution = CategoricalDistribution(self._params)
             case NormalCode(stepped=stepped):
                 self.distribution = IntDistribution(1, QUANTILES - 1)
-                self.exact = not stepped  # values that were rounded have many quantiles
+                self.exact = not stepped  # a rounded value has many quantiles
             case StepCode(first=first, last=last, log=log):
                 self.distribution = IntDistribution(first, last, log=log)
             case RealCode(ends=(low, high), log=log):
@@ -74,7 +74,7 @@ class OptunaParameter:
         return self._code.decode(answer)
 
     def encode(self, value: Any) -> Any:
-        """Return what Optuna knows `value` by."""
+        """Return the encoding of `value` for Optuna."""
         match self._code:
             case ChoiceCode() as code:
                 return self._params[code.encode(value)]
@@ -84,28 +84,28 @@ class OptunaParameter:
 
 
 def _params_of(categories: Sequence[Any]) -> list[Any]:
-    """Return what Optuna knows the values of a list by."""
+    """Return the encodings of a list's values for Optuna."""
     plain = all(type(value) in _PLAIN and value == value for value in categories)
     if plain and len(set(categories)) == len(categories):
         return list(categories)
-    # The same in every process, as a study's database asks for: a default repr holds an address.
+    # A default repr holds an address, but a study's database needs equal names in every process.
     words = [re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))[:40] for value in categories]
     return [f"{place}: {each}" for place, each in enumerate(words)]
 
 
 Params = tuple[dict[str, Any], "dict[str, BaseDistribution]"]
-"""A trial as Optuna has it: the value and the distribution of each parameter."""
+"""A trial in Optuna's form: the value and the distribution of each parameter."""
 
 Found = Iterator[tuple[dict[str, Any], Params]]
-"""Configurations, each with what Optuna knows it by."""
+"""Configurations, each with its values and distributions in Optuna's form."""
 
 
 def alternatives(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found:
-    """Yield configurations drawn at random, and of a small space then all.
+    """Yield configurations drawn at random, then all configurations of a small space.
 
     Args:
-        suggest: the configuration that a trial of Optuna's comes to, by what it is asked for.
-        rng: all randomness.
+        suggest: returns the configuration of an Optuna trial, which it asks for values.
+        rng: source of all randomness.
     """
     from optuna.samplers import RandomSampler
 
@@ -118,7 +118,7 @@ def alternatives(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> 
 
 
 def _asked(suggest: Callable[[Trial], dict[str, Any]], sampler: BaseSampler) -> Found:
-    """One after the other, in a study of their own."""
+    """Yield configurations one by one, from a separate study."""
     import optuna
 
     with quiet():
@@ -137,17 +137,17 @@ def _listed(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found
 
 
 class _Enumeration:
-    """A sampler for Optuna that answers every combination once, the last question changing first.
+    """A sampler for Optuna that answers every combination once; the last question changes first.
 
-    The answers to a question come in a random order. Later questions may depend on an answer, so they are
-    found anew when it changes. Optuna's BruteForceSampler looks at all trials for each answer, and can't tell
-    values of a list apart that have no hash, such as the layers of a network, [64] and [64, 32].
+    The answers to a question come in random order. Later questions may depend on an answer, so they are
+    collected again when it changes. Optuna's BruteForceSampler reads all trials for each answer, and can't
+    distinguish unhashable values of a list, such as the layers of a network, [64] and [64, 32].
     """
 
     def __init__(self, rng: Generator) -> None:
         self._rng = rng
         self._left: list[list[Any]] = []
-        """Answers that are left to each question, the present one last."""
+        """Remaining answers to each question; the current answer is last."""
         self._asked = 0
 
     def before_trial(self, study: Any, trial: Any) -> None:
@@ -167,7 +167,7 @@ class _Enumeration:
         return self._left[self._asked - 1][-1]
 
     def advance(self) -> bool:
-        """Go on to the next combination; False if all have been there."""
+        """Move on to the next combination; return False after the last."""
         while self._left:
             self._left[-1].pop()
             if self._left[-1]:
@@ -177,7 +177,7 @@ class _Enumeration:
 
 
 def _values(distribution: Any) -> list[Any]:
-    """All that a small one has, as `_is_small` says."""
+    """Return all values of a small distribution, in the sense of `_is_small`."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -185,7 +185,7 @@ def _values(distribution: Any) -> list[Any]:
     low, high, step = distribution.low, distribution.high, distribution.step
     if isinstance(distribution, IntDistribution):
         return list(range(low, high + 1, step))
-    # As its samplers round to them, so that what they suggest is one of these to the last digit.
+    # Rounded as Optuna's samplers round, so that their suggestions equal one of these exactly.
     return [min(place * step + low, high) for place in range(round((high - low) / step) + 1)]
 
 
@@ -199,22 +199,22 @@ def _is_small(distribution: Any) -> bool:
 
 
 class OptunaForm(Form, Protocol):
-    """One of the ways; the model knows a trial by its `Params`.
+    """A space in a form for Optuna; the model identifies a trial by its `Params`.
 
     Attributes:
-        conditional: True if trials may differ in which parameters they have.
+        conditional: True if trials may differ in their parameters.
     """
 
     conditional: bool
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        """Return the configuration that `trial` suggests; all randomness besides comes from `rng`."""
+        """Return the configuration that `trial` suggests; `rng` is the source of all other randomness."""
 
     def param_of(self, name: str, value: Any) -> Any:
-        """Return the value by which Optuna knows a parameter's value.
+        """Return the encoding of a parameter's value for Optuna.
 
         Raises:
-            SpaceError: it is not one of the parameter's.
+            SpaceError: the value is outside of the parameter's domain.
         """
 
 
@@ -244,7 +244,7 @@ class OptunaDomains(Declared[OptunaParameter]):
 
 
 class _Asked(ABC):
-    """Base of spaces that are found out by asking a trial of Optuna's."""
+    """Base of spaces that are discovered by asking a trial of Optuna for values."""
 
     @abstractmethod
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Distributions(_Asked):
 
 
 class DefineByRun(_Asked):
-    """A function that asks an Optuna trial for what it wants, with branches, and may return constants."""
+    """A function that asks an Optuna trial for values, may branch freely, and may return constants."""
 
     conditional = True
     space: Space | None = None
@@ -322,7 +322,7 @@ class DefineByRun(_Asked):
         trial = FixedTrial(given)
         try:
             self._call(trial)
-        except ValueError:  # so FixedTrial says that it has no value for what it was asked
+        except ValueError:  # FixedTrial has no value for a parameter that was asked for
             return flatten(point), True
         unknown = [name for name in flatten(point) if name not in trial.params]
         if unknown:
@@ -340,12 +340,12 @@ class DefineByRun(_Asked):
         trial = FixedTrial(_by_name(config))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # of a value that is outside its distribution
+                warnings.simplefilter("error", UserWarning)  # Optuna warns of values outside a distribution
                 constants = self._call(trial)
-        except Exception:  # it is asked again for its suggestion, and what is wrong will be raised there
+        except Exception:  # the next suggestion calls the function again and raises the error there
             return None
         if constants.keys() & trial.params.keys():
-            return None  # what was suggested was replaced by what was returned
+            return None  # a constant has replaced a suggested value
         return dict(trial.params), dict(trial.distributions)
 
     def param_of(self, name: str, value: Any) -> Any:
@@ -367,10 +367,10 @@ _ABSENT = object()
 
 
 def form_of(space: Any, *, own: bool) -> OptunaForm:
-    """Return the form of what a user gives as `space`.
+    """Return the form of a user's `space`.
 
     Raises:
-        ConfigError: it is none of the three.
+        ConfigError: `space` is not in one of the three forms.
     """
     if isinstance(space, Space):
         return OptunaDomains(space)
@@ -397,7 +397,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
         low, high = distribution.low, distribution.high
         return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
     if isinstance(distribution, CategoricalDistribution):
-        with warnings.catch_warnings():  # that a choice is no plain value matters to databases only
+        with warnings.catch_warnings():  # only databases need choices to be plain values
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
     raise ConfigError(
@@ -406,7 +406,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
 
 
 def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value of a configuration, dictionaries too, by its path: {"a": {"b": 1}, "a/b": 1}."""
+    """Return every value of a configuration, dictionaries included, by path: {"a": {"b": 1}, "a/b": 1}."""
     named: dict[str, Any] = {}
     for key, value in config.items():
         named[f"{prefix}{key}"] = value

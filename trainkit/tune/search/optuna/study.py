@@ -1,11 +1,12 @@
 """The Optuna study behind a searcher.
 
-Optuna has no state for a trial that waits. A trial that was pruned can't run again, so nothing is written:
-the storage has a paused trial as running, and samplers look at it through `PausedAsPruned`.
+Optuna has no state for a paused trial, and a pruned trial can't run again. So the storage keeps a paused
+trial as running, and samplers read it through `PausedAsPruned`.
 
-They see it as pruned only while few trials are complete. TPE ranks every complete trial before every pruned
-one: with hundreds pruned, all of the complete ones would count as good, and nothing would be learned from how
-they differ. With enough complete trials it models these, as BOHB models the largest budget that has enough.
+Samplers see it as pruned only while few trials are complete. TPE ranks every complete trial before every
+pruned one. So with hundreds of pruned trials all complete ones would count as good, and TPE would not learn
+from their differences. With enough complete trials TPE models only these, as BOHB models the largest budget
+with enough observations.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class PausedAsPruned:
-    """An Optuna storage, but for the states of trials that are paused and have reported.
+    """A view of an Optuna storage that shows paused trials with reports as pruned.
 
     Args:
-        storage: that holds them, as running.
-        paused: numbers of those that are paused now.
-        enough: complete trials; with so many or more, paused ones are as the storage has them.
+        storage: keeps these trials as running.
+        paused: returns the numbers of the trials that are paused now.
+        enough: number of complete trials from which on the view shows paused trials unchanged.
     """
 
     def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]], enough: int) -> None:
@@ -45,17 +46,17 @@ class PausedAsPruned:
         self._paused = paused
         self._enough = enough
         self._seen: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
-        """By number: a paused trial, and what it is seen as; many wait, and each suggestion looks at all."""
+        """Paused trials and their views by number, cached because each suggestion reads all of them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_storage":  # copying asks before there is anything
+        if name.startswith("__") or name == "_storage":  # `copy` looks these up before they exist
             raise AttributeError(name)
         return getattr(self._storage, name)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return the trials of the storage, the paused ones as pruned."""
+        """Return the trials of the storage, with paused trials as pruned."""
         from optuna.trial import TrialState
 
         paused = self._paused()
@@ -80,7 +81,7 @@ class PausedAsPruned:
 
 
 def _pruned(trial: FrozenTrial) -> FrozenTrial:
-    """Return a copy that was pruned after its last report, which is then its value."""
+    """Return a copy that was pruned after its last report, with this report as its value."""
     from optuna.trial import TrialState
 
     seen = copy.copy(trial)
@@ -91,21 +92,21 @@ def _pruned(trial: FrozenTrial) -> FrozenTrial:
 
 
 MARK = "trainkit_trial"
-"""Attribute of a study's trial, in a storage of the user's: our id, by which a restore finds it again."""
+"""Attribute of a trial in the user's storage: its trainkit id, by which a restore finds it."""
 
 
 @dataclass
 class _KnownTrial:
-    """A trial while the study is not open.
+    """A known trial while the study is not open.
 
     Attributes:
-        trial_id: ours, or what stands for a point that was evaluated elsewhere.
+        trial_id: its trainkit id, or the mark of a point evaluated elsewhere.
         params: values and distributions.
         reports: of the metric, by step.
-        state: as Optuna has it; None: it runs.
+        state: Optuna's state; None: it runs.
         values: of the metrics at its end.
-        marks: of the sampler's, on a trial that it has not suggested.
-        attributes: the numbers of its last report, where the sampler looks at them.
+        marks: sampler's attributes of a trial that it has not suggested.
+        attributes: numbers of its last report, if the sampler reads them.
     """
 
     trial_id: str
@@ -121,13 +122,13 @@ _TRIES = 6
 
 
 def _storage_at(given: BaseStorage | str) -> BaseStorage:
-    """Return a storage; of an address once its tables are there, which another program may be making."""
+    """Return a storage; try an address again while another program creates the database's tables."""
     import optuna
 
     for number in range(1, _TRIES):
         try:
             return optuna.storages.get_storage(given)
-        except Exception as error:  # the database's: SQLAlchemy is not imported without need
+        except Exception as error:  # a database error, which has no common type without importing SQLAlchemy
             if not re.search("already exists|locked|unique|duplicate", str(error), re.IGNORECASE):
                 raise
             SYSTEM.sleep(0.1 * 2**number)
@@ -135,13 +136,13 @@ def _storage_at(given: BaseStorage | str) -> BaseStorage:
 
 
 class LazyStudy:
-    """A study of Optuna's that is opened when it is first asked, with the trials that are known by then.
+    """An Optuna study that is opened on first use, with the trials known by then.
 
     Args:
         modes: "min" or "max", for each metric.
         name: of the study.
         storage: the user's, or an address of one; None: in memory.
-        sampler: that is told how trials end.
+        sampler: is notified of the ends of trials.
     """
 
     def __init__(
@@ -159,15 +160,15 @@ class LazyStudy:
         self.exhausted = False
         """True once the sampler has tried everything."""
         self._numbers: dict[str, int] = {}
-        """Of each of our trials that the open study has, its number there."""
+        """Number in the open study of each trial, by trainkit id."""
         self._told: Counter[str] = Counter()
-        """Of trials that were found in the user's storage, how many ends of theirs it has."""
+        """Number of ends that the user's storage already has, for each trial found there."""
         self._paused: set[str] = set()
 
     # --- suggestions ------------------------------------------------------------------------------
 
     def ask(self, sampler: BaseSampler, trial_id: str, fixed: Mapping[str, Any] | None = None) -> Trial:
-        """Return a new trial of the sampler's, in which `fixed` are settled."""
+        """Return a new trial from the sampler, with the values of `fixed`."""
         study = self._open()
         study.sampler = sampler
         if fixed:
@@ -179,10 +180,10 @@ class LazyStudy:
         return trial
 
     def settle(self, trial_id: str) -> None:
-        """All parameters of the trial were asked for: forget what the sampler had in store for others.
+        """Clear the sampler's stored suggestions for a trial whose parameters were all asked for.
 
-        TPE and the Gaussian process note beforehand what they would suggest, for those who ask meanwhile. In
-        a conditional space that holds parameters which the trial came not to have.
+        TPE and the Gaussian process store suggestions in advance, for concurrent callers. In a
+        conditional space these include parameters that the trial turned out not to have.
         """
         place = self._place(trial_id)
         for key in self._storage.get_trial_system_attrs(place):
@@ -190,7 +191,7 @@ class LazyStudy:
                 self._storage.set_trial_system_attr(place, key, "")
 
     def adopt(self, trial_id: str) -> bool:
-        """In a restore: take the trial that the user's storage has; False if it has none."""
+        """Take over the trial from the user's storage, in a restore; return False if it is missing there."""
         self._open()
         if trial_id not in self._present:
             return False
@@ -208,7 +209,7 @@ class LazyStudy:
         marks: Mapping[str, Any] | None = None,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        """Add a trial with these parameters, which is known from before; without a state it runs."""
+        """Add a trial with known parameters; without a state it runs."""
         known = _KnownTrial(
             trial_id, params, dict(reports or {}), state, values, dict(marks or {}), attributes or {}
         )
@@ -221,7 +222,7 @@ class LazyStudy:
     # --- results ----------------------------------------------------------------------------------
 
     def report(self, trial_id: str, value: float, step: int) -> None:
-        """A trial has reported `value`, so it runs."""
+        """Record a trial's report of `value`; a trial that reports is no longer paused."""
         self._paused.discard(trial_id)
         if self._study is None:
             self._known[trial_id].reports[step] = value
@@ -229,11 +230,11 @@ class LazyStudy:
             self._storage.set_trial_intermediate_value(self._place(trial_id), step, value)
 
     def pause(self, trial_id: str) -> None:
-        """Show a trial as pruned to samplers, if it has reported and few are complete, until it goes on."""
+        """Mark a trial as paused; until it resumes, samplers may see it as pruned."""
         self._paused.add(trial_id)
 
     def unpause(self, trial_id: str) -> None:
-        """A paused trial goes on."""
+        """Mark a paused trial as running."""
         self._paused.discard(trial_id)
 
     def _numbers_paused(self) -> set[int]:
@@ -246,9 +247,9 @@ class LazyStudy:
         values: list[float] | None = None,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        """A trial has ended. One that had ended before gets a second entry: it was gone on with.
+        """Record the end of a trial. A second end, after it was run again, becomes a second entry.
 
-        The sampler may look at the trial's attributes, as a `constraints_func` does.
+        The sampler may read the trial's attributes, for example in a `constraints_func`.
         """
         self._paused.discard(trial_id)
         if self._study is None:
@@ -283,7 +284,7 @@ class LazyStudy:
     def reject(
         self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
-        """The trial just asked for will not be run; another will have its id."""
+        """Mark the trial just asked for as rejected; another trial will get its id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
         self.tell(trial_id, state, values, attributes)
@@ -292,7 +293,7 @@ class LazyStudy:
         return self._storage.get_trial(self._place(trial_id))
 
     def _place(self, trial_id: str) -> int:
-        """Of a trial of ours in the storage."""
+        """Return the storage's id of a trial."""
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._numbers[trial_id])
 
     # --- the study --------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ class LazyStudy:
                 f"the study {self._name!r} in the storage is there to {' and '.join(theirs)}, and this "
                 f"experiment to {' and '.join(self._directions)}: give another study_name"
             )
-        # Samplers that have tried everything say so by stopping the loop that they think they are in.
+        # An exhausted sampler reports that by stopping the optimisation loop, which does not exist here.
         setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
@@ -344,7 +345,7 @@ class LazyStudy:
         self.exhausted = True
 
     def _marked(self) -> dict[str, tuple[FrozenTrial, int]]:
-        """Trials in the user's storage that are ours: the last of each id, and how often it has ended."""
+        """Return trainkit's trials in the user's storage: the last of each id, and its number of ends."""
         marked: dict[str, tuple[FrozenTrial, int]] = {}
         for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
             if MARK in trial.user_attrs:
@@ -358,7 +359,7 @@ class LazyStudy:
         params, distributions = known.params
         state = known.state if known.state is not None else TrialState.RUNNING
         values = known.values
-        if state is TrialState.PRUNED and known.reports:  # as Optuna's own tell has it
+        if state is TrialState.PRUNED and known.reports:  # Optuna's own `tell` does the same
             last = known.reports[max(known.reports)]
             values = None if math.isnan(last) else [last]
         trial = create_trial(
@@ -370,7 +371,7 @@ class LazyStudy:
             user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
             system_attrs=known.marks,
         )
-        # The storage takes it as it is, and the sampler is not told of its end.
+        # The storage accepts the finished trial directly, so the sampler does not see its end.
         if known.attributes:
             trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
