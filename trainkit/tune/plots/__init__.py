@@ -1,6 +1,6 @@
-"""Pictures of an experiment, with matplotlib: loaded when one is drawn.
+"""Plots of an experiment, with matplotlib, which is imported for the first plot.
 
-A figure is made without pyplot: nothing global changes, no window opens, and it works without a display.
+Figures are made without pyplot, so no global state changes, no window opens, and no display is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = {
     "rungs": ("rungs:draw_rungs", "rungs of a scheduler"),
     "timeline": ("curves:draw_timeline", "workers against time"),
 }
-"""Of each kind of plot the module and function that draw it, and what it shows."""
+"""Module, function and content of each kind of plot."""
 _SPELLINGS = {
     "learning curves": "curves",
     "learning_curves": "curves",
@@ -35,10 +35,10 @@ _SPELLINGS = {
 
 
 def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw `grid`; see `ResultGrid.plot`, and the function that draws the kind for its options.
+    """Draw `grid`; see `ResultGrid.plot`, and the function of each kind for its options.
 
     Raises:
-        ConfigError: there is no such kind or option.
+        ConfigError: the kind or an option is unknown.
         MetricError: no trial reported the metric.
         MissingDependencyError: matplotlib is not installed.
     """

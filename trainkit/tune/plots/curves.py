@@ -39,13 +39,13 @@ def draw_curves(
 
     Args:
         grid: the experiment.
-        ax: to draw into.
+        ax: axes to draw into; None: a new figure.
         metric: None: the experiment's.
         mode: None: the experiment's.
         x: reported value that counts effort: "training_iteration", "time_total_s", "timesteps_total", yours.
-        log_x: a logarithmic axis; values that have no logarithm are left out.
-        log_y: the same for the metric.
-        best: how many trials, by their last report, are in colour and named.
+        log_x: use a logarithmic axis; values without a logarithm are left out.
+        log_y: use a logarithmic axis for the metric; values without a logarithm are left out.
+        best: number of trials, by their last report, that are coloured and named.
     """
     metric, mode = style.metric_of(grid, metric, mode)
     require_whole("best", best, 0)
@@ -139,18 +139,18 @@ COLOURS = {
     "cut": "#ead9a8",
     "running": "#e08a2e",
 }
-"""By outcome, in the order of the legend."""
+"""Colours by outcome, in the order of the legend."""
 
 
 def draw_timeline(grid: ResultGrid, *, ax: Axes | None = None) -> Figure:
-    """Draw every attempt as a bar: over time, in the row of its worker, coloured by what became of it.
+    """Draw every attempt as a bar over time, in the row of its worker, with its outcome as the colour.
 
-    In a simulation a row is a worker. In an experiment of processes it is a place among those that ran at
-    once, which a trial takes over from one that has ended.
+    In a simulation a row is a worker. In an experiment of processes a row is one of the concurrent slots,
+    which a trial takes over when another one has ended.
 
     Args:
         grid: the experiment.
-        ax: to draw into.
+        ax: axes to draw into; None: a new figure.
     """
     spans = grid.timeline
     if not spans:
@@ -172,7 +172,7 @@ def draw_timeline(grid: ResultGrid, *, ax: Axes | None = None) -> Figure:
                 low, high = row + gap, row + 1 - gap
                 bars.append([(left, low), (left, high), (right, high), (right, low)])
         if bars:
-            # Thin lines part the attempts of a row, where there are few enough to be told apart.
+            # Thin lines separate the attempts of a row, unless they are too many to distinguish.
             width = 0.5 if len(spans) <= 2000 else 0.0
             label = f"{outcome} ({len(bars)})"
             axes.add_collection(
@@ -189,10 +189,10 @@ def draw_timeline(grid: ResultGrid, *, ax: Axes | None = None) -> Figure:
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """Return the row of each, which come in the order of their starts: no two of a row overlap."""
+    """Return a row for each span, such that rows don't overlap; spans come in the order of their starts."""
     rows: list[int] = []
     free: list[int] = []
-    busy: list[tuple[float, int]] = []  # until when, which
+    busy: list[tuple[float, int]] = []  # pairs of end and row
     for span in spans:
         if span.place[0] == SIMULATED:
             rows.append(span.place[1])

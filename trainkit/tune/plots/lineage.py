@@ -1,4 +1,4 @@
-"""The lineage of a population: each member's way, where it took over another's state, and what lasts."""
+"""The lineage of a population: each member's course, exchanges of state, and the course that remains."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def draw_lineage(
 ) -> Figure:
     """Draw the metric, or a hyperparameter, of every member's reports, with every exchange.
 
-    Reports are counted along the weights: those after an exchange go on from the donor's count, so that
-    every way leads to the right, also where members have their own pace. A thin line leads from the donor
-    to the member that took over its state. The way that led to the best
-    member's last report stands out: what others trained before is part of it.
+    Reports are counted along the weights: after an exchange the count continues from the donor's, so that
+    every course leads to the right, even if members differ in pace. A thin line leads from the donor
+    to the member that took over its state. The course that led to the best member's last report is
+    highlighted, including the training of its donors.
 
     Args:
         grid: the experiment.
-        ax: to draw into.
-        metric: by which members are ranked, and which is drawn; None: the experiment's.
+        ax: axes to draw into; None: a new figure.
+        metric: the metric that ranks members and is drawn; None: the experiment's.
         mode: None: the experiment's.
-        hyperparameter: to draw in place of the metric, such as "lr" or "net/width".
-        log_y: logarithmic values; those that have no logarithm are left out.
+        hyperparameter: drawn instead of the metric, such as "lr" or "net/width".
+        log_y: use a logarithmic axis; values without a logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
     changes = grid.exchanges()
@@ -76,7 +76,7 @@ def draw_lineage(
 
 
 Way = Mapping[int, tuple[int, float]]
-"""By the iteration of a trial: how many reports its weights have by then, and the value reported."""
+"""By iteration of a trial: number of reports in the history of its weights, and the reported value."""
 
 
 def ways_of(
@@ -87,7 +87,7 @@ def ways_of(
     *,
     log_y: bool,
 ) -> dict[str, dict[int, tuple[int, float]]]:
-    """Return by trial its reports whose value is a number."""
+    """Return the reports with a finite value, by trial and iteration."""
     ways: dict[str, dict[int, tuple[int, float]]] = {}
     age = ages(exchanges)
     for result, history in grid.histories():
@@ -103,7 +103,7 @@ def ways_of(
 
 
 def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the points of a way, cut where another state was taken over: nothing leads across."""
+    """Return the points of a course, cut at each takeover so that no line crosses it."""
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
     for iteration in sorted(way):
@@ -128,7 +128,7 @@ def _draw_members(axes: Axes, ways: Mapping[str, Way], exchanges: Sequence[Excha
 
 
 def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line of each exchange, from the donor's report to the first of the member with its state."""
+    """Return a line per exchange, from the donor's report to the member's first report with its state."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 INACTIVE = -0.12
-"""Where a trial crosses the axis of a hyperparameter that it doesn't have; axes reach from 0 to 1."""
+"""Height at which a trial crosses the axis of a missing hyperparameter; axes reach from 0 to 1."""
 MAX_CHOICES = 12
-"""Ticks of an axis with listed values; of more, some are named."""
+"""Number of ticks on an axis with listed values; longer lists name only some values."""
 
 
 WIDTH = 18
-"""Characters of a line of an axis's name."""
+"""Characters per line of an axis's name."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """One axis: its name, where values lie on it from 0 to 1, and its ticks."""
+    """One axis: its name, the positions of values on it from 0 to 1, and its ticks."""
 
     name: str
     places: dict[int, float]
@@ -56,12 +56,12 @@ def draw_parallel(
 
     Args:
         grid: the experiment.
-        ax: to draw into.
+        ax: axes to draw into; None: a new figure.
         metric: None: the experiment's.
         mode: None: the experiment's.
         params: names such as "optimizer/lr", in this order; None: all that vary.
-        log_metric: a logarithmic axis for the metric.
-        best: how many trials stand out.
+        log_metric: use a logarithmic axis for the metric.
+        best: number of trials that are highlighted.
     """
     metric, mode = style.metric_of(grid, metric, mode)
     results = style.ranked(grid, metric, mode)
@@ -115,7 +115,7 @@ def _scale(parameter: Hyperparameter) -> Scale:
 
 
 def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool) -> Scale:
-    """Wild values at the worse side go to the end of the axis, so that the others can be told apart."""
+    """Return the metric's axis; outliers at the worse side go to its end, so that the rest is readable."""
     ends = None if log else style.limit(values, mode)
     low, high = ends or (min(values), max(values))
     inside = [min(max(value, low), high) for value in values]
@@ -132,7 +132,7 @@ def _metric_scale(metric: str, values: Sequence[float], mode: str, *, log: bool)
 
 
 def share_between(value: float, low: float, high: float, *, log: bool) -> float:
-    """Return how far `value` is from `low` to `high`, from 0 to 1, on an axis that may be logarithmic."""
+    """Return the position of `value` from `low` (0) to `high` (1), optionally on a logarithmic axis."""
     if low == high:
         return 0.5
     if log:
@@ -152,7 +152,7 @@ def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[flo
 
 
 def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> None:
-    """Worst first; colour by rank, since values crowd where the search was good."""
+    """Draw the worst trials first, coloured by rank, because good values lie close together."""
     lines = [
         [(float(x), scale.places.get(place, INACTIVE)) for x, scale in enumerate(scales)]
         for place in range(count)
@@ -172,7 +172,7 @@ def _draw_lines(axes: Axes, scales: Sequence[Scale], count: int, best: int) -> N
 
 
 def _smooth(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the line with eased steps, so that lines through one value can still be told apart."""
+    """Return the line with eased steps, so that lines through the same value can be distinguished."""
     points = []
     for (x, y), (_, after) in pairwise(line):
         for step in range(12):
@@ -186,7 +186,7 @@ def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
     looks: dict[str, Any] = {"fontsize": 8, "color": style.TEXT, "va": "center", "zorder": 6, "bbox": box}
     for x, scale in enumerate(scales):
         axes.plot([x, x], [0, 1], color=style.TEXT, linewidth=1.1, zorder=5)
-        everyone = scales[-1].places.keys()  # who has no metric is not drawn
+        everyone = scales[-1].places.keys()  # trials without the metric are not drawn
         lacking = [(INACTIVE, "inactive")] if everyone - scale.places.keys() else []
         for y, text in [*scale.ticks, *lacking]:
             axes.plot([x - 0.015, x + 0.015], [y, y], color=style.TEXT, linewidth=1.1, zorder=5)
@@ -206,14 +206,14 @@ def draw_pareto(
 
     Args:
         grid: the experiment.
-        ax: to draw into.
-        metric: two reported values; None: the experiment's objectives, of which it must have two.
+        ax: axes to draw into; None: a new figure.
+        metric: two reported values; None: the experiment's two objectives.
         mode: "min" or "max" for each; None: the experiment's.
-        log_x: a logarithmic axis.
-        log_y: the same for the second.
+        log_x: use a logarithmic axis for the first value.
+        log_y: use a logarithmic axis for the second value.
 
     Raises:
-        ConfigError: there are not two objectives.
+        ConfigError: the number of objectives is not two.
     """
     objectives = grid.objectives_or(metric, mode)
     if len(objectives) != 2:

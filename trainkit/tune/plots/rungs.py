@@ -1,7 +1,7 @@
-"""The rungs of a scheduler: who came to each, in which order, who went on, and the cutoff.
+"""The rungs of a scheduler: the trials that reached each, in order, which of them went on, and the cutoff.
 
-A trial that was paused at a rung went on if it was resumed from there, whenever that was. Where trials wait
-for each other, and are judged together, they are drawn as they came, with the one cutoff for all.
+A trial that was paused at a rung went on if it was resumed from there at any time. If trials wait for each
+other and are judged together, they are drawn in the order of arrival, with one cutoff for all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 WENT_ON = style.BEST[1]
 CUTOFF = style.BEST[0]
 JUDGED, CAME = "rung", "milestone"
-"""Rules of decisions: a trial was judged at a rung; it has come there, and is judged later."""
+"""Rules of decisions: a trial was judged at a rung; a trial has reached a rung, and is judged later."""
 WIDTH = 0.8
-"""Of one rung; the distance between two is 1."""
+"""Width of one rung; the distance between two rungs is 1."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial that came to a rung; NaN for the cutoff where there was none yet."""
+    """A trial at a rung; `cutoff` is NaN if the rung had none yet."""
 
     trial_id: str
     value: float
@@ -66,15 +66,15 @@ def draw_rungs(
     bracket: int | None = None,
     log_y: bool = False,
 ) -> Figure:
-    """Draw, for each rung, the value of every trial judged there, in the order they came.
+    """Draw, for each rung, the value of every trial judged there, in the order of arrival.
 
     Args:
         grid: the experiment.
-        ax: to draw into.
+        ax: axes to draw into; None: a new figure.
         metric: None: the experiment's.
         mode: None: the experiment's.
-        bracket: of several, the one to draw, from 0; None: the one that judged most trials.
-        log_y: logarithmic values; those that have no logarithm are left out.
+        bracket: number of the bracket to draw, from 0; None: the bracket that judged most trials.
+        log_y: use a logarithmic axis; values without a logarithm are left out.
     """
     metric, mode = style.metric_of(grid, metric, mode)
     decisions = judgements(grid.decisions())
@@ -112,7 +112,7 @@ def draw_rungs(
     if ends is not None:
         axes.set_ylim(*ends)
     for handle in style.legend(axes).legend_handles[:2]:
-        cast("PathCollection", handle).set_sizes([36])  # readable, however small the points are
+        cast("PathCollection", handle).set_sizes([36])  # readable even if the points are small
     return figure
 
 
@@ -120,7 +120,7 @@ def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the decisions that were made at rungs.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no decision was made at a rung.
     """
     decisions = [each for each in decisions if each.get("rule") in (JUDGED, CAME)]
     if not any(each["rule"] == JUDGED for each in decisions):
@@ -139,13 +139,13 @@ def _at_once(decisions: Sequence[Mapping[str, Any]]) -> bool:
 def _words(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> RungLabels:
     if not _at_once(decisions):
         return PROMOTION if any(each["verdict"] == "PAUSE" for each in decisions) else STOPPING
-    # The rung's cutoff is known once its trials have been judged.
+    # A rung has a cutoff only once its trials have been judged.
     waits = any(math.isnan(entry.cutoff) for entries in rungs.values() for entry in entries)
     return WAITING if waits else STOPPING
 
 
 def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
-    """Return the bracket to draw, by default the one with most trials, and how many brackets there are.
+    """Return the bracket to draw, by default the one with most trials, and the number of brackets.
 
     Raises:
         ConfigError: no trial was judged in that bracket.
@@ -162,15 +162,15 @@ def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> t
 def rungs_of(
     decisions: Sequence[Mapping[str, Any]], values: Mapping[tuple[str, int], Any], *, log_y: bool = False
 ) -> dict[float, list[Entry]]:
-    """Return by level the entries in the order they came; none without a finite value.
+    """Return entries by level, in the order of arrival; entries without a finite value are left out.
 
-    A trial is judged there at most once as it comes, and maybe once more later: when it goes on after a
-    pause, or when those that it waited for have come.
+    A rung judges a trial at most once on arrival. A second decision may follow: when the trial resumes after
+    a pause, or when the trials that it waited for have arrived.
 
     Args:
-        decisions: of one bracket, made at rungs.
+        decisions: decisions of one bracket, made at rungs.
         values: of the metric, by trial and iteration.
-        log_y: leaves out values that have no logarithm.
+        log_y: True leaves out values without a logarithm.
     """
     rungs: dict[float, dict[str, Entry]] = {}
     came: set[str] = set()
@@ -179,7 +179,7 @@ def rungs_of(
         went_on = each["verdict"] in ("CONTINUE", "RESUME")
         if trial_id in rung:
             entry = replace(rung[trial_id], went_on=went_on)
-            if trial_id in came:  # and is judged now
+            if trial_id in came:  # it waited, and is judged now
                 entry = replace(entry, cutoff=float(each.get("cutoff", math.nan)))
             rung[trial_id] = entry
             continue
@@ -201,7 +201,7 @@ def _draw_rung(
     at_once: bool,
 ) -> None:
     size = max(8.0, 46 - 0.25 * len(entries))
-    # Named once for the legend; a rung at which nobody fell or passed draws an empty set.
+    # Named once for the legend; a rung where every trial, or no trial, went on draws an empty set too.
     label = (lambda text: text) if index == 0 else (lambda text: f"_{text}")
     for went_on in (False, True):
         some = [
@@ -228,7 +228,7 @@ def _draw_rung(
 def _draw_ways(
     axes: Axes, rungs: Mapping[float, Sequence[Entry]], place: Mapping[tuple[float, str], float]
 ) -> None:
-    """From each rung to the next, a line for each trial."""
+    """Draw a line for each trial from each rung to the next."""
     levels = sorted(rungs)
     lines = []
     for below, level in pairwise(levels):

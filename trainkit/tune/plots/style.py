@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainkit.tune.results.result_grid import ResultGrid
 
 BEST = ("#c8404f", "#2f6db3", "#3a9a6b", "#e08a2e", "#7a5ba8", "#2a9aa8", "#b8558f", "#7d8a2e")
-"""Colours of the best trials, the best first."""
+"""Colours of the best trials, best first."""
 OTHERS = "#8d97a3"
 STOPPED = "#a9b1ba"
 TEXT = "#3b424a"
@@ -31,17 +31,17 @@ FAINT = "#e4e8ec"
 
 
 def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """Return figure and axes to draw into; new ones of `size` inches where there are none."""
+    """Return figure and axes to draw into; a new figure has `size` inches."""
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
-    # IPython knows how to show figures once pyplot has been imported; of this one it asks the figure itself.
+    # IPython only knows how to show figures once pyplot is imported, but it calls this method without it.
     figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as a notebook shows it."""
+    """Return the figure as PNG, for a notebook."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", bbox_inches="tight")
     return stream.getvalue()
@@ -56,7 +56,7 @@ def dress(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Take away what distracts, name the axes, and scale them."""
+    """Remove distracting lines, name the axes, and scale them."""
     ax.set_xscale("log" if log_x else "linear")
     ax.set_yscale("log" if log_y else "linear")
     ax.spines[["top", "right"]].set_visible(False)
@@ -71,27 +71,27 @@ def dress(
 
 
 def legend(ax: Axes, *entries: Any, **options: Any) -> Legend:
-    """Name what is drawn, beside the axes."""
+    """Add a legend beside the axes."""
     beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     return ax.legend(*entries, frameon=False, fontsize=9, labelcolor=TEXT, **beside, **options)
 
 
 def draw_lines(ax: Axes, lines: Sequence[Any], **options: Any) -> None:
-    """Draw many lines at once, each a list of points."""
+    """Draw many lines in one call; each line is a list of points."""
     collection = load("matplotlib.collections", "plots", "tune").LineCollection
     ax.add_collection(collection(lines, **options))
 
 
 def faint(count: int, share: float, least: float, most: float) -> float:
-    """Return the opacity of `count` lines: the more, the fainter, so that crowds are the darkest."""
+    """Return the opacity of `count` lines; many lines are fainter, so that crowded areas look darkest."""
     return min(most, max(least, share / math.sqrt(count or 1)))
 
 
 def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[str, str]:
-    """Return what is drawn and which end of it is better.
+    """Return the metric to draw and its mode.
 
     Raises:
-        ConfigError: the experiment names no metric or mode, or several metrics, and none is given.
+        ConfigError: neither the arguments nor the experiment name a single metric and its mode.
     """
     modes = {each.metric: each.mode for each in grid.objectives}
     metric = metric or grid.metric
@@ -100,7 +100,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             f"which metric is drawn? The objectives are {list(modes)}: give one of them, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
-    # Each objective has its own; the experiment's is of the one that its scheduler judges by.
+    # Each objective has its own mode; the experiment's mode belongs to the scheduler's metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
@@ -112,7 +112,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
 
 
 def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
-    """Return the error that says why there is not one number to draw of the values `names`."""
+    """Return the error that explains why the values `names` have no number to draw."""
     reports = [report for _, history in grid.histories() for report in history]
     for name in names:
         if all(lookup(report, name) is None for report in reports):
@@ -125,7 +125,7 @@ def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
 
 
 def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
-    """The trials whose last report has the metric, best first."""
+    """Return the trials whose last report has the metric, best first."""
     scores = [
         (score, result)
         for result in results
@@ -135,9 +135,11 @@ def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
 
 
 def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
-    """Ends for an axis where a few values at the worse side would squeeze the rest; None if none do.
+    """Return limits for an axis on which outliers at the worse side would squeeze the rest; None: no
+    outliers.
 
-    The better side always stays whole. Values count as wild beyond five times the middle half's width.
+    Values at the better side always stay inside. A value is an outlier if it lies more than five times the
+    interquartile range beyond the middle half.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     if len(finite) < 8:
@@ -152,5 +154,5 @@ def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
 
 
 def number(value: float) -> str:
-    """A number in few characters."""
+    """Return a number in few characters."""
     return f"{value:.4g}"

@@ -53,7 +53,7 @@ __all__ = [
 
 
 def uniform(lower: float, upper: float) -> Float:
-    """Return the domain of real numbers in [lower, upper), each as likely.
+    """Return the domain of real numbers in [lower, upper), uniformly distributed.
 
     Raises:
         SpaceError: a bound is not a finite number, or `lower` is not below `upper`.
@@ -62,10 +62,10 @@ def uniform(lower: float, upper: float) -> Float:
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
-    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+    """Return the domain of the multiples of `q` in [lower, upper], uniformly distributed.
 
-    Both bounds are included where they are multiples, and nothing beyond them is. A multiple is exact for
-    `q` as it is written: steps of 0.1 give 0.3, not 0.30000000000000004.
+    A bound is included if it is a multiple; no value lies outside of the bounds. Multiples are exact in
+    decimal notation: steps of 0.1 give 0.3, not 0.30000000000000004.
 
     Raises:
         SpaceError: as for `uniform`; `q` is not above 0, or larger than the range, or no multiple is inside.
@@ -79,7 +79,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
     Args:
         lower: above 0.
         upper: above `lower`.
-        base: accepted for Ray's sake; every base gives the same distribution.
+        base: accepted for compatibility with Ray; every base gives the same distribution.
 
     Raises:
         SpaceError: a bound is not a finite number above 0, or `lower` is not below `upper`.
@@ -88,7 +88,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """Return the domain of the multiples of `q` in [lower, upper] to which a log-uniform number rounds.
+    """Return the domain of the multiples of `q` in [lower, upper], as log-uniform numbers rounded to them.
 
     Raises:
         SpaceError: as for `loguniform` and `quniform`.
@@ -118,7 +118,7 @@ def qrandn(mean: float, sd: float, q: float) -> Normal:
 
 
 def randint(lower: int, upper: int) -> Integer:
-    """Return the domain of whole numbers from `lower` to `upper` - 1, each as likely.
+    """Return the domain of whole numbers from `lower` to `upper` - 1, uniformly distributed.
 
     Raises:
         SpaceError: a bound is not a whole number, or `lower` is not below `upper`.
@@ -127,9 +127,9 @@ def randint(lower: int, upper: int) -> Integer:
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
-    """Return the domain of the multiples of `q` in [lower, upper], each as likely.
+    """Return the domain of the multiples of `q` in [lower, upper], uniformly distributed.
 
-    As Ray has it, `upper` is included unless `q` is 1, with which this is `randint`.
+    As in Ray, `upper` is included unless `q` is 1; then this is `randint`.
 
     Raises:
         SpaceError: as for `randint`; `q` is not above 0, or larger than the range, or no multiple is inside.
@@ -143,7 +143,7 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
     Args:
         lower: 1 or more.
         upper: above `lower`; excluded.
-        base: accepted for Ray's sake; every base gives the same distribution.
+        base: accepted for compatibility with Ray; every base gives the same distribution.
 
     Raises:
         SpaceError: a bound is not a whole number above 0, or `lower` is not below `upper`.
@@ -152,9 +152,9 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
-    """Return the domain of the multiples of `q` in [lower, upper], k * q as likely as log(k + 1) - log(k).
+    """Return the domain of the multiples of `q` in [lower, upper]; k * q has weight log(k + 1) - log(k).
 
-    As Ray has it, `upper` is included unless `q` is 1, with which this is `lograndint`.
+    As in Ray, `upper` is included unless `q` is 1; then this is `lograndint`.
 
     Raises:
         SpaceError: as for `lograndint` and `qrandint`.
@@ -166,9 +166,9 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
 
 
 def choice(categories: Iterable[Any]) -> Categorical:
-    """Return the domain of the values listed, each as likely.
+    """Return the domain of the listed values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: they exist where it is chosen.
+    A category that is a dictionary with domains is a branch: its domains exist only if it is chosen.
 
     Raises:
         SpaceError: `categories` is empty or not a list.
@@ -177,7 +177,7 @@ def choice(categories: Iterable[Any]) -> Categorical:
 
 
 def grid_search(values: Iterable[Any]) -> GridSearch:
-    """Return an axis of a grid: every value is tried, with every value of the other axes.
+    """Return an axis of a grid: each of its values is combined with every value of the other axes.
 
     Raises:
         SpaceError: `values` is empty or not a list.
@@ -189,11 +189,11 @@ def grid_search(values: Iterable[Any]) -> GridSearch:
 
 
 def sample_from(func: Callable[..., Any]) -> SampleFrom:
-    """Return a value computed by `func(spec)`, in which `spec.config.x` is the value drawn for x.
+    """Return a value computed by `func(spec)`, where `spec.config.x` is the value drawn for x.
 
-    `spec["x"]` is that value too, as Ray's newer functions of the configuration ask for it; a function
-    without arguments is called without. The global generators of `random` and NumPy are seeded while it
-    runs, so a seeded experiment repeats.
+    `spec["x"]` is the same value, for functions of the configuration as in newer versions of Ray. A function
+    without parameters is called without arguments. The global generators of `random` and NumPy are seeded
+    during the call, so that a seeded experiment is repeatable.
 
     Raises:
         SpaceError: `func` can't be called.
@@ -202,15 +202,15 @@ def sample_from(func: Callable[..., Any]) -> SampleFrom:
 
 
 def when(conditions: Mapping[str, Any], content: Any) -> When:
-    """Return a part of the space that exists only where all of `conditions` hold.
+    """Return a part of the space that exists only if all of `conditions` hold.
 
-    Elsewhere its key is absent from the configuration, the tag, the searcher's table and the logs.
+    Otherwise its key is absent from the configuration, the tag, the searcher's table and the logs.
 
         {"optimizer": choice(["sgd", "adam"]), "momentum": when({"optimizer": "sgd"}, uniform(0.5, 0.99))}
 
     Args:
-        conditions: names with a value, a list of values of which any will do, or a domain that must
-            contain it. A name is that of a sibling, or a path from there or from the root: "net/kind".
+        conditions: maps a name to a value, a list of alternative values, or a domain that must contain the
+            value. A name refers to a sibling, or is a path from there or from the root: "net/kind".
         content: a domain, a grid's axis, a constant, or a dictionary of these.
 
     Raises:
@@ -224,15 +224,15 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
 
 
 def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Forbid:
-    """Return a rule that no proposed configuration breaks; it stands under a key of its own, which vanishes.
+    """Return a rule that every proposed configuration keeps; its key in the space disappears.
 
         {"optimizer": choice(["sgd", "adam"]), "lr": choice([0.001, 1.0]),
          "rules": forbid({"optimizer": "adam", "lr": 1.0})}
 
     Args:
-        clauses: each a dictionary, all of whose names (as in `when`) must not have these values, or any of a
-            list's, or any of a domain's, at once; or a function that returns True for a configuration that
-            must not be.
+        clauses: each a dictionary or a function. A dictionary forbids configurations in which all of its
+            names (as in `when`) have the given value, one of the given list, or one of the given domain. A
+            function returns True for a forbidden configuration.
 
     Raises:
         SpaceError: a clause is neither.

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 
 def compute(config: dict[str, Any], rng: Generator) -> None:
-    """Fill in what `sample_from` has left in `config`, each after the values that it looks at.
+    """Compute the `sample_from` values in `config`, each after the values that it reads.
+
 
     Raises:
-        SpaceError: a function needs its own value, names a key that is not there, or raises.
+        SpaceError: a function needs its own value, reads a missing key, or raises.
     """
     with global_generators_seeded(rng):
         _Computation(config).finish()
 
 
 class _Computation:
-    """Fills in the `sample_from` leaves, each after those that it looks at."""
+    """A computation of the `sample_from` leaves, each after the leaves that it reads."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
@@ -42,11 +43,11 @@ class _Computation:
                 self._finish(node[key])
 
     def value(self, node: Any, key: Any) -> Any:
-        """The value at `key` of `node`, computed first if need be."""
+        """Return the value at `key` of `node`, computed first if necessary."""
         leaf = node[key]
         if not isinstance(leaf, SampleFrom):
             return leaf
-        place = (id(node), key)  # keys alone repeat: {"a": {"lr": ...}, "b": {"lr": ...}}
+        place = (id(node), key)  # keys are ambiguous: {"a": {"lr": ...}, "b": {"lr": ...}}
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
             raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
@@ -69,7 +70,7 @@ class _Computation:
         return node[key]
 
     def seen(self, node: Any, key: Any) -> Any:
-        """Return a node as `sample_from` sees it: a view where leaves may still have to be computed."""
+        """Return a node for a `sample_from` function: as a view if it may have uncomputed leaves."""
         value = self.value(node, key)
         if isinstance(value, dict):
             return _View(self, value)
@@ -79,7 +80,7 @@ class _Computation:
 
 
 class _View(Mapping[str, Any]):
-    """A dictionary of the configuration as `sample_from` sees it: d.key and d["key"]."""
+    """A dictionary of the configuration for `sample_from` functions: d.key and d["key"]."""
 
     def __init__(self, computation: _Computation, node: dict[str, Any]) -> None:
         self._computation = computation
@@ -106,7 +107,7 @@ class _View(Mapping[str, Any]):
 
 
 class _ListView(Sequence[Any]):
-    """A list of the configuration as `sample_from` sees it, where it holds dictionaries or is incomplete."""
+    """A list of the configuration, with dictionaries or uncomputed leaves, for `sample_from` functions."""
 
     def __init__(self, computation: _Computation, node: list[Any]) -> None:
         self._computation = computation
@@ -122,7 +123,7 @@ class _ListView(Sequence[Any]):
 
 
 class _Spec(_View):
-    """Argument of a function given to `sample_from`: spec.config.x, and spec.x for short."""
+    """Argument of a `sample_from` function: spec.config.x, or spec.x for short."""
 
     def __getitem__(self, key: str) -> Any:
         if key == "config" and key not in self._node:
@@ -138,14 +139,14 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def global_generators_seeded(rng: Generator) -> Iterator[None]:
-    """Let functions that draw from the global generators repeat too, and leave those as they were."""
+    """Seed the global generators for functions that draw from them, and restore their states afterwards."""
     import numpy as np
 
-    legacy: Any = np.random  # NumPy's own types leave out the two functions
+    legacy: Any = np.random  # NumPy's stubs lack the two bit generator functions
     seed = int(rng.integers(2**32))
     before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
-    # Another generator, as one that was seeded can't be told any more from one that the program has seeded.
+    # Replaced by another generator, because seeding the program's own would mark it as seeded for good.
     legacy.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
     try:
@@ -153,4 +154,4 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     finally:
         random.setstate(before)
         legacy.set_bit_generator(numpy_before)
-        np.random.set_state(state_before)  # half of a pair of normal numbers, too
+        np.random.set_state(state_before)  # also restores the cached second number of a normal pair

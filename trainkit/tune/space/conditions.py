@@ -18,12 +18,12 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Condition:
-    """That a parameter has one of some values.
+    """Condition that a parameter has one of some values.
 
     Attributes:
         name: of the parameter, from the root.
-        path: of it in the configuration.
-        values: any will do; a domain stands for all that it contains.
+        path: of the parameter in the configuration.
+        values: alternatives; a domain stands for all of its values.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """True if it does in `config`, in which it may be absent."""
+        """Return True if the condition holds in `config`; an absent parameter fails it."""
         found = look_up(config, self.path)
         return found is not _ABSENT and any(_agrees(value, found) for value in self.values)
 
@@ -42,13 +42,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """One forbidden combination: conditions that must not all hold, or a function that must not be true."""
+    """A forbidden combination: conditions that must not all hold, or a function that must not be true."""
 
     conditions: tuple[Condition, ...] = ()
     function: Callable[[Any], Any] | None = None
 
     def is_broken_by(self, config: Mapping[str, Any]) -> bool:
-        """True if `config` is forbidden; what the function raises goes through."""
+        """Return True if `config` is forbidden; exceptions of the rule's function pass through."""
         if self.function is not None:
             return bool(self.function(config))
         return all(condition.holds(config) for condition in self.conditions)
@@ -58,7 +58,7 @@ class Rule:
 
 
 def look_up(config: Any, path: Path) -> Any:
-    """Return the value at `path`, or a mark for none."""
+    """Return the value at `path`, or a marker if it is absent."""
     for part in path:
         inside = part in config if isinstance(config, dict) else isinstance(config, list)
         if not inside or (isinstance(config, list) and part not in range(len(config))):
@@ -68,12 +68,12 @@ def look_up(config: Any, path: Path) -> Any:
 
 
 def is_there(found: Any) -> bool:
-    """True for what `look_up` has found."""
+    """Return True if `found`, from `look_up`, is not the marker."""
     return found is not _ABSENT
 
 
 class Names:
-    """The names by which conditions may call the leaves of a space."""
+    """Names by which conditions refer to the leaves of a space."""
 
     def __init__(self, leaves: Iterable[Site]) -> None:
         self._by_name: dict[str, list[Site]] = {}
@@ -82,22 +82,22 @@ class Names:
                 self._by_name.setdefault(spell(site.path), []).append(site)
 
     def sites(self, name: str) -> Sequence[Site]:
-        """The leaves that may stand under a name: one, or one in each branch."""
+        """Return the leaves with this name: a single leaf, or one in each branch."""
         return self._by_name[name]
 
     def conditions(
         self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
     ) -> tuple[Condition, ...]:
-        """Find the names as seen from the dictionary at `scope`: siblings first, then outwards.
+        """Resolve names from the dictionary at `scope`: siblings first, then outwards.
 
         Args:
             given: names with values.
-            scope: path of the dictionary that they stand in.
-            where: what is said in messages.
-            computed: True if names may be those of `sample_from`.
+            scope: path of the dictionary that has the names.
+            where: location for messages.
+            computed: True if names may refer to `sample_from` values.
 
         Raises:
-            SpaceError: a name is unknown, or can't have the value.
+            SpaceError: a name is unknown, or can never have the value.
         """
         found = []
         for name, value in given.items():
@@ -124,7 +124,7 @@ class Names:
 
 
 def _together(path: Path, scope: Path) -> bool:
-    """False for what is in another branch than `scope`."""
+    """Return False if `path` and `scope` are in different branches of a choice."""
     differ = next((pair for pair in zip(path, scope, strict=False) if pair[0] != pair[1]), (None, None))
     return not all(isinstance(part, Branch) for part in differ)
 
@@ -146,7 +146,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """True for what may have any value: it is computed, or a constant outside all branches."""
+    """Return True if a leaf may have any value: it is computed, or a constant outside of all branches."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 
@@ -165,10 +165,10 @@ def _agrees(value: Any, found: Any) -> bool:
 
 
 def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[Condition, ...]]:
-    """The conditions of every `when`, by its path, each after those that it depends on.
+    """Return the conditions of every `when` by its path, each after those that it depends on.
 
     Raises:
-        SpaceError: a name is unknown, or conditions go round in a circle.
+        SpaceError: a name is unknown, or conditions depend on each other in a circle.
     """
     conditions: dict[Path, tuple[Condition, ...]] = {}
     after: dict[Path, set[Path]] = {}
@@ -194,7 +194,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
             raise SpaceError(f"{circle}: a condition cannot look at what depends on it")
         busy.append(path)
-        for other in after:  # in the order written, which a set would not keep
+        for other in after:  # in the order of the space, because a set has no order
             if other in after[path]:
                 visit(other)
         busy.pop()
@@ -206,10 +206,10 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
 
 
 def rules(leaves: Iterable[Site], names: Names) -> tuple[Rule, ...]:
-    """All forbidden combinations of the space.
+    """Return all forbidden combinations of the space.
 
     Raises:
-        SpaceError: a name is unknown, or can't have the value.
+        SpaceError: a name is unknown, or can never have the value.
     """
     found = []
     for site in leaves:

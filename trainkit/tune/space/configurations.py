@@ -1,4 +1,4 @@
-"""Configurations made from choices: one at a time, all of a finite space, their number and equality."""
+"""Configurations made from choices: single ones, all of a finite space, their number and equality."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from trainkit.tune.space.tree import Branch, Path, everything, in_config, is_own
 
 
 def fingerprint(config: Mapping[str, Any]) -> bytes:
-    """Equal for equal configurations, whatever the order of their keys; different for different ones.
+    """Return a hash that is equal for equal configurations, whatever the order of their keys.
 
-    Objects that text can't hold are told apart by identity: two of a class may have one name. That holds
-    as long as they live, which those of trials do for the whole experiment.
+    Objects without a text form are compared by identity, because several may have the same name. Identities
+    stay valid while the objects live, and the trials keep them for the whole experiment.
     """
     return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
@@ -64,7 +64,7 @@ def _comparable(value: Any) -> Any:
 
 
 def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a space gives to every configuration, with its `sample_from` as they are."""
+    """Return the constants of every configuration of a space; `sample_from` leaves stay uncomputed."""
     return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
 
 
@@ -98,7 +98,7 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` with what `above` says besides, or instead."""
+    """Return `below`, extended and overridden by `above`."""
     if not isinstance(below, Mapping):
         return dict(above)
     config = dict(below)
@@ -108,7 +108,7 @@ def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied(node: Any) -> Any:
-    """Containers copied, what they hold not: one trial may change its configuration, not the next one's."""
+    """Copy containers but not their leaves, so that a trial can change its configuration alone."""
     if type(node) is dict:
         return {key: copied(value) for key, value in node.items()}
     if type(node) is list:
@@ -117,11 +117,11 @@ def copied(node: Any) -> Any:
 
 
 Choose = Callable[[Path, Any], Any]
-"""Gives the value of the domain or axis at a path; of a choice, one of its categories."""
+"""Returns the value of the domain or axis at a path; for a choice, one of its categories."""
 
 
 class Undrawn:
-    """Stands for a value that has not been chosen; equal to nothing, in no domain."""
+    """A placeholder for a value that has not been chosen; equal to no value, and in no domain."""
 
 
 UNDRAWN = Undrawn()
@@ -131,10 +131,10 @@ _PENDING = object()
 def grow(
     tree: Mapping[str, Any], conditions: Mapping[Path, tuple[Condition, ...]], choose: Choose
 ) -> dict[str, Any]:
-    """Return the configuration in which every active domain and axis has the value that `choose` gives.
+    """Return the configuration in which every active domain and axis has the value from `choose`.
 
-    Leaves are asked for in the order written, those under a condition after what it looks at. What
-    `sample_from` computes is left as it is. No container is shared with the tree.
+    `choose` is called in the order of the space, but for leaves under a condition after those that the
+    condition reads. `sample_from` leaves stay uncomputed. No container is shared with the tree.
     """
     pending: list[tuple[Any, Any, When, Path]] = []
     config: dict[str, Any] = _grow(tree, (), choose, pending)
@@ -161,7 +161,7 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         grown: dict[str, Any] = {}
         for key, value in node.items():
             if type(value) is When:
-                grown[key] = _PENDING  # keeps the place, as what its conditions look at may come later
+                grown[key] = _PENDING  # reserves the key's position until the condition can be checked
                 pending.append((grown, key, value, (*path, key)))
             elif type(value) is not Forbid:
                 grown[key] = _grow(value, (*path, key), choose, pending)
@@ -174,7 +174,7 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         value = choose(path, node)
         if type(value) not in _PLAIN_TYPES and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
-            # A value that is no option was given by the user as it is; copied all the same.
+            # A value that is no option comes from the user, and is copied too.
             inner = (*path, Branch(place)) if place is not None else path
             option = options_of(node)[place] if place is not None else value
             return _grow(option, inner, choose, pending)
@@ -183,10 +183,10 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
 
 
 Options = Callable[[Path, Any], "Sequence[Any] | None"]
-"""The values to go through at a leaf; None: leave it undrawn."""
+"""Returns the values to enumerate at a leaf; None: leave it undrawn."""
 
 MAX_LISTED = 100_000
-"""Combinations that are gone through one by one, where conditions or rules leave no other way."""
+"""Limit of combinations that are enumerated one by one if conditions or rules require this."""
 
 
 def combinations(
@@ -195,11 +195,11 @@ def combinations(
     options: Options,
     given: Mapping[Path, Any],
 ) -> Iterator[tuple[dict[Path, Any], dict[str, Any]]]:
-    """Yield the choices and the configuration of every combination, the last leaf varying fastest.
+    """Yield the choices and the configuration of every combination; the last leaf varies fastest.
 
-    A leaf that is inactive is not asked for, so it does not multiply them.
+    Inactive leaves are skipped, so they do not multiply the combinations.
     """
-    trail: list[list[int]] = []  # of each leaf asked for: which option is on, and how many there are
+    trail: list[list[int]] = []  # for each enumerated leaf: current option and number of options
     chosen: dict[Path, Any] = {}
     depth = 0
 
@@ -228,17 +228,17 @@ def combinations(
 
 
 def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
-    """True if `rule` forbids `config` whatever its undrawn values will be."""
+    """Return True if `rule` forbids `config` for all values of its undrawn leaves."""
     if rule.function is None:
-        return rule.is_broken_by(config)  # a condition on what is undrawn does not hold
+        return rule.is_broken_by(config)  # a condition on an undrawn value does not hold
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
-    except Exception:  # it asked for a value that is not drawn; asked again when all are, it may raise
+    except Exception:  # the function may have read an undrawn value; an error will recur once all are drawn
         return False
 
 
 def is_undrawn(value: Any) -> bool:
-    """True if any part of `value` has not been drawn or computed."""
+    """Return True if any part of `value` is undrawn or uncomputed."""
     if isinstance(value, dict):
         return any(map(is_undrawn, value.values()))
     return (
@@ -247,13 +247,13 @@ def is_undrawn(value: Any) -> bool:
 
 
 class _NotDrawnError(Exception):
-    """A rule looked at a value that is not there yet."""
+    """Raised when a rule reads a value that is not drawn yet."""
 
 
 class _Guarded(Mapping[str, Any]):
-    """A configuration of which some values are undrawn: neither these can be seen, nor that a key is missing.
+    """A partly drawn configuration that raises on undrawn values and on missing keys.
 
-    A missing one may be there once what its condition looks at is drawn.
+    A missing key may appear once the values of its conditions are drawn.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -290,10 +290,10 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 class _Watch:
-    """Goes through the leaves that conditions or rules look at, and choices with branches; counts the others.
+    """The options for counting: enumerates leaves that conditions or rules read, and branches; counts others.
 
     Attributes:
-        sizes: of the leaves that were left undrawn; None: no end of values.
+        sizes: sizes of the leaves that were left undrawn; None: infinite.
     """
 
     def __init__(self, conditions: Conditions, rules: Sequence[Rule]) -> None:
@@ -316,7 +316,7 @@ class _Watch:
 
 
 def count(tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule]) -> int | None:
-    """How many distinct configurations there are; None: no end of them, or too many to count."""
+    """Return the number of distinct configurations; None: infinite, or too many to count."""
     watch = _Watch(conditions, rules)
     total = 0
     for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, {})):
@@ -337,9 +337,9 @@ def leaves_nothing(
     given: Mapping[Path, Any],
     limit: int,
 ) -> bool:
-    """True if `rules` surely forbid every configuration with the values `given`.
+    """Return True if `rules` surely forbid every configuration with the values `given`.
 
-    After `limit` combinations without one that is allowed, it counts as unknown: False.
+    After `limit` enumerated combinations the answer is unknown, and False is returned.
     """
     watch = _Watch(conditions, rules)
     for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, given)):

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Spelled(ABC):
-    """A leaf of a space that can be written down: the name of a public function, and its arguments."""
+    """A leaf of a space that can be written as a call: the name of a public function, and its arguments."""
 
     @property
     @abstractmethod
     def spelling(self) -> tuple[str, list[Any]]:
-        """The public function and the arguments that make this leaf again."""
+        """The public function and the arguments that recreate this leaf."""
 
     def __str__(self) -> str:
         name, arguments = self.spelling
@@ -34,18 +34,18 @@ class Spelled(ABC):
 
 
 def _written(value: Any) -> str:
-    """Return an argument as a space's author writes it."""
+    """Return an argument in the notation of a space's author."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_written(each)}" for key, each in value.items()) + "}"
     return str(value) if isinstance(value, Spelled) else repr(value)
 
 
 class Domain(Spelled):
-    """A set of values with a distribution over it; immutable, so one may stand at several keys."""
+    """A set of values with a distribution; immutable, so it may be used at several keys."""
 
     @abstractmethod
     def draw(self, rng: Generator) -> Any:
-        """Draw one value; all randomness comes from `rng`."""
+        """Draw one value; `rng` is the source of all randomness."""
 
     @abstractmethod
     def contains(self, value: Any) -> bool:
@@ -54,11 +54,11 @@ class Domain(Spelled):
     @property
     @abstractmethod
     def cardinality(self) -> int | None:
-        """How many values there are; None: no end of them."""
+        """Number of values; None: infinite."""
 
     @abstractmethod
     def values(self) -> Sequence[Any]:
-        """All values, of a domain with finitely many."""
+        """Return all values of a finite domain."""
 
     def sample(
         self,
@@ -80,17 +80,17 @@ class Domain(Spelled):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality that answers for arrays and NaN too, and tells True from 1."""
+    """Return whether two values are equal, including arrays and NaN; True differs from 1."""
     if one is other:
         return True
     if isinstance(one, bool) is not isinstance(other, bool):
         return False
     try:
         answer = one == other
-        if type(answer) is not bool and hasattr(answer, "all"):  # an array, of truth values
+        if type(answer) is not bool and hasattr(answer, "all"):  # arrays compare to an array of booleans
             return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
         return bool(answer) or (one != one and other != other and type(one) is type(other))
-    except (TypeError, ValueError):  # of shapes or types that can't be compared: not the same
+    except (TypeError, ValueError):  # shapes or types that can't be compared are not the same
         return False
 
 
@@ -117,7 +117,7 @@ class SampleFrom:
 
 @dataclass(frozen=True)
 class When(Spelled):
-    """A part of the space that is there only where all conditions hold.
+    """A part of the space that exists only if all conditions hold.
 
     Attributes:
         conditions: the value, or values, that each named parameter must have.
@@ -134,10 +134,10 @@ class When(Spelled):
 
 @dataclass(frozen=True)
 class Forbid(Spelled):
-    """Combinations that are never proposed; its key is in no configuration.
+    """Combinations that are never proposed; no configuration has its key.
 
     Attributes:
-        clauses: of which none may hold: names with their values, or functions of the configuration.
+        clauses: names with their values, or functions of the configuration; none of them may hold.
     """
 
     clauses: tuple[Any, ...]
@@ -170,10 +170,10 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class Categorical(Domain):
-    """One of a list of values, each as likely.
+    """One of a list of values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: these are drawn if it is chosen, and are
-    not in the configuration otherwise.
+    A category that is a dictionary with domains is a branch: its domains are drawn only if it is chosen,
+    and are absent from the configuration otherwise.
     """
 
     categories: tuple[Any, ...]
@@ -204,20 +204,20 @@ class Categorical(Domain):
     def contains(self, value: Any) -> bool:
         return place_of(value, self.categories) is not None
 
-    # --- as Ray's domains are changed -------------------------------------------------------------
+    # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Categorical:
-        """Itself: each category is as likely."""
+        """Return this domain: its categories are equally likely already."""
         return self
 
     def grid(self) -> GridSearch:
-        """The axis of a grid that tries every category."""
+        """Return the axis of a grid that tries every category."""
         return GridSearch(self.categories)
 
 
 @dataclass(frozen=True)
 class GridSearch(Spelled):
-    """Values that are all tried: an axis of the grid, not a distribution."""
+    """An axis of the grid, not a distribution: all of its values are tried."""
 
     values: tuple[Any, ...]
 
@@ -244,7 +244,7 @@ def listed(spelling: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def place_of(value: Any, values: Sequence[Any]) -> int | None:
-    """Where `value` stands in `values`: itself, one equal and of its type, or one equal; None: nowhere."""
+    """Return the index of `value`: of itself, else of an equal value of its type, else of an equal value."""
     for place, each in enumerate(values):
         if each is value:
             return place
@@ -254,7 +254,7 @@ def place_of(value: Any, values: Sequence[Any]) -> int | None:
 
 
 def distinct(values: Sequence[Any]) -> list[Any]:
-    """`values` without repetitions; a repr tells 1, 1.0 and True apart."""
+    """Return `values` without repetitions; types are compared too, so 1, 1.0 and True differ."""
     return list({(type(value), repr(value)): value for value in values}.values())
 
 
@@ -262,9 +262,9 @@ _MAX_STEPS = 2**62
 
 
 class Steps:
-    """The multiples k * q from the `first` k to the `last`; exact for q as it is written in decimals.
+    """The multiples k * q from the `first` k to the `last`, exact for q in decimal notation.
 
-    So steps of 0.1 give 0.3, where 3 * 0.1 in floats would be above it. Multiples of a whole q are whole.
+    So steps of 0.1 give 0.3, while 3 * 0.1 in floats is larger. Multiples of a whole q are whole numbers.
     """
 
     first: int
@@ -276,7 +276,7 @@ class Steps:
         self._whole = isinstance(q, int)
 
     def value(self, k: int) -> float:
-        # Python divides whole numbers of any size with one rounding.
+        # Python divides whole numbers of any size with a single rounding.
         return k * self._numerator if self._whole else k * self._numerator / self._denominator
 
     def count(self, value: float) -> int:
@@ -284,7 +284,7 @@ class Steps:
         return round(Fraction(value) / self.q)
 
     def holds(self, value: float) -> bool:
-        """True for a multiple inside; a user's own 3 * 0.1 counts as one."""
+        """Return True for a multiple inside the range; rounding errors such as 3 * 0.1 are tolerated."""
         if not math.isfinite(value):
             return False
         k = self.count(value)
@@ -297,8 +297,8 @@ class Steps:
 class Float(Domain):
     """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
 
-    With `q`: the multiples of q in [lower, upper], both ends included where they are multiples, each as
-    likely; with `log`, each as likely as what rounds to it, in the logarithm.
+    With `q`: the multiples of q in [lower, upper], including bounds that are multiples. They are equally
+    likely; with `log` each has the probability of the log-uniform numbers that round to it.
     """
 
     lower: float
@@ -321,7 +321,7 @@ class Float(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values, where there is a q."""
+        """The values, if the domain has a q."""
         q, lower, upper = (Fraction(repr(number)) for number in (self.q, self.lower, self.upper))
         return Steps(self.q or 0.0, math.ceil(lower / q), math.floor(upper / q))
 
@@ -329,7 +329,7 @@ class Float(Domain):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # Half a step beyond the ends, so that these have as much to round from as their neighbours.
+        # Half a step beyond the bounds, so that the first and last value are as likely as their neighbours.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property
@@ -343,7 +343,7 @@ class Float(Domain):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value; without q the upper bound, which is approached only."""
+        """The smallest and the largest value; without q the upper bound itself is excluded."""
         if self.q is None:
             return self.lower, self.upper
         return self.steps.value(self.steps.first), self.steps.value(self.steps.last)
@@ -360,7 +360,7 @@ class Float(Domain):
             return self.steps.value(self._index(rng))
         share = rng.random()
         if not self.log:
-            # Written as a weighted mean, since upper - lower may overflow.
+            # A weighted mean, because upper - lower may overflow.
             return min(self.lower * (1 - share) + self.upper * share, self._last)
         low, high = self._logs
         value = math.exp(low + share * (high - low))
@@ -378,11 +378,11 @@ class Float(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # a whole number larger than all floats
             return False
         return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
 
-    # --- as Ray's domains are changed -------------------------------------------------------------
+    # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Self:
         """Return a domain with the same bounds, uniform in the value."""
@@ -393,15 +393,15 @@ class Float(Domain):
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: float) -> Self:
-        """The multiples of `q` inside the bounds."""
+        """Return the domain of the multiples of `q` inside the bounds."""
         return dataclasses.replace(self, q=q)
 
 
 @dataclass(frozen=True)
 class Integer(Domain):
-    """Whole numbers in [lower, upper), each as likely; with `log`, n as likely as log(n + 1) - log(n).
+    """Whole numbers in [lower, upper), uniform; with `log`, n has weight log(n + 1) - log(n).
 
-    With `q` above 1: the multiples of q in [lower, upper], both ends included where they are multiples.
+    With `q` above 1: the multiples of q in [lower, upper], including bounds that are multiples.
     """
 
     lower: int
@@ -431,7 +431,7 @@ class Integer(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values."""
+        """The values of the domain."""
         last = self.upper - 1 if self.q == 1 else self.upper // self.q
         return Steps(self.q, -(-self.lower // self.q), last)
 
@@ -464,7 +464,7 @@ class Integer(Domain):
             return False
         return int(value) % self.q == 0 and self.steps.first <= int(value) // self.q <= self.steps.last
 
-    # --- as Ray's domains are changed -------------------------------------------------------------
+    # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Self:
         """Return a domain with the same bounds, all numbers equally likely."""
@@ -475,13 +475,13 @@ class Integer(Domain):
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: int) -> Self:
-        """The multiples of `q` inside the bounds."""
+        """Return the domain of the multiples of `q` inside the bounds."""
         return dataclasses.replace(self, q=q)
 
 
 @dataclass(frozen=True)
 class Normal(Domain):
-    """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to a multiple of it."""
+    """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to its multiples."""
 
     mean: float = 0.0
     sd: float = 1.0
@@ -508,7 +508,7 @@ class Normal(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values, where there is a q."""
+        """The values, if the domain has a q."""
         return Steps(self.q or 0.0)
 
     def draw(self, rng: Generator) -> float:
@@ -523,7 +523,7 @@ class Normal(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # a whole number larger than all floats
             return False
         return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 
@@ -546,8 +546,8 @@ def _step(domain: Domain, q: Any) -> float:
 
 
 def _require_room(domain: Float | Integer, q: float) -> None:
-    # As the numbers are written: between 0.1 and 0.3 there is room for a step of 0.2. Where there is room,
-    # there is a multiple.
+    # Decimal notation counts: a step of 0.2 fits between 0.1 and 0.3. A range with room for a step has a
+    # multiple in it.
     if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
         raise SpaceError(
             f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"

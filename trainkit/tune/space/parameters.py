@@ -23,16 +23,16 @@ from trainkit.tune.space.tree import Branch, Path, Site, spell, spell_branches
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing that is chosen.
+    """A domain or axis with its name and conditions.
 
     Attributes:
-        name: such as "net/width", and no other parameter's; where two branches of a choice have different
-            parameters at the same place, the later one's is "optimizer[1]/lr".
-        domain: what it may be; of a grid's axis, the choice of its values.
-        conditions: which must all hold for the parameter to be there.
-        branches: the choices around it with the category that must be chosen: (("optimizer", 1),).
-        is_axis: True if it is an axis of the grid.
-        path: of the leaf in the space.
+        name: unique, such as "net/width". If two branches of a choice have different parameters at the same
+            path, the later one is named "optimizer[1]/lr".
+        domain: its domain; for a grid's axis, the choice of its values.
+        conditions: conditions that must all hold for the parameter to be active.
+        branches: the choices around it with the required category: (("optimizer", 1),).
+        is_axis: True for an axis of the grid.
+        path: path of the leaf in the space.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Parameter:
 
     @property
     def is_conditional(self) -> bool:
-        """True if there are configurations without it."""
+        """True if some configurations lack the parameter."""
         return bool(self.conditions or self.branches)
 
 
 def parameters(
     leaves: Sequence[Site], conditions: Mapping[Path, tuple[Condition, ...]]
 ) -> dict[Path, Parameter]:
-    """All that is chosen, by path; what is under conditions comes after what these look at.
+    """Return all parameters by path; those under a condition come after those that the condition reads.
 
     Raises:
-        SpaceError: two have the same name.
+        SpaceError: two parameters have the same name.
     """
     order = {path: place for place, path in enumerate(conditions, 1)}
     chosen = [site for site in leaves if isinstance(site.leaf, (Domain, GridSearch))]
@@ -85,12 +85,12 @@ def parameters(
 
 
 class Grid:
-    """The combinations of the axes that a point leaves open.
+    """The combinations of axes whose values a point does not give.
 
     Args:
-        axes: by path, in the order written; the last varies fastest.
+        axes: by path, in the order of the space; the last axis varies fastest.
         given: values of a point, by path.
-        listed: the combinations; None: every value goes with every other.
+        listed: the combinations; None: all combinations of all values.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Grid:
             if self._listed is None
             else len(self._listed)
         )
-        """How many combinations there are; 1 without a grid."""
+        """Number of combinations; 1 without a grid."""
 
     def combination(self, rank: int) -> dict[Path, Any]:
-        """The values of the axes in combination `rank`."""
+        """Return the values of the axes in combination `rank`."""
         if self._listed is not None:
             return self._listed[rank]
         chosen = {}
@@ -122,10 +122,10 @@ class Grid:
 def listing(
     tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule], given: Mapping[Path, Any]
 ) -> Iterator[dict[Path, Any]]:
-    """Yield the allowed combinations of the axes one by one; an inactive axis multiplies nothing.
+    """Yield the allowed combinations of the axes; inactive axes do not multiply them.
 
     Raises:
-        SpaceError: there are too many.
+        SpaceError: the number of combinations exceeds the limit.
     """
 
     def options(path: Path, leaf: Any) -> Sequence[Any] | None:
@@ -139,7 +139,7 @@ def listing(
             )
         if any(surely_broken(rule, config) for rule in rules):
             continue
-        # Nothing broken yet; but of what is drawn, every value may be forbidden with these.
+        # No rule is broken yet, but the rules may forbid every value of the undrawn parameters.
         if (
             rules
             and is_undrawn(config)
@@ -150,10 +150,10 @@ def listing(
 
 
 def require_settled_axes(parameters: Mapping[Path, Parameter], names: Names) -> None:
-    """Which combinations a grid has must not hang on what is drawn.
+    """Check that the combinations of a grid do not depend on drawn values.
 
     Raises:
-        SpaceError: an axis is under a condition on something that is.
+        SpaceError: an axis has a condition on a drawn value.
     """
     for parameter in parameters.values():
         for condition in parameter.conditions if parameter.is_axis else ():

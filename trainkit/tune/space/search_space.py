@@ -2,9 +2,9 @@
 
 {"lr": uniform(0, 1), "net": {"width": grid_search([8, 16])}}
         axes       net/width   every value, in combination
-        the rest   lr          drawn, in the order written
+        the rest   lr          drawn, in the order of the space
 
-Nothing here holds a generator: the caller passes one.
+The space owns no random generator: the caller passes one.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 def choices_of(
     tree: Any, config: Any, conditions: Conditions, path: Path = (), *, partly: bool = False
 ) -> dict[Path, Any]:
-    """Return the value of every active domain and axis of `tree`, by path; of a choice, the category.
+    """Return the value of every active domain and axis of `tree` by path; for a choice, its category.
 
     Args:
-        tree: the space, or what stands at `path` of it.
-        config: the configuration, or what stands there of it.
+        tree: the space, or its part at `path`.
+        config: the configuration, or its part at `path`.
         conditions: of the `when`s.
-        path: where both stand.
+        path: path of both parts.
         partly: True if parts may be missing from `config`.
 
     Raises:
-        SpaceError: `config` is not a configuration of the space; the message says at which key.
+        SpaceError: `config` is not a configuration of the space; the message names the key.
     """
     return _Matching(config, conditions, partly=partly).match(tree, config, path)
 
@@ -124,7 +124,7 @@ class _Matching:
             if isinstance(option, (dict, list, Spelled, SampleFrom)):
                 try:
                     inner = self.match(option, value, (*path, Branch(place)))
-                except SpaceError:  # not this category, perhaps the next
+                except SpaceError:  # try the next category
                     continue
                 return {path: option, **inner}
         raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
@@ -133,11 +133,11 @@ class _Matching:
 def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
     """Return the values of `point` by path.
 
-    A value outside its domain is taken as it is: it may be known to be good.
+    A value outside of its domain is accepted, because the user may know that it is good.
 
     Raises:
-        SpaceError: the point names a parameter that the space doesn't have, or one whose conditions it
-            doesn't fulfil.
+        SpaceError: the point names a parameter that the space lacks, or one whose conditions the point does
+            not satisfy.
     """
     found = _Collector(space).collect(point)
     asked = set()
@@ -205,13 +205,13 @@ class _Collector:
                 raise SpaceError(
                     f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
                 ) from error
-            self._values[path] = value  # none of the categories, but the user's own
+            self._values[path] = value  # the user's own value, outside of the categories
 
 
 __all__ = ["Parameter", "Path", "Space", "spell"]
 
 MAX_DRAWS = 10_000
-"""Draws in a row that rules may forbid; then the space counts as contradictory."""
+"""Number of forbidden draws in a row after which the space counts as contradictory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +220,10 @@ class Space:
 
     Attributes:
         tree: nested dictionaries and lists with domains, axes, conditions, rules and constants as leaves.
-        leaves: all of them with their paths, in the order written.
-        conditions: of each `when`, by its path.
+        leaves: all leaves with their paths, in the order of the space.
+        conditions: conditions of each `when`, by its path.
         rules: combinations that are never proposed.
-        by_path: the parameters.
+        by_path: the parameters, by path.
     """
 
     tree: dict[str, Any]
@@ -237,8 +237,8 @@ class Space:
         """Check `param_space` and sort its leaves.
 
         Raises:
-            SpaceError: it is not a dictionary, a leaf stands where it can't be drawn, a condition or a rule
-                names what is not there, or everything is forbidden.
+            SpaceError: it is not a dictionary, a leaf is at a place where it can't be drawn, a condition or a
+                rule names a missing parameter, or everything is forbidden.
         """
         if param_space is None:
             param_space = {}
@@ -264,31 +264,31 @@ class Space:
             space.grid_size()  # raises if every combination is forbidden
         return space
 
-    # --- what it is made of -----------------------------------------------------------------------
+    # --- parts of the space -----------------------------------------------------------------------
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All that is chosen, in the order in which `walk` asks."""
+        """All parameters, in the order in which `walk` asks for them."""
         return tuple(self.by_path.values())
 
     @cached_property
     def axes(self) -> dict[Path, GridSearch]:
-        """The grid, by path, in the order written; the last axis varies fastest."""
+        """The axes of the grid by path, in the order of the space; the last axis varies fastest."""
         return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, GridSearch)}
 
     @cached_property
     def domains(self) -> dict[Path, Domain]:
-        """Return the domains that are drawn, by path."""
+        """The domains that are drawn, by path."""
         return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, Domain)}
 
     @cached_property
     def computed(self) -> tuple[Path, ...]:
-        """Paths of `sample_from`."""
+        """Paths of the `sample_from` leaves."""
         return tuple(site.path for site in self.leaves if isinstance(site.leaf, SampleFrom))
 
     @cached_property
     def varied(self) -> set[str]:
-        """Names of the values that differ between configurations; of a list, its own."""
+        """Names of the values that differ between configurations; for a list, the list's name."""
         found = set()
         for site in self.leaves:
             if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
@@ -297,7 +297,7 @@ class Space:
         return found
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """All constants, categories and grid values with the names of their keys: what trials are sent."""
+        """Yield all constants, categories and grid values with their names: values for trials."""
         for site in self.leaves:
             options = options_of(site.leaf)
             for option in options:
@@ -309,14 +309,14 @@ class Space:
     # --- from choices to a configuration ----------------------------------------------------------
 
     def walk(self, ask: Callable[[str, Domain], Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration in which every active parameter has the value that `ask` gives.
+        """Return the configuration in which every active parameter has the value from `ask`.
 
-        The rules are not looked at; see `forbidden_by`.
+        The rules are not checked; see `forbidden_by`.
 
         Args:
-            ask: called with the name and the domain of each parameter that is there, what conditions look
-                at first; returns a value of the domain: of a choice, one of its categories.
-            rng: for what `sample_from` functions draw.
+            ask: called with name and domain of each active parameter, after the parameters of its
+                conditions; returns a value of the domain: for a choice, one of its categories.
+            rng: for draws of `sample_from` functions.
 
         Raises:
             SpaceError: a `sample_from` fails.
@@ -332,15 +332,15 @@ class Space:
         return config
 
     def grid_size(self, preset: Mapping[Path, Any] | None = None) -> int:
-        """Number of combinations of the axes that `preset` leaves open; 1 without a grid.
+        """Return the number of combinations of the axes that `preset` leaves open; 1 without a grid.
 
         Raises:
-            SpaceError: all are forbidden, or there are too many to look at each.
+            SpaceError: all are forbidden, or they are too many to check each.
         """
         return self._grid(preset).size if preset else self._whole_grid.size
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
-        """The values of the axes that `preset` leaves open, in one of their combinations."""
+        """Return the values of the axes that `preset` leaves open, in one of their combinations."""
         if not self.axes:
             return {}
         grid = self._grid(preset) if preset else self._whole_grid
@@ -352,13 +352,13 @@ class Space:
         """Return a configuration that no rule forbids.
 
         Args:
-            combination: which of the `grid_size(preset)` combinations.
-            rng: all randomness; the same state gives the same configuration.
-            preset: values to take as they are, by path.
+            combination: index of one of the `grid_size(preset)` combinations.
+            rng: source of all randomness; the same state gives the same configuration.
+            preset: values to use unchanged, by path.
 
         Raises:
-            SpaceError: a `sample_from` needs itself, or names a key that is not there; or the rules leave
-                nothing.
+            SpaceError: a `sample_from` needs its own value, or reads a missing key; or the rules forbid
+                everything.
         """
         given = {**(preset or {}), **self.grid_values(combination, preset)} if preset or self.axes else {}
 
@@ -378,18 +378,18 @@ class Space:
 
     @cached_property
     def containers(self) -> list[str]:
-        """Return the names of the classes of containers that are the user's own kind."""
+        """Class names of the user's own container types in the space."""
         held = (each for _, value in self.values() for each in everything(value))
         return sorted({type(each).__name__ for each in held if is_own_container(each)})
 
     def with_containers(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return a stored configuration with the containers of the user's own kind that the space has."""
+        """Return a stored configuration in which the space's containers of the user's own types are back."""
         if not self.containers:
             return stored
         try:
             found = choices_of(self.tree, stored, self.conditions)
             like = grow(self.tree, self.conditions, lambda path, leaf: found[path])
-        except SpaceError:  # it is of another space
+        except SpaceError:  # the configuration comes from another space
             like = constants(self.tree)
         completed: dict[str, Any] = complete(stored, like)
         return completed
@@ -397,13 +397,13 @@ class Space:
     # --- from a configuration to choices ----------------------------------------------------------
 
     def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of every active parameter, by name; of a choice, its category.
+        """Return the value of every active parameter by name; for a choice, its category.
 
-        The reverse of `walk`, in the order in which it asks.
+        This reverses `walk`, in the order in which it asks.
 
         Raises:
-            SpaceError: `config` is none of the space: a value outside its domain, one that is missing, or
-                one that is there although its conditions don't hold.
+            SpaceError: `config` does not belong to the space: a value is outside of its domain or missing,
+                or is present although its conditions fail.
         """
         found = choices_of(self.tree, config, self.conditions)
         named: dict[str, Any] = {}
@@ -416,19 +416,19 @@ class Space:
         return named
 
     def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
-        """Turn a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}} into values by path.
+        """Return the values by path of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}.
 
         Raises:
-            SpaceError: the point names a parameter that the space doesn't have, or one whose conditions it
-                doesn't fulfil.
+            SpaceError: the point names a parameter that the space lacks, or one whose conditions the point
+                does not satisfy.
         """
         return preset_of(self, point)
 
     def point(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a point's values by name, for a searcher; the category of a choice.
+        """Return a point's values by name, for a searcher; for a choice, its category.
 
         Raises:
-            SpaceError: as `preset`; or a value is outside its domain.
+            SpaceError: as for `preset`; or a value is outside of its domain.
         """
         named = {}
         for path, value in self.preset(point).items():
@@ -442,7 +442,7 @@ class Space:
         return named
 
     def forbidden_by(self, config: Mapping[str, Any]) -> str | None:
-        """The rule that forbids `config`, in words; None: none does.
+        """Return the rule that forbids `config`, as text; None: `config` is allowed.
 
         Raises:
             SpaceError: a rule's function raises.
@@ -460,7 +460,7 @@ class Space:
         return None
 
     def contains(self, config: Mapping[str, Any]) -> bool:
-        """True if `config` is one of the space's, be it forbidden or not."""
+        """Return True if `config` belongs to the space, forbidden or not."""
         try:
             self.choices(config)
         except SpaceError:
@@ -468,7 +468,7 @@ class Space:
         return True
 
     def allows(self, config: Mapping[str, Any]) -> bool:
-        """True if `config` is one of the space's and no rule forbids it."""
+        """Return True if `config` belongs to the space and no rule forbids it."""
         return self.contains(config) and self.forbidden_by(config) is None
 
     @cached_property
@@ -476,9 +476,9 @@ class Space:
         return None if self.computed else count(self.tree, self.conditions, self.rules)
 
     def cardinality(self) -> int | None:
-        """How many distinct allowed configurations there are; None: no end of them, or not to be counted.
+        """Return the number of distinct allowed configurations; None: infinite or unknown.
 
-        The latter with `sample_from`, and where conditions and rules look at more than 100,000 combinations.
+        It is unknown with `sample_from`, and if conditions and rules read more than 100,000 combinations.
         """
         return self._cardinality
 

@@ -25,18 +25,18 @@ from trainkit.tune.space.tree import is_own_container
 def import_class(name: str) -> Any:
     """Return the class, or other callable, of this name: "torch.optim.Adam".
 
-    For spaces, whose values are best plain text: they are readable in tables, and any searcher takes them.
+    Values of a space are best plain text, which is readable in tables and accepted by every searcher.
 
         param_space={"optimizer": tune.choice(["torch.optim.Adam", "torch.optim.SGD"]), "lr": 0.1}
         ...
         optimizer = tune.import_class(config["optimizer"])(model.parameters(), lr=config["lr"])
 
     Args:
-        name: the module and the class, and classes between them if it is a nested one. A name without a dot
-            is looked for in `__main__`; a trial's process has of a script only what its trainable mentions.
+        name: the module and the class, with outer classes between them for a nested class. A name without a
+            dot is looked up in `__main__`; there a trial's process has only what its trainable mentions.
 
     Raises:
-        ConfigError: there is none of this name; the nearest names are listed.
+        ConfigError: the name does not exist; the nearest names are listed.
         ImportError: the module itself fails to import something.
     """
     parts = name.split(".") if isinstance(name, str) else []
@@ -50,7 +50,7 @@ def import_class(name: str) -> Any:
 
 
 def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
-    # In a worker the functions of a script have globals of their own, and __main__ is another program.
+    # In a worker, functions of a script have globals of their own, and __main__ is another program.
     scopes = [vars(sys.modules["__main__"])]
     if caller.get("__name__") == "__main__":
         scopes.append(dict(caller))
@@ -86,7 +86,7 @@ def _module(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Of the module itself or what it lies in; any other is missing for it, which the user must hear.
+        # Only the module itself or its package may be missing; a missing dependency must be reported.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None
@@ -104,46 +104,46 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f"; there is {', '.join(by_lower[each] for each in near)}" if near else ""
 
 
-# One for all, as to make one takes long.
+# Shared, because creating an encoder is slow.
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 OPAQUE = "$opaque"
-"""Marks a configuration value that text can't hold, with its repr; replaying the suggestion gives it back."""
+"""Marks a value without a text form, with its repr; replaying the suggestion restores the value."""
 _TUPLE = "$tuple"
 _ITEMS = "$items"
-"""Marks a dictionary whose keys are not all texts, such as {0: 1.0, 1: 2.5}."""
+"""Marks a dictionary with keys that are not strings, such as {0: 1.0, 1: 2.5}."""
 _SETS = {"$set": set, "$frozenset": frozenset}
 _FLOAT = "$float"
 _DOMAIN = "$domain"
 
 
 def encode_config(config: Any) -> str:
-    """Return a configuration, or a search space, as text; what text can't hold is marked opaque."""
+    """Return a configuration or a search space as text; values without a text form are marked opaque."""
     return _to_text(_to_data(config))
 
 
 def decode_config(text: str) -> Any:
-    """The reverse of `encode_config`; an opaque value comes back as the dictionary that marks it.
+    """Return the configuration of `encode_config`'s text; an opaque value stays the dictionary that marks it.
 
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
     """
     data = parsed(text)
-    return _from_data(data) if '{"$' in text else data  # all that is marked begins so
+    return _from_data(data) if '{"$' in text else data  # every mark begins like this
 
 
 def is_opaque(value: Any) -> bool:
-    """True for the mark of a value that text could not hold."""
+    """Return True for the mark of a value without a text form."""
     return isinstance(value, dict) and len(value) == 1 and OPAQUE in value
 
 
 def is_mark_of(stored: Any, value: Any) -> bool:
-    """True if `stored` is the mark that a stored configuration has in place of `value`."""
+    """Return True if `stored` is the mark of `value` in a stored configuration."""
     return holds_opaque(stored) and encode_config(stored) == encode_config(value)
 
 
 def holds_opaque(value: Any) -> bool:
-    """True if any part of a decoded configuration or space is opaque."""
+    """Return True if any part of a decoded configuration or space is opaque."""
     if is_opaque(value):
         return True
     if isinstance(value, Spelled):
@@ -155,12 +155,12 @@ def holds_opaque(value: Any) -> bool:
 
 
 def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> Any | None:
-    """Make a scheduler or a searcher of its description; None if a class or an argument is the user's own.
+    """Recreate a scheduler or searcher from its description; None if a class or argument is the user's own.
 
     Args:
         registry: has the class that the description names.
-        description: "class", "arguments", and of a searcher the points that it was told of, as "evaluated".
-        inner: the argument that may be a description itself.
+        description: "class", "arguments" and, for a searcher, its evaluated points as "evaluated".
+        inner: name of the argument that may be a description itself.
     """
     cls = registry.find(description["class"])
     evaluated = description.get("evaluated", ())
@@ -178,7 +178,7 @@ def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str
 
 
 def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> str:
-    """Say why `made_again` gives None for a description."""
+    """Return why `made_again` returns None for a description."""
     name, arguments = description["class"], description["arguments"]
     if registry.find(name) is None:
         return f"no installed package has a {registry.kind} named {name}: a row in its metadata names one"
@@ -198,11 +198,11 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
 
 
 def complete(stored: Any, replayed: Any) -> Any:
-    """Return `stored` with its opaque parts taken from the same places of `replayed`, where they agree.
+    """Return `stored` with its opaque parts taken from the same places of `replayed`, if they agree.
 
-    A part that does not agree stays a mark, for the caller to refuse.
+    A part that disagrees stays a mark, for the caller to refuse.
     """
-    if stored is replayed or type(stored) in PLAIN_TYPES:  # as most are: nothing is to be taken
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # the usual case, without opaque parts
         return stored
     if is_opaque(stored) or is_own_container(replayed):
         return replayed if encode_config(replayed) == encode_config(stored) else stored
@@ -218,13 +218,13 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if is_own_container(value):  # the mark of an object would hide what it holds
+    if is_own_container(value):  # an opaque mark would hide its items
         value = dict(value.items()) if isinstance(value, Mapping) else list(value)
     elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)
     if type(value) in PLAIN_TYPES:
         if type(value) is float and not math.isfinite(value):
-            return {_FLOAT: TEXT_OF[str(value)]}  # marked, as a configuration may hold the text "NaN" too
+            return {_FLOAT: TEXT_OF[str(value)]}  # marked, because a configuration may hold the text "NaN"
         return value
     if isinstance(value, Spelled):
         name, arguments = value.spelling
@@ -240,7 +240,7 @@ def _to_data(value: Any) -> Any:
         if not any(map(holds_opaque, keys)):
             return {_ITEMS: [[key, _to_data(child)] for key, child in zip(keys, value.values(), strict=True)]}
     if type(value) in (set, frozenset):
-        # In an order that is the same in every process, which a set's own is not.
+        # Sorted, because a set's own order differs between processes.
         children = sorted(map(_to_data, value), key=json.dumps)
         if any(map(holds_opaque, children)):
             return {OPAQUE: f"{type(value).__name__} of {json.dumps(children)}"}
@@ -253,7 +253,7 @@ def _from_data(data: Any) -> Any:
         return [_from_data(child) for child in data]
     if not isinstance(data, dict):
         return data
-    if len(data) == 1:  # as all that is marked is
+    if len(data) == 1:  # every mark is a dictionary with one key
         ((mark, held),) = data.items()
         if mark == OPAQUE:
             return data
@@ -268,7 +268,7 @@ def _from_data(data: Any) -> Any:
         if mark == _DOMAIN:
             return _domain_of(*held)
     return {
-        key: child if type(child) in PLAIN_TYPES else _from_data(child)  # the usual ones by the short way
+        key: child if type(child) in PLAIN_TYPES else _from_data(child)  # plain values need no call
         for key, child in data.items()
     }
 
@@ -280,7 +280,7 @@ def _domain_of(name: str, *arguments: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
-    """A text that is the same in every process: a default repr holds an address."""
+    """Return a name that is equal in every process, unlike a default repr, which has an address."""
     named = getattr(value, "__qualname__", None)
     if named is not None:
         return f"{getattr(value, '__module__', '')}.{named}"

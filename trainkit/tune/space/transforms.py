@@ -1,4 +1,4 @@
-"""Numbers for the values of a domain, with which models count, and the values for the numbers."""
+"""Codes: numbers that represent the values of a domain in a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainkit.errors import SpaceError
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
 
 _EXACT = 2**50
-"""Counts below it are exact in a division of floats."""
+"""Counts below this are exact in a division of floats."""
 
 _CLOSEST = 2.0**-53
-"""To 0 and to 1, of what a normal distribution is asked for the quantile of."""
+"""Smallest distance to 0 and to 1 of a probability whose normal quantile is computed."""
 
 
 class Code(ABC):
-    """Values of a domain as numbers."""
+    """A mapping between the values of a domain and numbers."""
 
     @abstractmethod
     def encode(self, value: Any) -> float:
@@ -27,17 +27,17 @@ class Code(ABC):
 
     @abstractmethod
     def decode(self, number: float) -> Any:
-        """Return the value of the domain that a number stands for, of those outside the nearest."""
+        """Return the value of the domain for a number; outside of the range, the nearest value."""
 
 
 class NumberCode(Code):
-    """Values that have an order.
+    """A code of ordered values.
 
     Attributes:
-        ends: numbers between which a model looks. Steps have half a step more at each end, so that each
-            value has as much room.
-        log: numbers are spread evenly by their logarithm.
-        stepped: many numbers stand for one value.
+        ends: range of the numbers for a model. Steps have half a step more at each end, so that each value
+            has an equal share.
+        log: True if numbers are spread evenly by their logarithm.
+        stepped: True if many numbers represent one value.
     """
 
     stepped = False
@@ -46,32 +46,32 @@ class NumberCode(Code):
         self.ends, self.log = ends, log
         self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
         self._least = ends[0] * 1e-9
-        # Halves, since the difference of the ends may overflow.
+        # Halved first, because the difference of the ends may overflow.
         self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
 
     def to_unit(self, value: Any) -> float:
-        """Return where a value lies between the ends, from 0 to 1."""
+        """Return a value's position between the ends, from 0 to 1."""
         number = self.encode(value)
         if self.log:
             number = math.log(max(number, self._least))
         return (number / 2 - self._half_low) / self._half_width
 
     def from_unit(self, share: float) -> Any:
-        """Return the value at a place between the ends, 0 to 1."""
+        """Return the value at a position between the ends, 0 to 1."""
         number = self._low * (1 - share) + self._high * share
         return self.decode(math.exp(number) if self.log else number)
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        """Return, for each place between the ends, that of the value that it stands for."""
+        """Return, for each position between the ends, the position of the value that it represents."""
         return [self.to_unit(self.from_unit(share)) for share in shares] if self.stepped else shares
 
 
 class RealCode(NumberCode):
-    """Real numbers, which stand for themselves.
+    """A code of real numbers, which represent themselves.
 
     Args:
-        domain: without steps.
-        closed: the upper bound is a value too.
+        domain: a domain without steps.
+        closed: True if the upper bound is a value too.
     """
 
     def __init__(self, domain: Float, *, closed: bool = False) -> None:
@@ -87,7 +87,7 @@ class RealCode(NumberCode):
 
 
 class StepCode(NumberCode):
-    """Multiples of q, by their count; exact for q as it is written in decimals.
+    """A code of the multiples of q by their count, exact for q in decimal notation.
 
     Attributes:
         first: the smallest count.
@@ -111,7 +111,7 @@ class StepCode(NumberCode):
         return self._steps.value(min(max(count, self.first), self.last))
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        # Counts alone say it. A model asks for many places at once, so nothing is called that need not be.
+        # Computed from counts alone and inlined, because a model asks for many positions at once.
         low, high, half_low, half_width = self._low, self._high, self._half_low, self._half_width
         log, first, last = self.log, self.first, self.last
         places = []
@@ -123,7 +123,7 @@ class StepCode(NumberCode):
 
 
 class NormalCode(NumberCode):
-    """Numbers with a normal distribution; between 0 and 1 by their quantiles, so that all is as likely."""
+    """A code of normally distributed numbers; positions are their quantiles, so all are equally likely."""
 
     def __init__(self, domain: Normal) -> None:
         super().__init__((-math.inf, math.inf), log=False)
@@ -145,7 +145,7 @@ class NormalCode(NumberCode):
 
 
 class ChoiceCode(Code):
-    """Values of a list, by their place.
+    """A code of the values of a list, by their index.
 
     Attributes:
         categories: the list.
@@ -173,10 +173,10 @@ def code_of(name: str, domain: Domain, searcher: str) -> AnyCode:
     Args:
         name: of the parameter, for messages.
         domain: its domain.
-        searcher: the name of what searches, for messages.
+        searcher: the searcher's name, for messages.
 
     Raises:
-        SpaceError: it is no domain of ours.
+        SpaceError: the domain is unsupported.
     """
     match domain:
         case Float(q=None):

@@ -36,7 +36,7 @@ _OWN = "trainkit.tune.space"
 
 
 def meant_as_domain(value: Any) -> str | None:
-    """Return what is wrong with `value` and what to write instead; None if nothing is."""
+    """Return what is wrong with `value` and what to write instead; None if it is fine."""
     module = getattr(value, "__module__", None) or ""
     if module == _OWN and callable(value):
         name = value.__name__
@@ -70,11 +70,11 @@ def meant_as_domain(value: Any) -> str | None:
 
 
 def constant_words(value: Any, *, alone: bool) -> str | None:
-    """Return what to write where a constant was probably meant to vary; None where it was not.
+    """Return what to write if a constant was probably meant to vary; None if not.
 
     Args:
         value: a constant of a space.
-        alone: nothing in the space varies.
+        alone: True if nothing in the space varies.
     """
     if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
         return (
@@ -99,23 +99,23 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A step of a path from a choice into its category `place`; no key of the configuration."""
+    """A step of a path from a choice into its category `place`; the configuration has no such key."""
 
     place: int
 
 
 def in_config(path: Path) -> Path:
-    """The path as the configuration has it: without branches."""
+    """Return the path in the configuration, which has no branches."""
     return tuple(part for part in path if type(part) is not Branch)
 
 
 def spell(path: Path) -> str:
-    """The path as users and searchers write it: 'net/layers/0'."""
+    """Return the path in the notation of users and searchers: 'net/layers/0'."""
     return "/".join(map(str, in_config(path))) or setting("param_space")
 
 
 def spell_branches(path: Path) -> str:
-    """The path with its branches: 'optimizer[1]/lr'."""
+    """Return the path with its branches as text: 'optimizer[1]/lr'."""
     text = ""
     for part in path:
         text += f"[{part.place}]" if type(part) is Branch else f"/{part}"
@@ -124,12 +124,12 @@ def spell_branches(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A leaf and where it stands.
+    """A leaf and its location.
 
     Attributes:
-        path: with branches, so that it is the leaf's alone.
+        path: path with branches, which makes it unique.
         leaf: a domain, an axis, a `sample_from`, rules or a constant.
-        whens: paths of the `when`s around it, outermost first.
+        whens: paths of the enclosing `when`s, outermost first.
     """
 
     path: Path
@@ -138,17 +138,17 @@ class Site:
 
 
 def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
-    """Copy containers, accept Ray's {"grid_search": [...]}, refuse what can't stand here.
+    """Return a checked copy of a space in which Ray's {"grid_search": [...]} is replaced.
 
-    A container of another kind than dict and list stays itself, unless it holds a domain.
+    A container of another type than dict and list is not copied, unless it holds a domain.
 
     Args:
-        node: of the space.
-        path: of it.
-        inside: "choice" within a category; None: outside all.
+        node: a part of the space.
+        path: its path.
+        inside: "choice" within a category; None: outside of all.
 
     Raises:
-        SpaceError: what is wrong, with the name of its key.
+        SpaceError: a part is invalid at its place; the message names its key.
     """
     if isinstance(node, Mapping):
         if set(node) == {"grid_search"}:
@@ -159,7 +159,7 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         else:
             _refuse_evaluated_text(node, path)
             copy = {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
-            # What is no plain dictionary, such as a DictConfig, has attributes that trials use.
+            # Other mappings, such as a DictConfig, have attributes that trials use, so they stay themselves.
             return copy if type(node) is dict or not path or holds_leaf(copy) else node
     if isinstance(node, list):
         for place, value in enumerate(node):
@@ -220,7 +220,7 @@ def _refuse_evaluated_text(node: Mapping[Any, Any], path: Path) -> None:
 
 
 def everything(node: Any) -> Iterator[Any]:
-    """`node` and all that it holds."""
+    """Yield `node` and everything inside it."""
     yield node
     children: Any = ()
     if isinstance(node, Mapping):
@@ -238,12 +238,12 @@ def everything(node: Any) -> Iterator[Any]:
 
 
 def is_own_container(value: Any) -> bool:
-    """True for a mapping or a list of the user's own kind, which trials get as it was given."""
+    """Return True for a mapping or a list of the user's own type, which trials receive unchanged."""
     return type(value) not in (dict, list) and isinstance(value, (Mapping, list))
 
 
 def holds_leaf(node: Any) -> bool:
-    """True if anything in `node` is still to be chosen or computed."""
+    """Return True if anything in `node` is still to be chosen or computed."""
     return any(isinstance(leaf, (Spelled, SampleFrom)) for leaf in everything(node))
 
 
@@ -255,7 +255,7 @@ def options_of(leaf: Any) -> tuple[Any, ...]:
 
 
 def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[Site]:
-    """All leaves, constants too, in the order written; a choice before what its branches hold."""
+    """Yield all leaves, constants too, in the order of the space; a choice comes before its branches."""
     if type(node) is dict:
         for key, value in node.items():
             yield from sites(value, (*path, key), whens)
@@ -274,7 +274,7 @@ def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[
 def whens(
     node: Any, path: Path = (), outer: tuple[Path, ...] = ()
 ) -> Iterator[tuple[Path, When, tuple[Path, ...]]]:
-    """All `when`s with their paths, and those around each."""
+    """Yield all `when`s with their paths and the paths of the enclosing `when`s."""
     if type(node) is dict:
         for key, value in node.items():
             yield from whens(value, (*path, key), outer)
