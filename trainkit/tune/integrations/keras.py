@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3's `model.fit` in a function trial: metrics, and checkpoints, go to the tuner."""
+"""Callbacks for Keras 3's `model.fit` in a function trial, which report metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=torch before Python imports it, or install what that backend needs"
     ) from error
 
-session.register("keras")  # Else each trial would import it by itself, which takes seconds.
+session.register("keras")  # imported once, because the import takes seconds in each trial
 
 FILENAME = "model.keras"
 EVENTS = tuple(
@@ -30,27 +30,28 @@ EVENTS = tuple(
     for phase in ("epoch", "train_batch", "test_batch", "predict_batch", "train", "test", "predict")
     for end in ("begin", "end")
 )
-"""The events that a report may be made at; Keras has a method `on_...` for each."""
+"""Events at which a report can be made; Keras has a method `on_...` for each."""
 On = str | Sequence[str]
 
 
 class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports what `fit` logs, with the model as a checkpoint: give it in `model.fit(callbacks=[...])`.
+    """A callback that reports the logs of `fit`, with the model as a checkpoint.
 
-    To go on from one: `model = KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and
+    Use it as `model.fit(callbacks=[...])`. To resume from a checkpoint:
+    `model = KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and
     `model.fit(..., initial_epoch=...)`. An event without logs, such as the beginning of an epoch, reports
     nothing. A trial that is stopped ends inside `model.fit`.
 
     Args:
-        checkpoint_on: the event, or events, with a checkpoint, such as "epoch_end"; (): none.
-        report_metrics_on: the events that report without one.
-        metrics: a name, a list of names, or a dictionary from the name to report to Keras's; None: all.
-        filename: of the model in the checkpoint; Keras's format asks for ".keras" at its end.
-        frequency: a checkpoint at every so many of those events; the others report metrics alone.
+        checkpoint_on: the event, or events, that report a checkpoint, such as "epoch_end"; (): none.
+        report_metrics_on: the events that report without a checkpoint.
+        metrics: a name, a list of names, or a dictionary from reported names to Keras's; None: all.
+        filename: of the model in the checkpoint; Keras's format requires the suffix ".keras".
+        frequency: number of such events per checkpoint; the others report only metrics.
 
     Raises:
         ConfigError: Keras has no such event, or a value is out of range.
-        MissingDependencyError: Keras, or its backend, is not installed; raised where this is imported.
+        MissingDependencyError: Keras, or its backend, is not installed; raised when this module is imported.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return keras.saving.load_model(file_of(checkpoint, filename))
 
     def _handle(self, event: str, *given: Any, logs: Mapping[str, Any] | None = None) -> None:
-        """Report; Keras gives the number of the epoch or batch before the logs, if there is one."""
+        """Report the logs; Keras passes the number of an epoch or batch before them."""
         found = logs if logs is not None else given[-1] if given and isinstance(given[-1], Mapping) else {}
         due = False
         if event in self._saved_at:
@@ -87,11 +88,11 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class KerasReportCallback(KerasCheckpointCallback):
-    """Reports what `fit` logs, without checkpoints.
+    """A callback that reports the logs of `fit`, without checkpoints.
 
     Args:
         metrics: as in KerasCheckpointCallback.
-        on: the event, or events, to report at.
+        on: the event, or events, at which to report.
     """
 
     def __init__(self, metrics: Metrics = None, on: On = "epoch_end") -> None:
@@ -114,7 +115,7 @@ def _by_metrics(
     report_metrics_on: On | None = None,
     checkpoint_on: On | None = None,
 ) -> KerasCheckpointCallback:
-    """Return the callback by the arguments of Ray 1.x, which come in this order, or by those of Ray 2."""
+    """Return the callback for the arguments of Ray 1.x, in this order, or for those of Ray 2."""
     return KerasCheckpointCallback(
         on if checkpoint_on is None else checkpoint_on,
         on if report_metrics_on is None else report_metrics_on,

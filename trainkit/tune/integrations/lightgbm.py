@@ -16,23 +16,23 @@ FILENAME = "model.txt"
 
 
 class LightGBMCheckpointCallback:
-    """Reports the evaluation of each round, such as 'eval-binary_logloss', and checkpoints of the model.
+    """A callback that reports the evaluation of each round, such as 'eval-binary_logloss', and checkpoints.
 
-    To go on from one: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
+    To resume: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from the name to report to LightGBM's; None: all.
+        metrics: a name, a list of names, or a dictionary from reported names to LightGBM's; None: all.
         filename: of the model in the checkpoint.
-        frequency: a checkpoint with every so many rounds; 0: none while training goes on.
-        checkpoint_at_end: the last of `num_boost_round` rounds has one too.
-        results_postprocessing_fn: makes what is reported of the metrics picked.
+        frequency: number of rounds per checkpoint; 0: none during training.
+        checkpoint_at_end: True: the last of `num_boost_round` rounds has a checkpoint too.
+        results_postprocessing_fn: maps the selected metrics to the reported ones.
 
     Raises:
-        MissingDependencyError: LightGBM is not installed; raised where this is imported.
+        MissingDependencyError: LightGBM is not installed; raised when this module is imported.
     """
 
     order = 25
-    """After LightGBM has noted the evaluation, before it stops early because of it."""
+    """Position after LightGBM's recording of the evaluation, and before its early stopping."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class LightGBMCheckpointCallback:
         return lightgbm.Booster(model_file=file_of(checkpoint, filename))
 
     def __call__(self, env: Any) -> None:
-        """LightGBM calls this after each round."""
+        """Report a round; LightGBM calls this after each round."""
         found = {}
         for data, metric, value, *rest in env.evaluation_result_list or ():
-            deviation = rest[1] if len(rest) > 1 else None  # of `lightgbm.cv`, whose values are means
+            deviation = rest[1] if len(rest) > 1 else None  # only from `lightgbm.cv`, whose values are means
             found[f"{data}-{metric}" if deviation is None else f"{data}-{metric}-mean"] = value
             if deviation is not None:
                 found[f"{data}-{metric}-stdv"] = deviation
@@ -67,11 +67,11 @@ class LightGBMCheckpointCallback:
 
 
 class LightGBMReportCallback(LightGBMCheckpointCallback):
-    """Reports the evaluation of each round, without checkpoints.
+    """A callback that reports the evaluation of each round, without checkpoints.
 
     Args:
         metrics: as in TuneReportCheckpointCallback.
-        results_postprocessing_fn: as there.
+        results_postprocessing_fn: as in TuneReportCheckpointCallback.
     """
 
     def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:

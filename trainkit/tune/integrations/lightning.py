@@ -1,8 +1,8 @@
-"""Callbacks for PyTorch Lightning's Trainer in a function trial: metrics, and checkpoints, go to the tuner.
+"""Callbacks for PyTorch Lightning's Trainer in a function trial, which report metrics and checkpoints.
 
-Lightning comes as two packages, `lightning` and `pytorch_lightning`, which don't know of each other's
-classes. These extend those of a package that this process has imported before. An instance is one of each
-package that is imported when it is made.
+Lightning comes as two packages, `lightning` and `pytorch_lightning`, with separate classes. The callbacks
+extend classes of a package that the process has already imported, if it has. An instance also belongs to the
+classes of every package that is imported when the instance is made.
 """
 
 from __future__ import annotations
@@ -23,65 +23,65 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
     name for name in PACKAGES if find_spec(name.partition(".")[0])
 ]
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
-"""The package whose classes are extended by name."""
+"""The package whose classes the callbacks extend by name."""
 for _package in PACKAGES:
-    session.register(_package)  # Else each trial would import it by itself, which takes seconds.
-# Lightning asks these for something, rather than telling them.
+    session.register(_package)  # imported once, because the import takes seconds in each trial
+# These hooks return a value to Lightning, so they are no events.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(
     name
     for name, _ in inspect.getmembers(FIRST.Callback, inspect.isfunction)
     if name.startswith("on_") and name not in _NO_EVENTS
 )
-"""The events that `on` may name."""
+"""Events that `on` may name."""
 
 
 class OfEitherPackage:
-    """Class of Lightning's whose instances a trainer of either package takes, once both are imported."""
+    """A Lightning class whose instances work with a trainer of either imported package."""
 
     NAME: str
-    """Of the class in Lightning's package."""
+    """Name of the class in Lightning's package."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         kind: Any = cls
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, cls.NAME)
-            if theirs not in cls.__mro__:  # `issubclass` remembers bases that a class had before
+            if theirs not in cls.__mro__:  # not `issubclass`, which caches former bases of a class
                 own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
                 kind = type(cls.__name__, (cls, theirs), own)
         made: Self = super().__new__(kind)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Name the class that a module has, of which there may be an instance of other packages there."""
+        """Pickle by the module's class, because the other process may have other packages imported."""
         reduced: Any = super().__reduce_ex__(2)
         return (OfEitherPackage.__new__, (getattr(self, "_named", type(self)),), *reduced[2:])
 
 
 def class_in(package: Any, name: str) -> type:
-    """Return the class of this name, such as "callbacks.Callback", in a package of Lightning's."""
+    """Return a class by name, such as "callbacks.Callback", from a package of Lightning's."""
     module, _, attribute = name.rpartition(".")
     found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
     return found
 
 
 class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ignore[misc]
-    """Reports what the Trainer has logged, with a checkpoint: give it in `Trainer(callbacks=[...])`.
+    """A callback that reports the Trainer's logged metrics, with a checkpoint.
 
-    To go on from one: `trainer.fit(model, ckpt_path=path)`, where `path` is `filename` in the folder
-    `tune.get_checkpoint().path`. What is validated before training begins is not reported. A trial that
-    is stopped ends inside `trainer.fit`.
+    Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint: `trainer.fit(model, ckpt_path=path)`,
+    where `path` is `filename` in the folder `tune.get_checkpoint().path`. The validation before training
+    is not reported. A trial that is stopped ends inside `trainer.fit`.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from the name to report to Lightning's; None: all
+        metrics: a name, a list of names, or a dictionary from reported names to Lightning's; None: all
             of `trainer.callback_metrics`.
         filename: of the file in the checkpoint.
-        save_checkpoints: False: metrics alone.
-        on: the event, or events, of Lightning's callbacks to report at, with or without its `on_`.
+        save_checkpoints: False reports only metrics.
+        on: the event, or events, of Lightning's callbacks at which to report, with or without its `on_`.
 
     Raises:
         ConfigError: Lightning has no such event.
-        MissingDependencyError: Lightning is not installed; raised where this is imported.
+        MissingDependencyError: Lightning is not installed; raised when this module is imported.
     """
 
     NAME = "callbacks.Callback"
@@ -109,11 +109,11 @@ class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ign
 
 
 class LightningReportCallback(LightningCheckpointCallback):
-    """Reports what the Trainer has logged, without checkpoints.
+    """A callback that reports the Trainer's logged metrics, without checkpoints.
 
     Args:
         metrics: as in TuneReportCheckpointCallback.
-        on: as there.
+        on: as in TuneReportCheckpointCallback.
     """
 
     def __init__(self, metrics: Metrics = None, on: str | Sequence[str] = "validation_end") -> None:

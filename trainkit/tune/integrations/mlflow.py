@@ -23,24 +23,24 @@ TRIAL_TAG = "trainkit.trial"
 _TOKEN = "MLFLOW_TRACKING_TOKEN"
 _NO_METRICS = frozenset({"timestamp", "config"})
 _MAX_METRICS = 1000
-"""In one request, as MLflow's servers demand."""
+"""Limit of metrics in one request, from MLflow's servers."""
 _MAX_PARAMS = 100
 
 
 class MLflowLoggerCallback(TrackerCallback):
-    """Keeps an MLflow run for each trial: parameters, metrics with their steps, how it ended.
+    """A callback that writes an MLflow run per trial: parameters, metrics with their steps, final status.
 
-    A trial that goes on, also by `Tuner.restore`, goes on with its run. All is done in a thread, so a slow
-    server slows no trial; one that fails is told of once.
+    A trial that resumes, also by `Tuner.restore`, continues its run. A thread does all the work, so a slow
+    server slows no trial. A failing server is reported once.
 
     Args:
         tracking_uri: such as "http://host:5000" or "sqlite:////path/mlflow.db"; None: MLflow's own.
         registry_uri: of the model registry; None: as tracking_uri.
-        experiment_name: made if there is none; None: MLflow's own, which is "Default".
+        experiment_name: created if missing; None: MLflow's own, which is "Default".
         tags: of every run.
-        tracking_token: for a server that asks for one.
-        save_artifact: the trial's folder becomes the run's artifacts at its end.
-        log_params_on_trial_end: parameters are written at the end instead of the beginning.
+        tracking_token: for a server that requires one.
+        save_artifact: True: the trial's folder becomes the run's artifacts at its end.
+        log_params_on_trial_end: True: parameters are written at the end instead of the beginning.
 
     Raises:
         MissingDependencyError: MLflow is not installed.
@@ -148,24 +148,24 @@ def setup_mlflow(
     tags: Mapping[str, str] | None = None,
     rank_zero_only: bool = True,
 ) -> Any:
-    """Start a run for the trial that calls this, or go on with its run; return the `mlflow` module.
+    """Start or continue a run for the calling trial; return the `mlflow` module.
 
     Args:
         config: logged as the run's parameters.
-        tracking_uri: None: MLflow's own. In a trial, a relative path begins where the program runs.
+        tracking_uri: None: MLflow's own. In a trial, a relative path is relative to the program's folder.
         registry_uri: of the model registry; None: MLflow's own.
-        experiment_id: of an experiment that exists; goes before `experiment_name`.
-        experiment_name: in a trial, None is the name of the tuning experiment, which is made if need be;
-            outside, MLflow's own.
-        tracking_token: for a server that asks for one.
-        artifact_location: where an experiment that is made keeps its artifacts.
+        experiment_id: of an existing experiment; overrides `experiment_name`.
+        experiment_name: None: in a trial, the name of the tuning experiment, which is created if missing;
+            outside of a trial, MLflow's own.
+        tracking_token: for a server that requires one.
+        artifact_location: location of the artifacts of an experiment created here.
         run_name: None: the trial's name.
-        create_experiment_if_not_exists: whether `experiment_name`, where given, may be made.
+        create_experiment_if_not_exists: True: a given `experiment_name` is created if missing.
         tags: of the run.
         rank_zero_only: with torch.distributed, other ranks get an object on which every call does nothing.
 
     Raises:
-        ConfigError: there is no such experiment.
+        ConfigError: the experiment does not exist.
         MissingDependencyError: MLflow is not installed.
     """
     _require_mlflow("setup_mlflow")
@@ -183,7 +183,7 @@ def setup_mlflow(
             mlflow.set_tracking_uri(tracking_uri)
         if registry_uri is not None:
             mlflow.set_registry_uri(registry_uri)
-        if mlflow.active_run() is not None:  # of a trial that had this process before
+        if mlflow.active_run() is not None:  # left by an earlier trial in this process
             mlflow.end_run()
         client = mlflow.MlflowClient()
         if experiment_id is None:
@@ -206,7 +206,7 @@ def setup_mlflow(
 
 
 def _beside(folder: str, uri: str) -> str:
-    """Return the address with a path that begins in `folder`, where it has a relative one."""
+    """Return the address with its relative path, if it has one, made relative to `folder`."""
     for prefix in ("sqlite:///", "file:"):
         if uri.startswith(prefix) and not uri.endswith(":memory:"):
             return prefix + os.path.join(folder, uri[len(prefix) :])
@@ -215,7 +215,7 @@ def _beside(folder: str, uri: str) -> str:
 
 
 class Nothing:
-    """Stands for `mlflow` in processes that must not log: any attribute, any call, is this again."""
+    """A substitute for `mlflow` in processes that must not log: every attribute and call returns it again."""
 
     def __getattr__(self, name: str) -> Nothing:
         return self
@@ -249,18 +249,18 @@ def _experiment_id(
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)  # another trial has made it meanwhile
+        return str(found.experiment_id)  # another trial has created it meanwhile
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
-    """The id of the run with this tag; None if there is none."""
+    """Return the id of the run with this tag; None: no run has it."""
     quoted = key.replace("'", "''")
     found = client.search_runs([experiment_id], f"tags.`{TRIAL_TAG}` = '{quoted}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters by names that MLflow takes, of which it takes none twice."""
+    """Return the hyperparameters with names that MLflow accepts, made unique."""
     found: dict[str, Any] = {}
     for name, value in flatten(config).items():
         key, count = _safe_key(name), 1
@@ -272,7 +272,7 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _safe_key(name: str) -> str:
-    """Return `name` in the form that MLflow takes, which is also a path within a folder."""
+    """Return `name` in a form that MLflow accepts, which is also a path within a folder."""
     safe = re.sub(r"[^\w\-. /:]", "_", name) or "_"
     is_path = posixpath.normpath(safe) == safe and not safe.startswith(("/", ".."))
     return (safe if is_path and safe != "." else re.sub(r"[/.]", "_", safe))[:250]
@@ -290,6 +290,6 @@ def _as_float(value: float) -> float:
 
 
 def _date_of(result: Mapping[str, Any]) -> int:
-    """Milliseconds since 1970."""
+    """Return the report's time in milliseconds since 1970."""
     seconds = result.get("timestamp")
     return int(seconds * 1000) if seconds is not None and is_finite(seconds) else 0

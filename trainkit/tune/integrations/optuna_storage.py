@@ -1,4 +1,4 @@
-"""Experiments as a storage of Optuna's, for whatever reads one: its plots, its dashboard, its extensions."""
+"""Experiments as an Optuna storage, for tools that read one: plots, dashboard, extensions."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 METRIC_NAMES = "study:metric_names"
-"""Attribute under which Optuna keeps what its study's values are called."""
+"""Attribute under which Optuna keeps the names of its study's values."""
 _TRIALS_OF_A_STUDY = 2**32
 _TICK_S = 0.05
-"""Changes of a file that are nearer to each other may have the same date."""
+"""Changes of a file within this time may have equal timestamps."""
 
 
 @dataclass(frozen=True)
 class _Study:
-    """An experiment as it stood when it was read.
+    """A snapshot of an experiment.
 
     Attributes:
-        stamp: of its files; None: it may have changed already.
-        objectives: one, or several.
-        trials: as Optuna has them.
+        stamp: stamp of its files; None: they may have changed already.
+        objectives: one or several objectives.
+        trials: in Optuna's form.
         attributes: of the study.
     """
 
@@ -59,25 +59,25 @@ class _Study:
 
 
 class ExperimentStorage(BaseStorage):
-    """Read-only storage whose studies are experiments, running or finished, each under its folder's name.
+    """Read-only storage whose studies are experiments, running or finished, named after their folders.
 
-    What is read is as of the last commit; the program that runs an experiment is never held up.
+    Reads see the last commit, and never delay the program that runs an experiment.
 
         study = optuna.load_study(study_name=None, storage=ExperimentStorage("experiments/mnist"))
         optuna.visualization.plot_optimization_history(study)
 
-    A trial's value is that of its last report. Trials that a scheduler stopped are PRUNED, and those that
-    failed, or have no value, FAIL. A paused one counts as RUNNING, and one that waits, for its turn or for
-    `Tuner.restore`, as WAITING. Reports are intermediate values by iteration, where there is one objective.
-    A trial's `user_attrs` have its id, its status with the reason, and what else its last report has.
+    A trial's value is that of its last report. Trials that a scheduler stopped are PRUNED. Trials that
+    failed, or have no value, are FAIL. Paused trials count as RUNNING, and trials that wait for their turn or
+    for `Tuner.restore` as WAITING. With a single objective, reports are intermediate values by iteration.
+    A trial's `user_attrs` have its id, its status with the reason, and the rest of its last report.
 
     Args:
-        path: of an experiment; or of a folder of experiments, which are looked for again each time.
+        path: of an experiment; or of a folder of experiments, which is searched again each time.
         metric: reported value that is a trial's value, or a list of several; None: each experiment's own.
         mode: "min" or "max", or a list of these; None: each experiment's own.
 
     Raises:
-        StoreError: there is no such folder, or the experiment's file is damaged or foreign.
+        StoreError: the folder is missing, or the experiment's file is damaged or foreign.
         ConfigError: the experiment has no metric, and none is given.
     """
 
@@ -109,13 +109,13 @@ class ExperimentStorage(BaseStorage):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why an experiment of the folder is no study, by name: it has no metric, or cannot be read."""
+        """Reasons by name why experiments of the folder are no studies: without a metric, or unreadable."""
         return dict(self._left_out)
 
     # --- experiments ------------------------------------------------------------------------------
 
     def _studies(self) -> dict[Path, tuple[int, _Study]]:
-        """Read the experiments that have changed; return each with its id."""
+        """Read the experiments that have changed; return each study with its id."""
         with self._lock:
             folders = [self._root] if self._is_one else experiments_in(self._root)
             for folder in folders:
@@ -249,14 +249,14 @@ def _direction(objective: Objective) -> StudyDirection:
 
 
 def _stamp(folder: Path) -> tuple[Any, ...] | None:
-    """Return what differs after each change of an experiment; None: the next change may not show in it."""
-    if not (folder / FILENAME).exists():  # Ray's, in many files
+    """Return a stamp that changes with the experiment; None: the next change may leave it unchanged."""
+    if not (folder / FILENAME).exists():  # an experiment of Ray's, in many files
         return None
     now, stamp = SYSTEM.now(), [owner_of(folder)]
     for name in (FILENAME, f"{FILENAME}-wal"):
         try:
             status = os.stat(folder / name)
-        except FileNotFoundError:  # the log is there only while somebody writes
+        except FileNotFoundError:  # the write-ahead log exists only during writes
             continue
         if now - status.st_mtime < _TICK_S:
             return None
@@ -274,7 +274,7 @@ def _study_of(
         objectives = given or _own_objectives(folder, reader.facts())
         trials = reader.trials()
         for trial in trials:
-            if owner is None and trial.status is TrialStatus.RUNNING:  # what ran it was killed
+            if owner is None and trial.status is TrialStatus.RUNNING:  # its program was killed
                 trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         results = [result_of(trial, folder, None, None) for trial in trials]
         found = optuna_trials(results, reader, objectives, first_id=first_id)

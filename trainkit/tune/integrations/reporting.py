@@ -1,4 +1,4 @@
-"""Common part of the callbacks for training libraries: the metrics and the checkpoint of a report."""
+"""Common part of the callbacks for training libraries: metrics and checkpoint of a report."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainkit.tune.trial.context import report
 logger = logging.getLogger("trainkit.tune")
 
 Metrics = str | Sequence[str] | Mapping[str, str] | None
-"""A name, names, or a dictionary from the name that is reported to the library's; None: all of them."""
+"""A name, names, or a dictionary from reported names to the library's; None: all metrics."""
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Reporter:
-    """Picks metrics of a library's, and reports them.
+    """A selection of a library's metrics, and their reports.
 
     Args:
-        metrics: which.
-        change: makes what is reported of what was picked.
+        metrics: the selection.
+        change: maps the selected metrics to the reported ones.
     """
 
     def __init__(self, metrics: Metrics, change: Change | None = None) -> None:
@@ -36,7 +36,7 @@ class Reporter:
         self._missed: set[str] = set()
 
     def pick(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `found` that are wanted; of one that isn't there, it is said once."""
+        """Return the selected metrics of `found`; log each missing one once."""
         if self._names is None:
             picked = dict(found)
         else:
@@ -49,11 +49,11 @@ class Reporter:
     def report(
         self, found: Mapping[str, Any], save: Callable[[str], Any] | None = None, filename: str = ""
     ) -> None:
-        """Report the picked ones, if there are any.
+        """Report the selected metrics, if `found` has any.
 
         Args:
-            found: by the library's names.
-            save: writes a model to the path it is given, which becomes the report's checkpoint.
+            found: metrics by the library's names.
+            save: writes a model to the path that it receives, which becomes the report's checkpoint.
             filename: of that file in the checkpoint.
         """
         picked = self.pick(found)
@@ -68,10 +68,10 @@ class Reporter:
 
 
 def file_of(checkpoint: Checkpoint, filename: str) -> str:
-    """Path of a file in a checkpoint."""
+    """Return the path of a file in a checkpoint."""
     return str(Path(checkpoint.path, filename))
 
 
 def missing(what: str, package: str) -> MissingDependencyError:
-    """The error of a tool that is not installed; `package` is also the name of our extra."""
+    """Return the error for a missing tool; `package` is also the name of trainkit's extra."""
     return MissingDependencyError.of(f"{what} needs {package}", package)

@@ -26,9 +26,9 @@ Job = Callable[[], None]
 
 
 class Outbox:
-    """Does jobs one after another, in a thread of its own, which starts with the first.
+    """A queue of jobs that a separate thread runs in order; the thread starts with the first job.
 
-    What a job raises is told once for each kind of job, and goes no further.
+    An exception of a job is logged once for each kind of job, and has no other effect.
 
     Args:
         name: of the service, for messages.
@@ -41,19 +41,19 @@ class Outbox:
         self._told: set[str] = set()
 
     def put(self, what: str, job: Job) -> None:
-        """Have `job` done; `what` says in a message what could not be done."""
+        """Queue `job`; `what` describes it in an error message."""
         if self._thread is None:
-            # A daemon: a service that never answers must not keep the program from ending.
+            # A daemon, because a service that never answers must not keep the program from ending.
             self._thread = threading.Thread(target=self._work, name=f"{self._name} outbox", daemon=True)
             self._thread.start()
         self._jobs.put((what, job))
 
     def close(self, timeout_s: float, say: Say) -> None:
-        """Return when all is done, or after `timeout_s`, which is told.
+        """Wait until all jobs are done, or log a warning after `timeout_s`.
 
         Args:
-            timeout_s: to wait.
-            say: is told that there is something to wait for.
+            timeout_s: longest wait.
+            say: receives a line about the wait.
         """
         thread = self._thread
         if thread is None:
@@ -91,19 +91,19 @@ class Outbox:
 
 
 HASTE_S = 5.0
-"""How long a service is waited for where the user has pressed Ctrl-C twice."""
+"""Timeout for a service after the user has pressed Ctrl-C twice."""
 _STATUS = {TrialStatus.TERMINATED: "FINISHED", TrialStatus.ERROR: "FAILED"}
 Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
 
 @dataclass(frozen=True)
 class TrackedTrial:
-    """A trial as the service's thread hears of it: what does not change while the experiment goes on.
+    """A trial's constant data, for the service's thread.
 
     Attributes:
         trial_id: unique in the experiment.
-        key: unique among all experiments, and the same when this one goes on.
-        name: for people.
+        key: unique among all experiments, and unchanged when the experiment resumes.
+        name: name for display.
         config: the hyperparameters.
         folder: of the trial.
         group: name of the experiment's folder.
@@ -118,13 +118,13 @@ class TrackedTrial:
 
 
 class TrackerCallback(FileLoggerCallback, ABC):
-    """Implement the methods of the service below; all are called in one thread, which is not the driver's.
+    """Base of callbacks for a service; a subclass implements its methods, which all run in a separate thread.
 
-    How many results the service has of each trial is kept in the experiment's file, so that after a kill
-    the rest is sent. A trial that goes back to a checkpoint sends the iterations since then once more.
+    The experiment's file records how many results of each trial the service has, so that the rest is sent
+    after a kill. A trial that goes back to a checkpoint sends the iterations since then again.
 
     Args:
-        service: its name, for messages.
+        service: name of the service, for messages.
         timeout_s: how long the end of the experiment waits for the service.
     """
 
@@ -141,7 +141,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._open: set[str] = set()
         self._broken: set[str] = set()
         self._sent: dict[str, int] = {}
-        """By trial that has not ended, how many of its results the service has."""
+        """Number of results that the service has, for each trial that has not ended."""
         self._trials: Sequence[Trial] = ()
         self._past: Past = tuple
 
@@ -149,30 +149,30 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Make ready; called before anything else."""
+        """Connect to the service; called before all other methods."""
 
     @abstractmethod
     def open_run(self, told: TrackedTrial) -> bool:
-        """Begin the trial's run, or go on with it; whether it is new."""
+        """Start or continue the trial's run; return True if it is new."""
 
     def describe_run(self, told: TrackedTrial) -> None:
-        """Say what is known of the trial from the start; its run is open, and new."""
+        """Write the data that a trial has from the start to its run, which is open and new."""
 
     @abstractmethod
     def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Add these results to the trial's run, which is open."""
+        """Add these results to the trial's open run."""
 
     @abstractmethod
     def close_run(self, told: TrackedTrial, status: str) -> None:
-        """End the trial's run, which is open; `status` is FINISHED, FAILED or KILLED: interrupted."""
+        """End the trial's open run; `status` is FINISHED, FAILED, or KILLED if it was interrupted."""
 
     def save(self, told: TrackedTrial, checkpoint: Path) -> None:
-        """The trial, whose run is open, has a new checkpoint in this folder."""
+        """Save a new checkpoint, in this folder, of a trial whose run is open."""
 
     def disconnect(self) -> None:
-        """Leave nothing behind."""
+        """Release all resources."""
 
-    # --- what the experiment tells ----------------------------------------------------------------
+    # --- notifications of the experiment ----------------------------------------------------------
 
     def setup(self, *given: Any, **info: Any) -> None:
         self._begin()
@@ -186,7 +186,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         self._token = state["token"]
         for trial, results in self._past():
-            # One that is not named had ended, and was sent whole; or it began after this was kept.
+            # A trial without an entry had ended and was sent completely, or began after the state was saved.
             before = len(results) if trial.index < state["trials"] else 0
             sent = state["sent"].get(trial.trial_id, before)
             if not trial.status.is_finished:
@@ -204,7 +204,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     def log_trial_save(self, trial: Trial) -> None:
         if trial.checkpoint is not None:
-            self._flush_kept(trial)  # what was reported before it, stands before it
+            self._flush_kept(trial)  # reports from before the checkpoint must be sent before it
             path = self.trial_dir(trial) / trial.checkpoint.dirname
             self._put("saving a checkpoint", trial, partial(self._do_save, checkpoint=path))
 
@@ -213,9 +213,9 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._put("ending a run", trial, partial(self._do_close, status=status))
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Send what the service lacks of these."""
+        """Send the results that the service lacks."""
         status = _STATUS.get(trial.status, "")
-        # As a list: what the past gives is read from the file when looked at, which only this thread may.
+        # A list, because `past` reads lazily from the file, which only this thread may do.
         self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -241,11 +241,11 @@ class TrackerCallback(FileLoggerCallback, ABC):
     # --- in the thread ----------------------------------------------------------------------------
 
     def _do_open(self, told: TrackedTrial) -> None:
-        """Open the run, unless it is."""
+        """Open the run, unless it is open."""
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)
-        self._broken.add(told.trial_id)  # until it is open: one that can't be opened is not tried again
+        self._broken.add(told.trial_id)  # until it is open, so that a failed attempt is not repeated
         if not self._connected:
             self.connect()
             self._connected = True
@@ -267,7 +267,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
             self.save(told, checkpoint)
 
     def _do_complete(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]], status: str) -> None:
-        """Send what is lacking; with a status, that is all there will be."""
+        """Send the missing results; with a status, close the run, because no more will come."""
         sent = self._sent.get(told.trial_id, len(results) if status else 0)
         self._sent[told.trial_id] = min(sent, len(results))
         self._do_write(told, results[sent:])
@@ -287,7 +287,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
 
 def running_trial() -> Any:
-    """The context of the trial that this process runs; None where it runs none."""
+    """Return the context of the trial that this process runs; None: it runs no trial."""
     try:
         return get_context()
     except TuneError:
@@ -295,7 +295,7 @@ def running_trial() -> Any:
 
 
 def process_rank() -> int:
-    """This process's rank in torch's process group; 0 where there is none."""
+    """Return this process's rank in torch's process group; 0 without a group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0

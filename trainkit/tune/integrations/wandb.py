@@ -16,26 +16,26 @@ from trainkit.tune.integrations.reporting import missing
 from trainkit.tune.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
-"""Reported values that describe the run rather than its course."""
+"""Reported values that describe the run and not its course."""
 _AXIS = "training_iteration"
 
 
 class WandbLoggerCallback(TrackerCallback):
-    """Keeps a Weights & Biases run for each trial, in one group per experiment.
+    """A callback that writes a Weights & Biases run per trial, in one group per experiment.
 
-    A trial that goes on, also by `Tuner.restore`, goes on with its run. All is done in a thread, so a slow
-    service slows no trial; one that fails is told of once. Metrics are drawn over the trial's iterations.
-    With WANDB_MODE=offline the runs lie in the folder `wandb` of the experiment's, for `wandb sync`.
+    A trial that resumes, also by `Tuner.restore`, continues its run. A thread does all the work, so a slow
+    service slows no trial. A failing service is reported once. Metrics are drawn over the trial's iterations.
+    With WANDB_MODE=offline the runs are in the experiment's folder `wandb`, for `wandb sync`.
 
     Args:
         project: None: W&B's own, such as $WANDB_PROJECT.
         group: None: the name of the experiment's folder.
-        api_key_file: holds the key in its first line; read when this is made.
+        api_key_file: file with the key in its first line; read when the callback is made.
         api_key: the key itself; None, and no file: W&B's own, such as after `wandb login`.
-        excludes: names of metrics and hyperparameters that are left out, with all below them.
-        log_config: the configuration is sent with each report, as hyperparameters may change in a trial.
-        upload_checkpoints: each checkpoint becomes an artifact.
-        save_checkpoints: the older name of upload_checkpoints.
+        excludes: names of metrics and hyperparameters that are left out, with all names below them.
+        log_config: True: each report sends the configuration, as hyperparameters may change in a trial.
+        upload_checkpoints: True: each checkpoint becomes an artifact.
+        save_checkpoints: older name of upload_checkpoints.
         upload_timeout: seconds that the end of the experiment waits for W&B.
         kwargs: for `wandb.init`.
 
@@ -75,7 +75,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # W&B's service is a process: it ends here, unless the program has a run of its own.
+        # W&B's service process ends here, unless the program has a run of its own.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
@@ -136,16 +136,17 @@ def setup_wandb(
     rank_zero_only: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Start a run for the trial that calls this, or go on with its run; return it.
+    """Start or continue a run for the calling trial; return the run.
 
-    In a trial its name is the trial's, its group the experiment's, and its files lie in the trial's folder.
+    In a trial, the run has the trial's name and the experiment's group, and its files are in the trial's
+    folder.
 
     Args:
-        config: logged as the run's.
+        config: logged as the run's configuration.
         api_key: None, and no file: W&B's own, such as after `wandb login`.
-        api_key_file: holds the key in its first line.
+        api_key_file: file with the key in its first line.
         rank_zero_only: with torch.distributed, other ranks get a run that does nothing.
-        kwargs: for `wandb.init`; they go before what is chosen here.
+        kwargs: for `wandb.init`; they override the arguments chosen here.
 
     Raises:
         ConfigError: the key is given twice, or its file can't be read.
@@ -164,7 +165,7 @@ def setup_wandb(
     }
     if trial is not None:
         folder = trial.get_trial_dir()
-        # Trials of two experiments may share an id, and would share a run.
+        # Trials of two experiments may have the same id, and would share a run without the hash.
         own = hashlib.blake2s(folder.encode(), digest_size=4).hexdigest()
         arguments |= {
             "id": f"{trial.get_trial_id()}_{own}",

@@ -16,20 +16,20 @@ FILENAME = "model.ubj"
 
 
 class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
-    """Reports the evaluation of each round, such as 'eval-logloss', and checkpoints of the model.
+    """A callback that reports the evaluation of each round, such as 'eval-logloss', and checkpoints.
 
-    To go on from one: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
+    To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from the name to report to XGBoost's; None: all.
-        filename: of the model in the checkpoint; its ending is the format.
-        frequency: a checkpoint with every so many rounds; 0: none while training goes on.
-        checkpoint_at_end: the last model is a checkpoint too: once more its metrics are reported, with it.
-        results_postprocessing_fn: makes what is reported of the metrics picked; `xgboost.cv` gives pairs of
-            mean and deviation.
+        metrics: a name, a list of names, or a dictionary from reported names to XGBoost's; None: all.
+        filename: of the model in the checkpoint; its suffix selects the format.
+        frequency: number of rounds per checkpoint; 0: none during training.
+        checkpoint_at_end: True: the last model is a checkpoint too, with its metrics reported again.
+        results_postprocessing_fn: maps the selected metrics to the reported ones; `xgboost.cv` gives pairs
+            of mean and deviation.
 
     Raises:
-        MissingDependencyError: XGBoost is not installed; raised where this is imported.
+        MissingDependencyError: XGBoost is not installed; raised when this module is imported.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
 
 
 class XGBoostReportCallback(XGBoostCheckpointCallback):
-    """Reports the evaluation of each round, without checkpoints.
+    """A callback that reports the evaluation of each round, without checkpoints.
 
     Args:
         metrics: as in TuneReportCheckpointCallback.
-        results_postprocessing_fn: as there.
+        results_postprocessing_fn: as in TuneReportCheckpointCallback.
     """
 
     def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:

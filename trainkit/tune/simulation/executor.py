@@ -1,4 +1,4 @@
-"""Executor on a virtual clock: attempts on simulated workers, without a process."""
+"""Executor on a virtual clock: it runs attempts on simulated workers, without processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """Order of events that happen at one time."""
+    """Order of events at the same time."""
 
     FINISH = 0
     FAILURE = 1
@@ -40,10 +40,10 @@ FINISH, FAILURE, START = Kind.FINISH, Kind.FAILURE, Kind.START
 
 
 class Agenda(Generic[T]):
-    """A heap by (time, kind, when it was put there).
+    """A heap of future events, ordered by time, kind and insertion.
 
     Attributes:
-        now: the virtual time, in seconds; it moves when something is taken, and never back.
+        now: the virtual time, in seconds; it advances when events are taken, and never moves back.
     """
 
     def __init__(self) -> None:
@@ -52,19 +52,19 @@ class Agenda(Generic[T]):
         self._number = 0
 
     def put(self, time: float, kind: Kind, what: T) -> None:
-        """Let `what` happen at `time`, which is not before now."""
+        """Schedule `what` at `time`, which must not be before now."""
         self._number += 1
         heapq.heappush(self._heap, (time, kind, self._number, what))
 
     @property
     def next_time(self) -> float | None:
-        """When the next thing happens; None: nothing will."""
+        """Time of the next event; None: no event is left."""
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> list[T]:
-        """Return what happens next, all of one moment: finishes and failures, or else starts.
+        """Return the next events of one moment: either finishes and failures, or starts.
 
-        Together, as whoever looks for work looks at all that is known by then.
+        They come together, because new work must be chosen with all that is known at that moment.
         """
         heap = self._heap
         time, first, _, what = heapq.heappop(heap)
@@ -76,28 +76,28 @@ class Agenda(Generic[T]):
         return batch
 
     def wait_until(self, time: float) -> None:
-        """Let time pass in which nothing happens."""
+        """Advance the clock through a time without events."""
         self.now = max(self.now, time)
 
 
 Script = Sequence[tuple[float, int]]
-"""Failures at given times: (seconds, number of the trial)."""
+"""Failures at given times: pairs (seconds, number of the trial)."""
 
 _BLOCK = 256
-"""Draws made at once: one by one they would cost more than all the rest of a step."""
+"""Number of draws made at once; single draws would take longer than the rest of a step."""
 
 
 class Stragglers:
-    """Factors that attempts' durations are multiplied by: 1 + |N(0, std)|.
+    """Random factors on the durations of attempts: 1 + |N(0, std)|.
 
     Source: Li et al. 2020, arXiv:1810.05934, appendix A.1.
 
     Args:
-        std: of the normal distribution; 0: every attempt takes as long as it should.
+        std: of the normal distribution; 0: durations stay unchanged.
         seed: of the experiment.
 
     Raises:
-        ConfigError: `std` is no number of 0 or more.
+        ConfigError: `std` is not a number of 0 or more.
     """
 
     def __init__(self, std: float, seed: int) -> None:
@@ -111,15 +111,15 @@ class Stragglers:
             yield from (1.0 + abs(rng.normal(0.0, self._std, _BLOCK))).tolist()
 
     def factor(self) -> float:
-        """For the next attempt."""
+        """Return the factor of the next attempt."""
         return next(self._draws) if self._std else 1.0
 
 
 class Failures:
-    """When attempts fail.
+    """The times at which attempts fail.
 
     Args:
-        given: probability that a running attempt fails within a second, the same at all times; or a script.
+        given: probability that a running attempt fails within a second, constant over time; or a script.
         seed: of the experiment.
 
     Raises:
@@ -146,9 +146,9 @@ class Failures:
             yield from rng.exponential(mean_s, _BLOCK).tolist()
 
     def due(self, trial: int, now: float) -> float:
-        """When an attempt of the trial with this number fails that begins now; infinity: it doesn't.
+        """Return when an attempt of this trial that begins now will fail; infinity: never.
 
-        Those that the script has for the past, or for this very moment, are over.
+        Failures that the script has for the past, or for this very moment, are ignored.
         """
         if self._draws is not None:
             return now + next(self._draws)
@@ -172,9 +172,9 @@ def _entries(given: object) -> Script:
 
 
 class Measurements:
-    """The generator that an objective draws from, the same for the same iteration of a trial.
+    """The generator for an objective's draws, with equal draws for the same iteration of a trial.
 
-    So whatever scheduler looks at it, and however often it is run again, a trial measures the same.
+    So a trial measures the same values under every scheduler, and each time that it runs again.
 
     Args:
         seed: of the experiment.
@@ -184,7 +184,7 @@ class Measurements:
         self._rng, self._at = trial_draws(seed)
 
     def of(self, trial: int, iteration: int) -> Generator:
-        """Return the generator, at the place for this iteration; good until the next call."""
+        """Return the generator, set to this iteration; valid until the next call."""
         self._at(trial, iteration)
         return self._rng
 
@@ -193,10 +193,10 @@ COST = "time_this_iter_s"
 WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
 PATIENCE = 10_000
-"""Iterations of a trial that nothing is known to end: then it is taken to be endless."""
+"""Iterations after which a trial without a known end counts as endless."""
 
 FAILURES = 1000
-"""Attempts that fail in a row, where others will always follow: then that is taken to be endless."""
+"""Failed attempts in a row after which unlimited retries count as endless."""
 
 _Objective = Callable[..., Mapping[str, Any]]
 
@@ -206,11 +206,11 @@ class _Run:
     """An attempt that has a worker.
 
     Attributes:
-        factor: that its durations are multiplied by.
-        fails_at: when it fails, if it still runs then.
-        since: iteration that it went on from.
-        spent_s: of this attempt; `before_s`: of those before.
-        state: what the objective has made of it.
+        factor: factor on its durations.
+        fails_at: time at which it fails, if it still runs then.
+        since: iteration that it resumed from.
+        spent_s: duration of this attempt; `before_s`: of the previous attempts.
+        state: state returned by the objective.
         saved_at: iteration of the last mark.
     """
 
@@ -228,22 +228,22 @@ class _Run:
 
 
 class SimulatedExecutor(ev.ActionHandler):
-    """Runs trials.
+    """The executor of simulated trials.
 
     Args:
-        objective: from configuration, iteration and generator to metrics; one that takes `state` too is given
-            what its last report had under that name.
-        workers: how many attempts run at once.
-        agenda: what is going to happen.
-        stragglers, failures, measurements: chance.
-        resume: trials go on from where they were; False: from the beginning, each time.
-        endless: nothing is known to end a trial, so it is an error if one goes on and on.
-        relentless: after a failure there is always another attempt, so it is an error if all of them fail.
-        timed: the experiment ends at a given time, so a failure that takes time brings the end nearer.
-        marks: every report comes with a mark to go on from; else there is one only where the controller asks.
+        objective: maps configuration, iteration and generator to metrics. An objective with a parameter
+            `state` also receives the value that its last report had under that name.
+        workers: number of concurrent attempts.
+        agenda: future events.
+        stragglers, failures, measurements: sources of randomness.
+        resume: True: trials resume where they were; False: they restart from the beginning each time.
+        endless: True if no rule is known to end a trial, so an endless trial is an error.
+        relentless: True if every failure leads to another attempt, so a long row of failures is an error.
+        timed: True if the experiment ends at a given time, so failures that take time lead to its end.
+        marks: True: every report has a mark to resume from; False: only if the controller asks for it.
 
     Attributes:
-        errors: by trial and attempt, what the objective raised.
+        errors: exceptions of the objective, by trial and attempt.
 
     Raises:
         ConfigError: the objective can't be called with `(config, training_iteration, rng)`.
@@ -279,11 +279,11 @@ class SimulatedExecutor(ev.ActionHandler):
         self._free = list(range(workers))
         self._runs: dict[str, _Run] = {}
         self._states: dict[str, dict[int, Any]] = {}
-        """By trial and number of the checkpoint, where there is a state."""
+        """States by trial and number of the checkpoint."""
         self.errors: dict[tuple[str, int], BaseException] = {}
 
     def cut(self) -> None:
-        """The experiment is over: every attempt ends here and now, wherever it is."""
+        """End every attempt immediately, because the experiment is over."""
         for run in list(self._runs.values()):
             self._finish(run, None)
 
@@ -308,7 +308,7 @@ class SimulatedExecutor(ev.ActionHandler):
         self._agenda.put(now, START, started)
 
     def advance(self, action: ev.Advance) -> None:
-        """Run one iteration; its report comes when that ends, if the attempt lives so long."""
+        """Run one iteration; its report comes at its end, if the attempt has not failed by then."""
         run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
         iteration = run.iteration + 1
@@ -382,7 +382,7 @@ class SimulatedExecutor(ev.ActionHandler):
         self._agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
-        """Note where the trial is, to go on from; None: there is such a mark."""
+        """Record the trial's position, to resume from; return None if it is already recorded."""
         if run.saved_at == run.iteration:
             return None
         run.saved_at = run.iteration

@@ -45,7 +45,7 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
 _FILLED_IN = frozenset("trial_id experiment_tag date pid hostname node_ip config done".split())
-"""Names in a report that the controller has put there, of what other records tell."""
+"""Fields that the controller adds to a report, and that other records contain already."""
 
 
 def line_of(record: ev.Record) -> str:
@@ -77,14 +77,14 @@ class Simulation(MemoryGrid):
     """The results of a simulated experiment.
 
     Args:
-        store: what holds the records.
-        metric, mode: what "best" means where a method is given none.
-        workers: how many there were.
-        ended_s: when it ended, in seconds of its clock, which begins at 0.
-        errors: what the objective raised, by trial and attempt.
+        store: the store with the records.
+        metric, mode: what "best" means in methods that receive no metric or mode.
+        workers: number of workers.
+        ended_s: end of the experiment, in seconds of its clock, which begins at 0.
+        errors: exceptions of the objective, by trial and attempt.
 
     Attributes:
-        workers, ended_s: the same.
+        workers, ended_s: the arguments.
     """
 
     def __init__(
@@ -103,28 +103,28 @@ class Simulation(MemoryGrid):
 
     @property
     def work(self) -> int:
-        """How many iterations all trials together have reported; those that were run again count again."""
+        """Number of iterations reported by all trials together; repeated iterations count again."""
         return sum(isinstance(record, ev.ResultAdded) for record in self._store.records)
 
     @property
     def busy_s(self) -> float:
-        """How long all workers together had something to do, in seconds."""
+        """Total busy time of all workers, in seconds."""
         return sum(
             (self.ended_s if span.ended is None else span.ended) - span.started for span in self.timeline
         )
 
     @property
     def utilisation(self) -> float:
-        """The part of their time that workers were busy."""
+        """Fraction of their time that workers were busy."""
         return self.busy_s / (self.workers * self.ended_s) if self.ended_s else 0.0
 
     def log(self) -> Iterator[str]:
-        """Everything that happened, in order, a line of JSON each: the same for the same seed."""
+        """Return all events in order as lines of JSON, which are equal for equal seeds."""
         return map(line_of, self._store.records)
 
     @cached_property
     def log_hash(self) -> str:
-        """Of the log: whether two simulations went the same way."""
+        """Hash of the log, equal for simulations with the same course."""
         digest = hashlib.sha256()
         for line in self.log():
             digest.update(line.encode())
@@ -133,10 +133,10 @@ class Simulation(MemoryGrid):
 
 
 class WorkLimit(Stopper):
-    """Ends the experiment once all trials together have run so many iterations.
+    """A stopper that ends the experiment after a total number of iterations of all trials.
 
     Args:
-        max_work: iterations; those that are run again count again.
+        max_work: number of iterations; repeated iterations count again.
     """
 
     def __init__(self, max_work: float) -> None:
@@ -156,9 +156,9 @@ class WorkLimit(Stopper):
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Look for garbage a hundred times less often: nearly all that is made here is a record, and stays.
+    """Collect garbage a hundred times less often, because nearly all new objects are records, which stay.
 
-    What has stayed once is hardly looked at again, which would take as long for all records together.
+    The threshold of the oldest generation stays, so surviving records are rarely visited again.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0] * 100, before[1] * 100, before[2])
@@ -169,10 +169,10 @@ def _seldom_collected() -> Iterator[None]:
 
 
 class SimulatedLoop:
-    """Runs a simulated experiment to its end.
+    """The loop that runs a simulated experiment to its end.
 
     Args:
-        controller, executor, store, agenda: the parts that it joins.
+        controller, executor, store, agenda: the parts that the loop connects.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SimulatedLoop:
 
     @_seldom_collected()
     def run(self) -> None:
-        """Return when nothing runs and nothing will."""
+        """Run until the controller is done."""
         controller, agenda = self._controller, self._agenda
         self._apply(controller.begin(agenda.now))
         ended = False
@@ -201,7 +201,7 @@ class SimulatedLoop:
         self._apply(controller.close(agenda.now))
 
     def _next(self) -> list[ev.Event]:
-        """Return the next events, or the timer that the controller waits for."""
+        """Return the next events, or a tick if the controller's deadline is earlier."""
         agenda, deadline = self._agenda, self._controller.deadline
         time = agenda.next_time
         if time is not None and time <= deadline:
@@ -217,7 +217,7 @@ class SimulatedLoop:
 
 
 _TAKEN = ("stop", "failure_config")
-"""Of RunConfig; the rest is about processes and files."""
+"""Settings of RunConfig that a simulation uses; the others concern processes and files."""
 
 
 def simulate(
@@ -234,30 +234,29 @@ def simulate(
     resume: bool = True,
     run_config: RunConfig | None = None,
 ) -> Simulation:
-    """Run a search on a virtual clock, without a process: with the controller and all parts of a Tuner.
+    """Run a search on a virtual clock, without processes, using the controller and all parts of a Tuner.
 
-    Nothing of it depends on the real time, so the same arguments and seed give the same events.
+    The result does not depend on real time, so equal arguments and seeds give equal events.
 
     Args:
-        objective: takes `(config, training_iteration, rng)` and returns what the trial reports after that
-            iteration. `time_this_iter_s` among it is how many virtual seconds the iteration takes, 1 if it is
-            missing; a true `done` ends the trial. `rng` is a NumPy generator that gives the same at each call
-            for the same iteration of a trial, whatever else happens; it is good during the call. An objective
-            with a fourth parameter, `state`, is given what it returned under "state" before, None at first:
-            what a trial learns, and hands on with its checkpoint.
+        objective: takes `(config, training_iteration, rng)` and returns the trial's report of that
+            iteration. Its `time_this_iter_s` is the duration of the iteration in virtual seconds, by default
+            1; a true `done` ends the trial. `rng` is a NumPy generator with equal draws for the same
+            iteration of a trial, whatever else happens; it is valid during the call. An objective with a
+            fourth parameter, `state`, receives what it last returned under "state", at first None: what a
+            trial has learned, and stores in its checkpoint.
         param_space: as for a `Tuner`.
-        tune_config: the same.
-        workers: how many trials run at once.
+        tune_config: as for a `Tuner`.
+        workers: number of concurrent trials.
         horizon_s: virtual seconds after which everything ends; None: no limit.
-        max_work: iterations of all trials together after which everything ends; None: no limit. Those that
-            happen at the moment when it is reached are done.
-        seed: of all that is drawn; None: the TuneConfig's, or another one each time.
+        max_work: total iterations of all trials after which everything ends; None: no limit. Other
+            iterations that end at the same moment still count.
+        seed: of all draws; None: the TuneConfig's, or a different one each time.
         stragglers: standard deviation s: each attempt of a trial takes 1 + |N(0, s)| times as long.
         failures: probability that a running attempt fails within a second; or pairs (second, number of the
-            trial) that say which trials fail when. What follows is `FailureConfig`'s: by default the trial
-            is lost.
-        resume: trials that were paused, or failed, go on from where they were; False: from the beginning, in
-            time and in work.
+            trial) that list the failures. `FailureConfig` decides what follows: by default the trial is lost.
+        resume: True: paused and failed trials resume where they were. False: they restart from the
+            beginning, and repeat their time and work.
         run_config: for `stop` and `failure_config`.
 
     Returns:
@@ -355,7 +354,7 @@ def simulate(
 
 
 def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
-    """Say what a Tuner says while it runs: that reports lack what the scheduler reads, or come too early."""
+    """Warn as a Tuner does if reports lack what the scheduler reads, or come too early."""
     reported = next((trial for trial in trials if trial.last_result), None)
     if reported is not None:
         watch.on_trial_result(0, trials, reported, reported.last_result)
@@ -363,7 +362,7 @@ def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
 
 
 def _require_takable(run: RunConfig) -> None:
-    """Raise ConfigError where a setting is given that a simulation would not heed."""
+    """Raise ConfigError if a setting is given that a simulation would ignore."""
     plain = RunConfig()
     unheeded = [
         name for name, value in vars(run).items() if name not in _TAKEN and value != getattr(plain, name)
@@ -376,7 +375,7 @@ def _require_takable(run: RunConfig) -> None:
 
 
 def _require_end(tune: TuneConfig, run: RunConfig, *limits: float | None) -> None:
-    """Raise ConfigError where trials come without end."""
+    """Raise ConfigError if the number of trials is unlimited and nothing ends the experiment."""
     require(
         tune.num_samples != -1
         or any(limit is not None for limit in (*limits, tune.time_budget_s))
