@@ -135,8 +135,7 @@ def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
 
 
 def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
-    """Return limits for an axis on which outliers at the worse side would squeeze the rest; None: no
-    outliers.
+    """Return limits for an axis that outliers at the worse side would squeeze; None without outliers.
 
     Values at the better side always stay inside. A value is an outlier if it lies more than five times the
     interquartile range beyond the middle half.

@@ -60,7 +60,7 @@ class ASHAScheduler(TrialScheduler):
     trial among the floor(n / eta) best entries, and no higher rung has such a trial. Trials that still
     wait when nothing is left to run end as "not promoted". A search of few trials may then end with no trial
     trained to `max_t`. With finish=True the best trial of the highest rung continues until one is. A trial
-    that ended by itself, or by a stop rule, further than all waiting trials counts as trained.
+    that ended by itself, or by a stop rule, beyond all waiting trials counts as trained to `max_t`.
 
     In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest
     rung reached. A report at a rung that has already judged the trial is not judged. A report without the

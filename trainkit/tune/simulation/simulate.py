@@ -158,7 +158,7 @@ class WorkLimit(Stopper):
 def _seldom_collected() -> Iterator[None]:
     """Collect garbage a hundred times less often, because nearly all new objects are records, which stay.
 
-    The threshold of the oldest generation stays, so surviving records are rarely visited again.
+    Full collections, which visit all records, become rarer still.
     """
     before = gc.get_threshold()
     gc.set_threshold(before[0] * 100, before[1] * 100, before[2])
