@@ -210,16 +210,25 @@ def test_an_interrupted_epoch_without_a_snapshot_ends_the_trainer(tmp_path: Path
             trainer.save(tmp_path / "checkpoint")
 
 
-def test_an_interrupted_trainer_waits_for_no_place_that_its_own_program_holds(tmp_path: Path) -> None:
-    cpus = trainkit.cluster_resources()["CPU"] / 2
-    with slow(tmp_path, num_cpus_per_worker=cpus) as trainer:
+def save_while_another_trainer_holds_all(folder: Path) -> None:
+    """Interrupt a trainer, and save it while a second trainer has all CPUs: a program of its own."""
+    trainkit.init(num_cpus=4)
+    with slow(folder, num_cpus_per_worker=2) as trainer:
         trainer.train()
-        interrupted(trainer.train, tmp_path / "marks")
-        with small(2, num_cpus_per_worker=cpus) as other:
+        interrupted(trainer.train, folder / "marks")
+        with small(2, num_cpus_per_worker=2) as other:
             with pytest.raises(InfeasibleError, match="a TorchTrainer that was interrupted asks for"):
-                trainer.save(tmp_path / "checkpoint")
+                trainer.save(folder / "checkpoint")
             assert other.train()["epoch"] == 1
-        trainer.save(tmp_path / "checkpoint")
+        trainer.save(folder / "checkpoint")
+
+
+def test_an_interrupted_trainer_waits_for_no_place_that_its_own_program_holds(tmp_path: Path) -> None:
+    """In a program of its own: beside a thread of an earlier test, which might free them, it waits."""
+    name = save_while_another_trainer_holds_all.__name__
+    code = f"import pathlib, sys; from tests.train.test_refusals import *; {name}(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=Path(__file__).parents[2], check=True)
+    assert (tmp_path / "checkpoint").exists()
 
 
 def test_a_dropped_trainer_leaves_its_process_group() -> None:

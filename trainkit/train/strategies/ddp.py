@@ -30,7 +30,7 @@ def learnt_order(model: DistributedDataParallel) -> list[int]:
     """Return the indices of the parameters in bucket order; empty before DDP has learned the order."""
     found = _logged_order(model)
     if not found:
-        model.logger.set_runtime_stats_and_log()  # Logs the latest order.
+        model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # logs the latest order
         found = _logged_order(model)
     return found
 
