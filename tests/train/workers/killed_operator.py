@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -75,8 +76,12 @@ class KilledOperator(TrainingOperator):
         if where == self.config["at"] and rank == self.config["rank"] and left:
             (folder / "lives").write_text("\n".join(left[1:]))
             if self.config.get("loaders"):
-                os.kill(psutil.Process().children()[-1].pid, signal.SIGKILL)
-                time.sleep(600)  # torch's handler of SIGCHLD raises in it
+                # Of all children, as a test's process has other ones, which may have higher numbers.
+                loaders = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+                loader = max(loaders, key=psutil.Process.create_time)
+                loader.kill()
+                time.sleep(60)  # torch's handler of SIGCHLD raises in it
+                raise AssertionError(f"{loader} was killed, and torch did not report it")
             victim = self.config.get("kill_rank", rank)
             # Its own number is no other's: trials side by side share the folder.
             os.kill(
