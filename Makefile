@@ -29,6 +29,7 @@ $(DEMO_READY): pyproject.toml constraints.txt .ci/mend_torchvision.py
 $(READY): $(DEMO_READY)
 	@echo "installing what tests and checks need (once)"
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@git config core.hooksPath .githooks || true  # a package of sources is no repository
 	@touch $@
 
 demo: $(DEMO_READY)  ## Tune and train a network on handwritten digits
@@ -74,7 +75,7 @@ pictures: $(READY)  ## Draw the pictures of the documentation again
 	$(BIN)/python -m benchmarks.search --plots docs/images
 	$(BIN)/python -m recipes.mnist --output results/pictures
 	cp results/pictures/curves.png docs/images/mnist.png
-	$(BIN)/python -m tests.dashboard.pictures docs/images
+	$(BIN)/python -m tests.plugins.dashboard.pictures docs/images
 
 clean:  ## Remove the environment and all caches
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

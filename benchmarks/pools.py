@@ -27,7 +27,7 @@ from sklearn.svm import SVC
 import trainkit
 from benchmarks.interleaved import Plain, in_turn, output_of
 from benchmarks.rows import MORE, Report, Row, parser
-from trainkit.pools import Executor, register_trainkit
+from trainkit.plugins.pools import Executor, register_trainkit
 
 FIRST = (
     "import time; start = time.perf_counter(); from {module} import {name} as Pool\n"
@@ -132,7 +132,7 @@ def main() -> None:
         report.add(Row("cross_val_score of an SVM with two jobs (loky)", "s").measured(*sides, plain.times))
         sides = in_turn(
             [
-                lambda: first("trainkit.pools", "Executor"),
+                lambda: first("trainkit.plugins.pools", "Executor"),
                 lambda: first("joblib.externals.loky", "ProcessPoolExecutor"),
             ],
             max(1, rounds // 2),

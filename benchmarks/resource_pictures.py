@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from trainkit import tune
+from trainkit.plugins.compat.resource_changing import DistributeResources
+from trainkit.plugins.dashboard.plots import style
 from trainkit.tune import schedulers as sch
 from trainkit.tune.display import count_words
-from trainkit.tune.plots import style
-from trainkit.tune.schedulers.resource_changing_scheduler import DistributeResources
 
 CPUS, TRIALS, LAST = 16, 27, 81
 SECONDS = 10.0

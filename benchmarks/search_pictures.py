@@ -18,8 +18,8 @@ from PIL import Image
 
 from benchmarks import resource_pictures
 from trainkit import tune
+from trainkit.plugins.dashboard.plots import style
 from trainkit.tune import schedulers as sch
-from trainkit.tune.plots import style
 
 LAST = 81
 SIZE, DPI = (12.0, 3.8), 75

@@ -295,8 +295,9 @@ def _of_this_run(environment: dict[str, str]) -> bool:
 
 
 def folder_of(request: pytest.FixtureRequest) -> str:
-    """Return the folder in tests/ in which a test is."""
-    return request.path.relative_to(TESTS).parts[0]
+    """Return the folder of a test in tests/, or in tests/plugins/."""
+    first, *more = request.path.relative_to(TESTS).parts
+    return more[0] if first == "plugins" else first
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -376,7 +377,7 @@ def runtime(
     folder = folder_of(request)
     shared_session.open(getattr(request.module, "PRELOAD", PRELOADS.get(folder, ())))
     yield
-    if folder == "runtime":  # its tests look into the session, and begin with a new one
+    if folder in ("compat", "runtime"):  # their tests look into the session, and begin with a new one
         shared_session.close()
     shared_session.check()
 

@@ -4,8 +4,8 @@
     python -m tests.public_names check     # prints what of the list can't be imported any more
 
 The list, `public_names.txt`, was written where the rooms of trainkit were drawn anew. What it names goes on
-working: where a module was moved, the table in `trainkit/compat` serves its old path. A line is a module and
-its names; `!` marks a module whose import is refused with what to use instead.
+working: where a module was moved, the table in `trainkit/plugins/compat` serves its old path. A line is a
+module and its names; `!` marks a module whose import is refused with what to use instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ParamSpec, TypeVar
 
-from trainkit.compat.finder import table
+from trainkit.plugins.compat.finder import table
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".txt")

@@ -25,10 +25,16 @@ QUARTERS = 4
 FOLDERS = {
     ".": "external",
     "cli": "process",
-    "compat": "unit",
     "contract": "unit",
-    "dashboard": "process",
-    "pools": "process",
+    "plugins/compat": "unit",
+    "plugins/dashboard": "process",
+    "plugins/integrations": "unit",
+    "plugins/launch": "external",
+    "plugins/pipeline": "gang",
+    "plugins/pools": "process",
+    "plugins/profile": "process",
+    "plugins/searchers": "unit",
+    "plugins/testing": "external",
     "recipes": "external",
     "runtime": "process",
     "sklearn": "process",
@@ -55,7 +61,9 @@ OTHERS = {
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "process": """
-        compat/test_collective.py
+        plugins/compat/test_collective.py plugins/compat/test_graphs.py plugins/compat/test_metrics.py
+        plugins/compat/test_queue.py plugins/compat/test_timeline.py plugins/compat/test_util.py
+        plugins/compat/test_util_state.py
         train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
         tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
         tune/experiment/test_faults.py tune/trial/test_forms.py
@@ -75,9 +83,9 @@ OTHERS = {
         sklearn/test_stopping_schedulers.py
     """,
     "external": """
-        cli/test_mcp.py cli/test_run.py cli/test_stop.py compat/test_peers.py contract/test_loading.py
-        dashboard/test_page_steering.py dashboard/test_pages.py runtime/test_added_engines.py
-        pools/test_originals.py
+        plugins/dashboard/test_mcp.py cli/test_stop.py plugins/compat/test_peers.py contract/test_loading.py
+        plugins/dashboard/test_page_steering.py plugins/dashboard/test_pages.py runtime/test_added_engines.py
+        plugins/pools/test_originals.py
         runtime/local/test_debugger.py runtime/local/test_detached.py
         runtime/local/test_neighbours.py runtime/ray/test_patterns.py
         runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
@@ -86,20 +94,20 @@ OTHERS = {
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
         train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
-        train/torch/test_function_trainer_ray.py train/torch/test_lightning_trainer.py
-        train/torch/test_ray_scripts.py train/torch/test_run_scripts.py train/torch/test_transformers.py
+        train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py
+        train/torch/test_ray_scripts.py train/torch/test_transformers.py
         tune/experiment/test_kills.py
-        tune/integrations/test_lightning_callbacks.py tune/integrations/test_mlflow.py
-        tune/test_old_scripts.py tune/test_ray_tuner.py tune/search/test_external_searchers.py
-        tune/search/test_search_benchmarks.py tune/test_speed.py tune/integrations/test_wandb.py
-        tune/integrations/test_keras.py
+        plugins/integrations/test_lightning_callbacks.py plugins/integrations/test_mlflow.py
+        tune/test_old_scripts.py tune/test_ray_tuner.py plugins/searchers/test_external_searchers.py
+        tune/search/test_search_benchmarks.py tune/test_speed.py plugins/integrations/test_wandb.py
+        plugins/integrations/test_keras.py
     """,
 }
 """The files that need something else than their folder does."""
 
 LONGEST = """
-    train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py train/torch/test_run_scripts.py
-    compat/test_peers.py
+    train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py
+    plugins/launch/test_run_scripts.py plugins/compat/test_peers.py
     test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
     test_docs_tuning.py test_docs_strategies.py tune/test_ray_tuner.py train/strategies/test_strategies.py
     recipes/test_cifar10.py recipes/test_mnist.py test_docs_sklearn.py train/test_promises.py
@@ -107,7 +115,7 @@ LONGEST = """
     train/test_benchmarks.py runtime/test_gpus.py recipes/test_scikit_digits.py
     recipes/test_resnet50_layers.py sklearn/test_nested_searches.py
     runtime/test_drawn.py runtime/test_engines.py runtime/local/test_object_store.py
-    tune/search/test_bayesopt.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
+    plugins/searchers/test_bayesopt.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
     tune/search/test_duplicates.py sklearn/test_estimator_checks.py
     tune/search/test_paused_searches.py tune/search/test_samplers.py tune/search/test_optuna.py
 """.split()
@@ -118,7 +126,13 @@ _TIER_OF = {file: tier for tier, files in OTHERS.items() for file in files.split
 
 def tier_of(file: Path) -> str:
     """Return the tier of a test file, given by its path relative to tests/."""
-    return _TIER_OF.get(file.as_posix()) or FOLDERS[file.parent.parts[0] if file.parent.parts else "."]
+    return _TIER_OF.get(file.as_posix()) or FOLDERS[folder_of(file)]
+
+
+def folder_of(file: Path) -> str:
+    """Return the folder of a test file that FOLDERS names; that of a plugin is below `plugins`."""
+    parts = file.parent.parts or (".",)
+    return "/".join(parts[: 2 if parts[0] == "plugins" else 1])
 
 
 def may_hold(file: Path, tiers: list[str]) -> bool:

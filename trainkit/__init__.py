@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-NEEDED = ("trainkit.compat", "trainkit.errors", "trainkit.lazy")
+NEEDED = ("trainkit.plugins", "trainkit.errors", "trainkit.lazy", "trainkit.registry")
 """Modules that the finder itself imports. They have no former paths."""
 
 
 class OldPaths:
-    """Finder of former module paths and of Ray's paths, both defined in `trainkit/compat`.
+    """Finder of former module paths and of Ray's paths, which a plugin defines.
 
     It comes first in `sys.meta_path`, for two reasons. Python treats a folder that holds only type stubs as a
     namespace package without names. And the path of a former module may be the path of a package today.
@@ -34,9 +34,10 @@ class OldPaths:
         """Return the import spec of `path`, or None to leave it to the other finders."""
         if not path.startswith("trainkit.") or path.startswith(NEEDED):
             return None
-        from trainkit.compat import finder
+        from trainkit.registry import each
 
-        return finder.find(path, (each for each in sys.meta_path if each is not self), search)
+        others = [finder for finder in sys.meta_path if finder is not self]
+        return next(filter(None, (find(path, others, search) for find in each("trainkit.finders"))), None)
 
 
 if not any(type(each).__module__ == __name__ for each in sys.meta_path):

@@ -10,6 +10,7 @@ from trainkit import sklearn as sklearn
 from trainkit import train as train
 from trainkit import tune as tune
 from trainkit import util as util
+from trainkit.plugins.compat.core.timeline import timeline as timeline
 from trainkit.runtime.api import available_resources as available_resources
 from trainkit.runtime.api import cancel as cancel
 from trainkit.runtime.api import cluster_resources as cluster_resources
@@ -34,7 +35,6 @@ from trainkit.runtime.api import put as put
 from trainkit.runtime.api import remote as remote
 from trainkit.runtime.api import remove_placement_group as remove_placement_group
 from trainkit.runtime.api import shutdown as shutdown
-from trainkit.runtime.api import timeline as timeline
 from trainkit.runtime.api import wait as wait
 from trainkit.runtime.specs import ActorID as ActorID
 from trainkit.runtime.specs import JobID as JobID

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,20 @@ from typing import Any, Self
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TuneError
-from trainkit.train.data import ranks
+from trainkit.registry import added, loaded
 from trainkit.tune.core.checks import how_to_resume
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.results.overview import LogEvent, LogReader, Overview
 from trainkit.tune.store.ownership import asker, leave_command, owner_of
 
 _EVERY_S = 0.05
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function that a plugin adds to this module, such as `trace`."""
+    if name in added(__name__):
+        return loaded(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)
@@ -286,38 +292,6 @@ class Experiment:
                     f"{self.timeout_s:g} s: {end}"
                 )
             SYSTEM.sleep(_EVERY_S)
-
-
-def trace(
-    pid: int, path: str | os.PathLike[str], *, steps: int = 5, timeout_s: float = ranks.TRACE_S
-) -> Path:
-    """Record the next steps of one rank of a running trainer with `torch.profiler`.
-
-    A step lasts from one batch to the next. Recording slows down the rank, and the ranks that wait for it.
-
-    Args:
-        pid: process id of the rank, on this machine; `trainkit status` and the dashboard show it.
-        path: file to write, as JSON for Perfetto and Chrome's `about:tracing`.
-        steps: number of steps, 1 to 100.
-        timeout_s: seconds to wait for the rank to finish the steps.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        ConfigError: an argument is out of range, or the process is not a rank of a trainer.
-        TrainkitError: the rank makes no steps, has ended, or another client is tracing it.
-    """
-    target = Path(path).expanduser().absolute()
-    with ranks.trace(pid, target.parent, steps, timeout_s) as recorded:
-        aside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with aside.open("wb") as file:
-                shutil.copyfileobj(recorded, file)
-            aside.replace(target)  # a reader must never see a partly written file
-        finally:
-            aside.unlink(missing_ok=True)
-    return target
 
 
 def _taken_back(file: Path) -> bool:

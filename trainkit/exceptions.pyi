@@ -1,1 +1,1 @@
-from trainkit.compat.exceptions import *
+from trainkit.plugins.compat.exceptions import *

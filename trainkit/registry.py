@@ -1,15 +1,16 @@
-"""Registries of named components: those that trainkit ships, and those of other packages' entry points."""
+"""Registries of named components: those of trainkit and its plugins, and those of other packages."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from glob import escape, iglob
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainkit.errors import ConfigError, did_you_mean
 
@@ -17,10 +18,59 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+class Added(NamedTuple):
+    """An entry of a plugin.
+
+    Attributes:
+        target: "module:attribute".
+        help: one line about it; may be empty.
+    """
+
+    target: str
+    help: str
+
+
+@functools.cache
+def added(group: str) -> dict[str, Added]:
+    """Return the entries of a group that the plugins in `trainkit/plugins` add, by name.
+
+    Each plugin has a file `entry_points.txt`, in the format of packages. A comment behind an entry is its
+    line of help.
+    """
+    found: dict[str, Added] = {}
+    for path in sorted(iglob(f"{escape(os.path.dirname(__file__))}/plugins/*/entry_points.txt")):
+        section = ""
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                name, is_entry, rest = line.partition("=")
+                section = section if is_entry else line.strip()[1:-1] or section
+                if is_entry and section == group:
+                    target, _, text = rest.partition("#")
+                    found[name.strip()] = Added(target.strip(), text.strip())
+    return found
+
+
+def each(group: str) -> list[Any]:
+    """Return the objects that plugins add to a group, loaded now."""
+    return [_imported(entry.target) for entry in added(group).values()]
+
+
+def loaded(group: str, name: str) -> Any:
+    """Return the object that a plugin adds under this name.
+
+    Raises:
+        ConfigError: no plugin adds it.
+    """
+    entry = added(group).get(name)
+    if entry is None:
+        raise ConfigError(f"no plugin in trainkit/plugins adds {name!r} to {group}: reinstall trainkit")
+    return _imported(entry.target)
+
+
 class Registry:
     """Components of one kind, such as schedulers. Each is loaded on first use.
 
-    Other packages add components as entry points of the group `trainkit.schedulers`, and so on:
+    Plugins and other packages add components as entry points of the group `trainkit.schedulers`, and so on:
 
         [project.entry-points."trainkit.schedulers"]
         mine = "my_package.my_module:MyScheduler"
@@ -39,8 +89,8 @@ class Registry:
         self.kind = kind
         self._base = base
         self.group = f"trainkit.{kind[:-1]}ies" if kind.endswith("y") else f"trainkit.{kind}s"
-        self._rows = rows
-        self._own = {_attribute_of(target): target for target in rows.values()} | dict(rows)
+        self._rows = dict(rows) | {name: entry.target for name, entry in added(self.group).items()}
+        self._own = {_attribute_of(target): target for target in self._rows.values()} | self._rows
 
     @property
     def homes(self) -> dict[str, str]:

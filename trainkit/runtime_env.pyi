@@ -1,1 +1,1 @@
-from trainkit.compat.runtime_env import *
+from trainkit.plugins.compat.core.runtime_env import *

@@ -28,9 +28,9 @@ from benchmarks.gpu.job import (
 )
 from benchmarks.interleaved import LAUNCHER, Served, in_turn, timed
 from benchmarks.rows import Report, Row, apart, parser
+from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.strategies.layers import Layers
-from trainkit.train.strategies.pipeline import Pipeline
 
 
 class Bench:

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "trainkit": "Tasks, actors and objects",
-    "trainkit.pools": "Pools",
+    "trainkit.plugins.pools": "Pools",
     "trainkit.train": "Training with operators",
     "trainkit.train.torch": "Training with functions",
     "trainkit.tune": "Tuning",

@@ -36,11 +36,7 @@ def between_doors(source: Source, floors: Sequence[Collection[str]]) -> list[Bre
             continue
         if height[theirs] < height[ours] or height[ours] == height[theirs] == 0:
             continue
-        fix = (
-            "name it by its own home instead"
-            if theirs == "compat"
-            else f"move what both need to a floor below {ours or 'the front'!r}, or pass it in as an argument"
-        )
+        fix = f"move what both need to a floor below {ours or 'the front'!r}, or pass it in as an argument"
         breaches.append(_import_breach(source, found, fix))
     return breaches
 
@@ -98,6 +94,44 @@ def _room(source: Source, module: str, door: str) -> str | None:
 
 def _import_breach(source: Source, found: Import, fix: str) -> Breach:
     return source.modules[found.module].breach(found.line, f"imports {found.target}", fix)
+
+
+def plugin_of(source: Source, module: str) -> str | None:
+    """Return the plugin that a module belongs to; None for the core."""
+    door, _, rest = source.below(module).partition(".")
+    return rest.partition(".")[0] if door == "plugins" and rest else None
+
+
+def plugins_named(source: Source) -> list[Breach]:
+    """Find plugins that modules of the core name, in imports and in texts that are no docstrings."""
+    room, fix = f"{source.package}.plugins.", "let the plugin connect itself by its entry_points.txt"
+    core = [module for module in source if plugin_of(source, module.name) is None]
+    texts = [
+        module.breach(node.lineno, f"names a plugin: {node.value!r:.60}", fix)
+        for module in core
+        for node in module.nodes
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and room in node.value
+        and node not in module.described
+    ]
+    imports = [
+        _import_breach(source, found, fix)
+        for found in source.imports
+        if plugin_of(source, found.module) is None and f"{found.target}.".startswith(room)
+    ]
+    return [*texts, *imports]
+
+
+def between_plugins(source: Source, arrows: Mapping[str, Collection[str]]) -> list[Breach]:
+    """Find imports of a plugin by another plugin that `arrows` doesn't allow."""
+    breaches = []
+    for found in source.own_imports:
+        ours, theirs = (plugin_of(source, name) for name in (found.module, found.target))
+        if ours and theirs and ours != theirs and theirs not in arrows.get(ours, ()):
+            fix = f"move it to one of the two, or add {theirs!r} to ARROWS of {ours!r} with its reason"
+            breaches.append(_import_breach(source, found, fix))
+    return breaches
 
 
 def circles(source: Source) -> list[Breach]:
@@ -423,7 +457,7 @@ def asserts(source: Source) -> list[Breach]:
             node.lineno, "assert guards something", "raise an error of errors.py that says what to do"
         )
         for module in source
-        if not source.below(module.name).startswith("testing")
+        if not source.below(module.name).startswith("plugins.testing")
         for node in module.nodes
         if isinstance(node, ast.Assert)
     ]

@@ -14,7 +14,7 @@ from tests.contract.test_contract import hold
 
 Write = Callable[[dict[str, str]], Source]
 
-FLOORS = [{"errors"}, {"runtime"}, {"tune"}, {""}, {"compat"}]
+FLOORS = [{"errors"}, {"runtime"}, {"tune"}, {""}, {"plugins"}]
 LAYERS = "main > worker > client | node > memory > wire, system"
 
 
@@ -66,11 +66,19 @@ def test_an_import_down_a_floor_is_fine(write: Write) -> None:
     assert rules.between_doors(source, FLOORS) == []
 
 
-def test_an_import_of_compat(write: Write) -> None:
+def test_a_plugin_that_the_core_names(write: Write) -> None:
     source = write(
-        {"tune/trial.py": "import house.compat.names", "compat/names.py": "import house.tune.trial"}
+        {"tune/trial.py": "import house.plugins.names.old", "plugins/names/old.py": "import house.errors"}
     )
-    only(rules.between_doors(source, FLOORS), "tune/trial.py:1", "imports house.compat.names", "its own home")
+    only(rules.plugins_named(source), "tune/trial.py:1", "imports house.plugins.names", "entry_points.txt")
+    source = write({"tune/trial.py": 'HOME = "house.plugins.names.old:Old"', "plugins/names/old.py": ""})
+    only(rules.plugins_named(source), "tune/trial.py:1", "names a plugin", "entry_points.txt")
+
+
+def test_a_plugin_that_another_plugin_imports(write: Write) -> None:
+    source = write({"plugins/names/old.py": "import house.plugins.page.view", "plugins/page/view.py": ""})
+    only(rules.between_plugins(source, {}), "plugins/names/old.py:1", "imports house.plugins.page", "ARROWS")
+    assert not rules.between_plugins(source, {"names": {"page"}})
 
 
 def test_a_door_without_a_floor(write: Write) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract import limits, rules
+from tests.contract import english, limits, rules
 from tests.contract.source import Breach, Source
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +25,9 @@ def source() -> Source:
     return Source(ROOT, "trainkit")
 
 
-def hold(what: str, count: int, listing: str = "") -> None:
+def hold(what: str, count: int, listing: str = "", limit: limits.Limit | None = None) -> None:
     """Fail if `count` is above its figure, or so far below that the figure has to follow."""
-    limit = limits.COUNTS[what]
+    limit = limit or limits.COUNTS[what]
     most = max(limit.today, limit.target)
     if count > most:
         pytest.fail(f"{what}: {count}, and {most} are the most\n{listing}", pytrace=False)
@@ -71,6 +71,14 @@ def test_every_room_has_its_layer(source: Source) -> None:
         for breach in rules.rooms_without_layer(source, door, layers)
     ]
     hold_breaches("rooms without a layer", found)
+
+
+def test_the_core_names_no_plugin(source: Source) -> None:
+    hold_breaches("names of plugins in the core", rules.plugins_named(source))
+
+
+def test_plugins_import_the_plugins_that_they_may(source: Source) -> None:
+    hold_breaches("imports between plugins", rules.between_plugins(source, limits.ARROWS))
 
 
 def test_no_files_import_one_another(source: Source) -> None:
@@ -123,9 +131,19 @@ def test_folders_hold_few_files(source: Source) -> None:
     hold_breaches("crowded folders", rules.crowded_folders(source, limits.FILES_IN_A_FOLDER))
 
 
-def test_the_package_is_small(source: Source) -> None:
-    hold("files", len(source.modules))
-    hold("lines of code", sum(module.code_lines for module in source))
+def test_the_core_is_small(source: Source) -> None:
+    core = [module for module in source if rules.plugin_of(source, module.name) is None]
+    hold("lines of the core", sum(module.code_lines for module in core))
+
+
+def test_every_plugin_has_a_budget(source: Source) -> None:
+    assert {rules.plugin_of(source, module.name) for module in source} == {None, *limits.PLUGINS}
+
+
+@pytest.mark.parametrize("name", limits.PLUGINS)
+def test_a_plugin_is_small(source: Source, name: str) -> None:
+    files = [module for module in source if rules.plugin_of(source, module.name) == name]
+    hold(f"lines of {name}", sum(module.code_lines for module in files), limit=limits.PLUGINS[name])
 
 
 def test_files_hold_one_concept(source: Source) -> None:
@@ -152,11 +170,18 @@ def test_a_class_name_stands_for_one_class(source: Source) -> None:
 
 
 def test_other_names_live_in_compat(source: Source) -> None:
-    hold_breaches("aliases outside compat", rules.aliases(source, "compat"))
+    hold_breaches("aliases outside compat", rules.aliases(source, "plugins.compat"))
 
 
 def test_docstrings_say_it(source: Source) -> None:
     hold_breaches("docstrings that are riddles", rules.riddles(source))
+
+
+@pytest.mark.parametrize("rule", english.RULES)
+def test_texts_are_plain_english(source: Source, rule: str) -> None:
+    pages = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    breaches = english.breaches(source, pages, rule)
+    hold(f"{rule!r}", len(breaches), "\n".join(map(str, breaches[:SHOWN])), limits.ENGLISH[rule])
 
 
 # what a module may use

@@ -40,7 +40,7 @@ from tests.sklearn.scripted_estimator import ScriptedEstimator, data
 from trainkit import tune
 from trainkit.clock import thread_clock
 from trainkit.errors import WorkerDiedError
-from trainkit.pools import Pool
+from trainkit.plugins.pools import Pool
 from trainkit.runtime import session
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates, experiment
 from trainkit.sklearn.candidates import FirstFolds, may_be_here, worth_handing_over, worth_starting

@@ -12,6 +12,8 @@ from sklearn.metrics import accuracy_score, make_scorer
 from sklearn.svm import SVC
 
 from trainkit.errors import ConfigError
+from trainkit.plugins.integrations.mlflow import MLflowLoggerCallback
+from trainkit.plugins.integrations.wandb import WandbLoggerCallback
 from trainkit.sklearn import TuneSearchCV
 from trainkit.sklearn.candidates import CandidateList, CandidateSource
 from trainkit.sklearn.settings import (
@@ -29,8 +31,6 @@ from trainkit.tune.callbacks import Callback, CSVLoggerCallback
 from trainkit.tune.controller.rules import words_of
 from trainkit.tune.core.checks import named_as
 from trainkit.tune.core.stoppers import MaximumIterationStopper, TimeoutStopper
-from trainkit.tune.integrations.mlflow import MLflowLoggerCallback
-from trainkit.tune.integrations.wandb import WandbLoggerCallback
 from trainkit.tune.schedulers import ASHAScheduler
 
 

@@ -21,8 +21,8 @@ from trainkit.errors import (
     TaskError,
     message_of,
 )
-from trainkit.testing import engine
-from trainkit.testing.engine import Counter, double
+from trainkit.plugins.testing import engine
+from trainkit.plugins.testing.engine import Counter, double
 
 
 class TwoArguments(Exception):

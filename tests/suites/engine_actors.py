@@ -25,7 +25,7 @@ from tests.suites.parts import (
     value_of_named,
 )
 from trainkit.errors import ActorDiedError, ConfigError
-from trainkit.testing.engine import Suite, needs
+from trainkit.plugins.testing.engine import Suite, needs
 
 
 def keeper(value: Any = None, **options: Any) -> Any:

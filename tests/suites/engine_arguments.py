@@ -11,7 +11,7 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, fibonacci, wait_for
 from trainkit.errors import ActorDiedError, TaskCancelledError
-from trainkit.testing.engine import Suite, needs
+from trainkit.plugins.testing.engine import Suite, needs
 
 SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""

@@ -44,8 +44,8 @@ from trainkit.errors import (
     TaskCancelledError,
     TaskError,
 )
+from trainkit.plugins.testing.engine import Suite, lacks, needs
 from trainkit.runtime.streams import ObjectRefGenerator
-from trainkit.testing.engine import Suite, lacks, needs
 
 SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""

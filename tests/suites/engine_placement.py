@@ -19,8 +19,8 @@ from tests.suites.parts import (
     start_and_wait_for,
 )
 from trainkit.errors import ActorDiedError, ConfigError, InfeasibleError, WorkerDiedError
+from trainkit.plugins.testing.engine import Suite, needs
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
-from trainkit.testing.engine import Suite, needs
 
 MIB = 1 << 20
 TOTALS = {"CPU": SESSION_CPUS, "GPU": 2, "licence": 2}

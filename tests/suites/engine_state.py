@@ -16,8 +16,8 @@ import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from tests.suites.parts import Keeper, await_file, context, start_and_wait_for
 from trainkit.errors import ConfigError
+from trainkit.plugins.testing.engine import Suite, lacks, needs
 from trainkit.runtime.session import engine
-from trainkit.testing.engine import Suite, lacks, needs
 from trainkit.util import get_node_ip_address, list_named_actors, metrics, state
 
 

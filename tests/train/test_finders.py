@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.strategies.test_pipeline import Toy, plain
-from tests.train.strategies.test_pipeline import trainer as pipeline
+from tests.plugins.pipeline.test_pipeline import Toy, plain
+from tests.plugins.pipeline.test_pipeline import trainer as pipeline
 from tests.train.workers.test_recovery import identical, run
 from tests.train.workers.test_recovery import trainer as killable
 from trainkit.errors import ConfigError, TrainingError
+from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.step.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
-from trainkit.train.strategies.pipeline import Pipeline
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

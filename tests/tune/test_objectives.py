@@ -12,6 +12,7 @@ from matplotlib.collections import PathCollection
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
+from trainkit.plugins.dashboard.plots.style import metric_of
 from trainkit.tune.core.objectives import (
     Objective,
     ParetoRanking,
@@ -20,7 +21,6 @@ from trainkit.tune.core.objectives import (
     objectives_of,
     point_of,
 )
-from trainkit.tune.plots.style import metric_of
 from trainkit.tune.schedulers import ASHAScheduler, ParetoScheduler
 from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, HyperOptSearch, OptunaSearch, Repeater
 

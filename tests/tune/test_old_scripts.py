@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.peers.base import with_our_imports
+from tests.plugins.compat.peers.base import with_our_imports
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(Path(__file__).with_name("old_scripts").glob("*.py"))

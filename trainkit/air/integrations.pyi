@@ -1,2 +1,2 @@
-from trainkit.tune.integrations import mlflow as mlflow
-from trainkit.tune.integrations import wandb as wandb
+from trainkit.plugins.integrations import mlflow as mlflow
+from trainkit.plugins.integrations import wandb as wandb

@@ -1,1 +1,1 @@
-from trainkit.compat.session import *
+from trainkit.plugins.compat.session import *

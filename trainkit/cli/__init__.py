@@ -7,18 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from trainkit.registry import Registry
+from trainkit.registry import Registry, added
 
 COMMANDS = Registry(
     "command",
     {
         "add": "trainkit.cli.steer:Add",
         "clean": "trainkit.cli.clean:Clean",
-        "dashboard": "trainkit.cli.dashboard:ServeDashboard",
         "first": "trainkit.cli.steer:First",
         "ls": "trainkit.cli.show:ListExperiments",
-        "mcp": "trainkit.cli.mcp:ServeAgents",
-        "run": "trainkit.cli.run:Run",
         "list-experiments": "trainkit.cli.show:ListExperiments",
         "lsx": "trainkit.cli.show:ListExperiments",
         "pause": "trainkit.cli.steer:Pause",
@@ -29,7 +26,6 @@ COMMANDS = Registry(
         "status": "trainkit.cli.sessions:Status",
         "stop": "trainkit.cli.stop:Stop",
         "tail": "trainkit.cli.tail:Tail",
-        "trace": "trainkit.cli.trace:Trace",
         "why": "trainkit.cli.why:Why",
     },
     base="trainkit.cli:Command",
@@ -39,21 +35,17 @@ COMMANDS = Registry(
 HELP = {
     "add": "have a running experiment try a configuration next",
     "clean": "remove the checkpoints of trials that have ended",
-    "dashboard": "look at experiments in a browser, and steer them",
     "first": "have a trial that waits run before the others",
     "ls": "the experiments in a folder",
-    "mcp": "serve experiments to an agent, by the Model Context Protocol",
     "pause": "hold a trial of a running experiment, or all of it, until it is resumed",
     "resume": "let what was paused go on",
-    "run": "run a script on several ranks, as torchrun and accelerate launch do",
     "set": "change how many trials a running experiment makes, how many at once, and for how long",
     "show": "an experiment's trials",
     "status": "what runs in your sessions, what it holds, and what waits",
     "stop": "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about",
     "tail": "what trials report, as it comes",
-    "trace": "record the next steps of a trainer's rank, to look at in Perfetto",
     "why": "why a trial was stopped, or something waits, or how it ended",
-}
+} | {name: entry.help for name, entry in added(COMMANDS.group).items()}
 """Help lines of trainkit's own commands. With them, the list of commands needs no imports."""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
 """Further names of trainkit's own commands."""

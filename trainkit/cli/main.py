@@ -52,7 +52,7 @@ def _overview() -> argparse.ArgumentParser:
     version = sys.modules["trainkit"].__version__  # version of the package with this module
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
-    for name, words in HELP.items():
+    for name, words in sorted(HELP.items()):
         commands.add_parser(name, help=words, aliases=ALIASES.get(name, ()))
     found: dict[type[Command], list[str]] = {}
     for name in sorted({*COMMANDS.names()}.difference(COMMANDS.own_names())):

@@ -1,2 +1,2 @@
-from trainkit.runtime.graphs.graph import InputAttributeNode as InputAttributeNode
-from trainkit.runtime.graphs.graph import InputNode as InputNode
+from trainkit.plugins.compat.core.graph import InputAttributeNode as InputAttributeNode
+from trainkit.plugins.compat.core.graph import InputNode as InputNode

@@ -1,1 +1,1 @@
-from trainkit.runtime.graphs.graph import MultiOutputNode as MultiOutputNode
+from trainkit.plugins.compat.core.graph import MultiOutputNode as MultiOutputNode

@@ -23,7 +23,6 @@ from trainkit.runtime.context import (
     nodes,
     promises,
 )
-from trainkit.runtime.observability.timeline import timeline
 from trainkit.runtime.options import method
 from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
 from trainkit.runtime.scheduling import PlacementGroup
@@ -62,7 +61,6 @@ __all__ = [
     "renew",
     "scratch_dir",
     "shutdown",
-    "timeline",
     "wait",
 ]
 

@@ -10,7 +10,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, get_origin, overload
 
 from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
-from trainkit.runtime.graphs import graph
+from trainkit.registry import loaded
 from trainkit.runtime.options import (
     ACTORS_ONLY,
     BUILT_IN,
@@ -79,9 +79,9 @@ class RemoteFunction(Generic[P, R]):
         )
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
 
-    def bind(self, /, *args: Any, **kwargs: Any) -> graph.FunctionNode:
-        """Return a graph node that makes this call; see `trainkit.runtime.graphs.graph`."""
-        return graph.FunctionNode(self, args, kwargs)
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return a graph node that makes this call; see `trainkit.dag`."""
+        return loaded("trainkit.graphs", "function")(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Start a call with these arguments and options, through Ray's older interface."""
@@ -144,9 +144,11 @@ class ActorMethod:
         refs = engine().call(self._actor, self._name, args, kwargs, self._spec)
         return refs[0] if len(refs) == 1 else refs or None
 
-    def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassMethodNode:
-        """Return a graph node that sends this call; see `trainkit.runtime.graphs.graph`."""
-        return graph.ClassMethodNode(lambda _: self, args, kwargs, label=self._name, actor=self._actor)
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return a graph node that sends this call; see `trainkit.dag`."""
+        return loaded("trainkit.graphs", "method")(
+            lambda _: self, args, kwargs, label=self._name, actor=self._actor
+        )
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send a call with these arguments and options, through Ray's older interface."""
@@ -256,9 +258,9 @@ class ActorClass(Generic[T]):
         )
         return ActorHandle(engine().start_actor(spec), self._interface)
 
-    def bind(self, /, *args: Any, **kwargs: Any) -> graph.ClassNode:
-        """Return a graph node that makes an actor; see `trainkit.runtime.graphs.graph`."""
-        return graph.ClassNode(self, args, kwargs)
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return a graph node that makes an actor; see `trainkit.dag`."""
+        return loaded("trainkit.graphs", "actor")(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
         """Request an actor with these arguments and options, through Ray's older interface."""

@@ -329,32 +329,36 @@ def inside(folder: str | None) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-RANKS = "trainkit.train.torch.script"
-"""Module to preload for the ranks of a script; it loads nothing that only trainers use."""
-
 PRELOADS = {
     "numpy": ("numpy", "numpy.random"),
     "pandas": ("pandas",),
     "sklearn": ("sklearn", "sklearn.base", "sklearn.utils"),
     "torch": ("numpy.random", "torch"),
     "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker", "trainkit.train.torch.trial"),
-    RANKS: ("numpy.random", "torch", "torch._dynamo", RANKS),
 }
 """Modules that a template imports before it forks, by name of the set; "torch" includes NumPy."""
 
-SLOW = frozenset({"torch", "torch._dynamo", RANKS})
+SLOW = {"torch", "torch._dynamo"}
 """Sets whose import takes about a second; the others take tenths of a second."""
 
-HEAVY = SLOW | {"pandas", "sklearn"}
+HEAVY = frozenset(SLOW | {"pandas", "sklearn"})
 """Packages that get their own template as soon as a worker has imported them."""
 
 # Every optimizer imports `torch._dynamo` on first use, so workers that import torch get both.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
 
 
-def register(module: str) -> None:
-    """Preload `module` for the workers of a process that has imported it."""
-    _when_imported[module] = module
+def register(module: str, when: str | None = None, *, is_slow: bool = False) -> None:
+    """Preload a module for the workers of a process that has imported it.
+
+    Args:
+        module: module to import in the template.
+        when: module that the process has imported; None means `module`.
+        is_slow: True if the import takes about a second.
+    """
+    _when_imported[module] = when or module
+    if is_slow:
+        SLOW.add(module)
 
 
 def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
-from trainkit.runtime.graphs import graph
 from trainkit.runtime.scheduling import PlacementGroup, SchedulingStrategy
 from trainkit.runtime.specs import ObjectRef
 from trainkit.runtime.streams import ObjectRefGenerator
@@ -209,14 +208,14 @@ class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
     """Type of `trainkit.runtime.remote.RemoteFunction`."""
 
     def options(self, **changes: Unpack[TaskOptions]) -> Self: ...
-    def bind(self, *args: Any, **kwargs: Any) -> graph.FunctionNode: ...
+    def bind(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
     """Type of `trainkit.runtime.remote.ActorClass`; calling the class `F_co` gives its handles' type."""
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
-    def bind(self, *args: Any, **kwargs: Any) -> graph.ClassNode: ...
+    def bind(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Method(Remote[F_co], Protocol[F_co, Plain_co]):
@@ -225,7 +224,7 @@ class Method(Remote[F_co], Protocol[F_co, Plain_co]):
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def options(self, **changes: Unpack[CallOptions]) -> Self: ...
-    def bind(self, *args: Any, **kwargs: Any) -> graph.ClassMethodNode: ...
+    def bind(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class MakeRemote(Protocol):

@@ -1,9 +1,9 @@
-from trainkit.compat.run import Experiment as Experiment
-from trainkit.compat.run import run as run
-from trainkit.compat.run import run_experiments as run_experiments
 from trainkit.errors import TuneError as TuneError
+from trainkit.plugins import integrations as integrations
+from trainkit.plugins.compat.run import Experiment as Experiment
+from trainkit.plugins.compat.run import run as run
+from trainkit.plugins.compat.run import run_experiments as run_experiments
 from trainkit.tune import callbacks as callbacks
-from trainkit.tune import integrations as integrations
 from trainkit.tune import schedulers as schedulers
 from trainkit.tune import search as search
 from trainkit.tune.callbacks import Callback as Callback

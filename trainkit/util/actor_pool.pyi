@@ -1,1 +1,1 @@
-from trainkit.compat.actor_pool import ActorPool as ActorPool
+from trainkit.plugins.compat.core.actor_pool import ActorPool as ActorPool

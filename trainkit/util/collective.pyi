@@ -1,1 +1,1 @@
-from trainkit.compat.core.collective import *
+from trainkit.plugins.compat.core.collective import *

@@ -1,1 +1,1 @@
-from trainkit.compat.ray_util import log_once as log_once
+from trainkit.plugins.compat.ray_util import log_once as log_once

@@ -1,2 +1,2 @@
-from trainkit.compat.pools import register_ray as register_ray
-from trainkit.pools.joblib_backend import register_trainkit as register_trainkit
+from trainkit.plugins.compat.pools import register_ray as register_ray
+from trainkit.plugins.pools.joblib_backend import register_trainkit as register_trainkit

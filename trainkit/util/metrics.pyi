@@ -1,5 +1,5 @@
-from trainkit.runtime.observability.metrics import Counter as Counter
-from trainkit.runtime.observability.metrics import Gauge as Gauge
-from trainkit.runtime.observability.metrics import Histogram as Histogram
-from trainkit.runtime.observability.metrics import Metric as Metric
-from trainkit.runtime.observability.metrics import prometheus_text as prometheus_text
+from trainkit.plugins.compat.core.metrics import Counter as Counter
+from trainkit.plugins.compat.core.metrics import Gauge as Gauge
+from trainkit.plugins.compat.core.metrics import Histogram as Histogram
+from trainkit.plugins.compat.core.metrics import Metric as Metric
+from trainkit.plugins.compat.core.metrics import prometheus_text as prometheus_text

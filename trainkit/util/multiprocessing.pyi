@@ -1,2 +1,2 @@
-from trainkit.compat.pools import AsyncResult as AsyncResult
-from trainkit.compat.pools import Pool as Pool
+from trainkit.plugins.compat.pools import AsyncResult as AsyncResult
+from trainkit.plugins.compat.pools import Pool as Pool

@@ -1,1 +1,1 @@
-from trainkit.compat.queue import *
+from trainkit.plugins.compat.core.queue import *

@@ -1,2 +1,2 @@
-from trainkit.compat.ray_util import deregister_serializer as deregister_serializer
-from trainkit.compat.ray_util import register_serializer as register_serializer
+from trainkit.plugins.compat.ray_util import deregister_serializer as deregister_serializer
+from trainkit.plugins.compat.ray_util import register_serializer as register_serializer

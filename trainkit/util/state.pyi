@@ -1,1 +1,1 @@
-from trainkit.compat.state import *
+from trainkit.plugins.compat.core.state import *

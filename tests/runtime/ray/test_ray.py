@@ -23,7 +23,7 @@ from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
 from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
-from trainkit.testing.engine import Suite
+from trainkit.plugins.testing.engine import Suite
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 

@@ -12,7 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.train.workers.test_recovery import identical, run, trainer
 from trainkit.errors import ConfigError
-from trainkit.testing.strategy import (
+from trainkit.plugins.pipeline.pipeline import Pipeline
+from trainkit.plugins.testing.strategy import (
     GLOBAL_BATCH,
     SAMPLES,
     Promised,
@@ -25,7 +26,6 @@ from trainkit.testing.strategy import (
 )
 from trainkit.train import TorchTrainer
 from trainkit.train.strategies.fsdp import FSDP
-from trainkit.train.strategies.pipeline import Pipeline
 from trainkit.train.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.usefixtures("runtime")

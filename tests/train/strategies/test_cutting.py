@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.train.strategies.pipeline_stages import cut
+from trainkit.plugins.pipeline.stages import cut
 
 
 def linears(*widths: int) -> nn.Sequential:

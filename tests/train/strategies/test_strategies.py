@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trainkit.testing.strategy import StrategyRow, StrategySuite
+from trainkit.plugins.pipeline.pipeline import Pipeline
+from trainkit.plugins.testing.strategy import StrategyRow, StrategySuite
 from trainkit.train.strategies.fsdp import FSDP
 from trainkit.train.strategies.layers import Layers
-from trainkit.train.strategies.pipeline import Pipeline
 from trainkit.train.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -16,14 +16,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.plugins.pipeline.test_pipeline import Toy
 from tests.train.strategies.test_cutting import Skips
-from tests.train.strategies.test_pipeline import Toy
 from tests.train.strategies.transformers import PLAN, Decoder
 from tests.train.workers.test_recovery import identical, mortal, run, undisturbed
 from trainkit.errors import ConfigError
+from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.strategies.fsdp import FSDP
-from trainkit.train.strategies.pipeline import Pipeline
 from trainkit.train.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -33,8 +33,8 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
-from trainkit.train.data import ranks
-from trainkit.train.data.rank_meter import TEXT_AT, TEXT_BYTES, Cell, RankMeter, write_text
+from trainkit.plugins.profile import ranks
+from trainkit.plugins.profile.rank_meter import TEXT_AT, TEXT_BYTES, Cell, RankMeter, write_text
 from trainkit.train.torch import (
     accelerate,
     backward,

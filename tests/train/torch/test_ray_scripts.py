@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.peers.base import with_our_imports
+from tests.plugins.compat.peers.base import with_our_imports
 from tests.runtime.ray.ray_session import clean_ray
 
 SCRIPTS = sorted(Path(__file__).parent.glob("ray_scripts/*.py"))

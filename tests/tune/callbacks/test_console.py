@@ -15,7 +15,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.cli.main import main
-from trainkit.dashboard.board import Board
+from trainkit.plugins.dashboard.board import Board
 from trainkit.tune.callbacks import console
 from trainkit.tune.core.trial import Trial, TrialStatus, state_of
 from trainkit.tune.display import (
@@ -314,7 +314,7 @@ WAITS = """
 import os, sys, threading, time, trainkit
 from fsspec.implementations.local import LocalFileSystem
 from trainkit import tune
-from trainkit.tune.integrations.tracking import TrackerCallback
+from trainkit.plugins.integrations.tracking import TrackerCallback
 trainkit.init(engine="inline", num_cpus=1)
 folder, what = sys.argv[1:]
 def waits():

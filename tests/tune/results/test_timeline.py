@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainkit import tune
+from trainkit.plugins.dashboard.plots.curves import lanes
 from trainkit.tune.core.trial import TrialStatus
-from trainkit.tune.plots.curves import lanes
 from trainkit.tune.store.reader import Span
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.testing.scheduler import SchedulerSuite
+from trainkit.plugins.testing.scheduler import SchedulerSuite
 from trainkit.tune.schedulers import (
     SCHEDULERS,
     ASHAScheduler,

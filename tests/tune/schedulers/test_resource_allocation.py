@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
-from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.schedulers.resource_changing_scheduler import (
+from trainkit.plugins.compat.resource_changing import (
     DistributeResources,
     DistributeResourcesToTopJob,
     evenly_distribute_cpus_gpus,
 )
+from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
+from trainkit.tune.core.resources import PlacementGroupFactory
+from trainkit.tune.core.trial import Trial, TrialStatus
 
 REPORT = {"training_iteration": 1, "m": 1.0}
 

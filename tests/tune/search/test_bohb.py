@@ -12,7 +12,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.testing.searcher import TREE, Row, Search
+from trainkit.plugins.testing.searcher import TREE, Row, Search
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search import ConcurrencyLimiter, create_searcher
 from trainkit.tune.search.bohb import TuneBOHB

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit import tune
-from trainkit.testing.searcher import Row, Search, loss_of
+from trainkit.plugins.testing.searcher import Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, Decision, FIFOScheduler, HyperBandForBOHB, Verdict
 from trainkit.tune.search.bohb import Knowledge, TuneBOHB
 from trainkit.tune.space.search_space import Space

@@ -7,7 +7,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.testing.searcher import Row, Search
+from trainkit.plugins.testing.searcher import Row, Search
 from trainkit.tune.search import OptunaSearch
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -12,6 +12,7 @@ from hyperopt import hp
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.plugins.searchers.bayesopt import BayesOptSearch
 from trainkit.tune.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
@@ -19,7 +20,6 @@ from trainkit.tune.search import (
     OptunaSearch,
     Searcher,
 )
-from trainkit.tune.search.bayesopt import BayesOptSearch
 from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.space.configurations import fingerprint, merged, nested
 from trainkit.tune.store.reader import ExperimentReader

@@ -15,7 +15,7 @@ import pytest
 from tests.tune.search.domains import ALL_DOMAINS
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.testing.searcher import SPACE, TREE, Row, Search, loss_of
+from trainkit.plugins.testing.searcher import SPACE, TREE, Row, Search, loss_of
 from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
 from trainkit.tune.search.optuna import study as opened
 from trainkit.tune.search.optuna.study import MARK

@@ -11,7 +11,7 @@ import torch
 from optuna import samplers
 
 from trainkit import tune
-from trainkit.testing.searcher import TREE, Row, Search, loss_of
+from trainkit.plugins.testing.searcher import TREE, Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandScheduler, Verdict
 from trainkit.tune.search import BayesOptSearch, HyperOptSearch, OptunaSearch, Repeater
 from trainkit.tune.search.optuna.study import MARK

@@ -13,7 +13,7 @@ from optuna import samplers
 
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.testing.searcher import TREE, Row, Search
+from trainkit.plugins.testing.searcher import TREE, Row, Search
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.search import OptunaSearch
 from trainkit.tune.search.optuna.study import MARK

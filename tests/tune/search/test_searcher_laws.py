@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.testing.searcher import Row, Search
+from trainkit.plugins.testing.searcher import Row, Search
 from trainkit.tune.search import (
     BasicVariantGenerator,
     BayesOptSearch,

@@ -7,7 +7,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.testing.searcher import Row, SearcherSuite
+from trainkit.plugins.testing.searcher import Row, SearcherSuite
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import (
     BasicVariantGenerator,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainkit import tune
-from trainkit.testing.scheduler import SchedulerSuite, simulated
+from trainkit.plugins.testing.scheduler import SchedulerSuite, simulated
 from trainkit.tune.schedulers import (
     PB2,
     ASHAScheduler,

@@ -17,7 +17,7 @@ from trainkit.runtime import serialize, specs
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
 from trainkit.runtime.inline.placement import ResourceShare
-from trainkit.runtime.observability.timeline import CallRecorder
+from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import has_async_init
 from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.serialize import Packed, pack, unpack

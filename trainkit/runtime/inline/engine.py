@@ -28,7 +28,7 @@ from trainkit.runtime.inline.event_loop import PrivateLoop
 from trainkit.runtime.inline.placement import Places, ResourceShare
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.local.system import devices
-from trainkit.runtime.observability.timeline import CallRecorder
+from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import method_of
 from trainkit.runtime.placement import require_labels
 from trainkit.runtime.scheduling import captured

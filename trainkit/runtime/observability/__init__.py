@@ -1,1 +1,1 @@
-"""Observability of a session: metrics, and the timeline of its calls."""
+"""Records that a session keeps of its calls."""

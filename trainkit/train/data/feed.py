@@ -19,7 +19,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from trainkit.errors import ConfigError
 from trainkit.train.data.prefetch import gathering
-from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchSizes,
@@ -30,6 +29,7 @@ from trainkit.train.data.sharding import (
     sampler_of,
     sharded_loader,
 )
+from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 
 

@@ -30,7 +30,6 @@ from trainkit.train.checkpoint.state import (
     load_generator_states,
 )
 from trainkit.train.data.feed import Batch, Feed, set_epoch
-from trainkit.train.data.rank_meter import Timed
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchWeight,
@@ -38,6 +37,7 @@ from trainkit.train.data.sharding import (
     batch_weight,
     whole_batches,
 )
+from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize

@@ -337,7 +337,6 @@ STRATEGIES = Registry(
         "fsdp": "trainkit.train.strategies.fsdp:FSDP",
         "layers": "trainkit.train.strategies.layers:Layers",
         "tensor": "trainkit.train.strategies.tensor:TensorParallel",
-        "pipeline": "trainkit.train.strategies.pipeline:Pipeline",
         "context": "trainkit.train.strategies.context:ContextParallel",
     },
 )

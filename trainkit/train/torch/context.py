@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from trainkit.errors import CheckpointError, ConfigError, TuneError
-from trainkit.train.data.rank_meter import RankMeter
+from trainkit.train.distributed.observers import RankObserver
 from trainkit.tune.core.checkpoint import FILENAME, Checkpoint, read_dictionary, write_dictionary
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.results.result import Result
@@ -77,7 +77,7 @@ class TrainContext(TuneContext):
         shards: Mapping[str, Any],
         metadata: Mapping[str, Any],
         devices: Sequence[Any],
-        meter: RankMeter,
+        meter: RankObserver,
     ) -> None:
         super().__init__(spec)
         self.devices = devices

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from trainkit.runtime import api as runtime
+from trainkit.train.distributed.observers import check_libraries
 from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
 from trainkit.train.torch.context import TrainContext, WorkerPosition, keep_returned
-from trainkit.train.torch.libraries import watch_libraries
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.tune.core.checkpoint import Checkpoint
@@ -109,7 +109,7 @@ class LoopWorker(GroupMember):
             devices=devices,
             listener=self._listener,
         )
-        watch_libraries()
+        check_libraries()
         position = WorkerPosition(
             rank=spec.rank,
             world_size=options.num_workers,

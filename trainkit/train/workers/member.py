@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
-from trainkit.train.data.rank_meter import RankMeter
+from trainkit.train.distributed.observers import RankObserver, observe_rank
 from trainkit.train.distributed.rendezvous import (
     LocalRank,
     Rendezvous,
@@ -80,7 +80,7 @@ class GroupMember:
 
     def __init__(self) -> None:
         self._listener: RendezvousStore | None = None
-        self._meter: RankMeter | None = None
+        self._meter: RankObserver | None = None
 
     def here(self) -> None:
         """Do nothing; a result shows that this process is running."""
@@ -94,11 +94,10 @@ class GroupMember:
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
-    def _metered(self, spec: WorkerSpec[Any], world_size: int, trainer: str) -> RankMeter:
+    def _metered(self, spec: WorkerSpec[Any], world_size: int, trainer: str) -> RankObserver:
         """Start and return the meter of this rank; `trainer` is the name of the training."""
         group = "" if spec.rendezvous is None else spec.rendezvous.place
-        self._meter = RankMeter(spec.rank, world_size, trainer=trainer, group=group)
-        self._meter.count_steps()
+        self._meter = observe_rank(spec.rank, world_size, trainer=trainer, group=group)
         return self._meter
 
     def apply(self, function: Callable[[], T]) -> T:

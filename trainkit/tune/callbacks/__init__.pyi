@@ -1,3 +1,5 @@
+from trainkit.plugins.integrations.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
+from trainkit.plugins.integrations.wandb import WandbLoggerCallback as WandbLoggerCallback
 from trainkit.tune.callbacks.base import CALLBACKS as CALLBACKS
 from trainkit.tune.callbacks.base import Callback as Callback
 from trainkit.tune.callbacks.base import ProgressReporter as ProgressReporter
@@ -8,5 +10,3 @@ from trainkit.tune.callbacks.loggers import LoggerCallback as LoggerCallback
 from trainkit.tune.callbacks.reporters import CLIReporter as CLIReporter
 from trainkit.tune.callbacks.reporters import JupyterNotebookReporter as JupyterNotebookReporter
 from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback as TBXLoggerCallback
-from trainkit.tune.integrations.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
-from trainkit.tune.integrations.wandb import WandbLoggerCallback as WandbLoggerCallback

@@ -17,9 +17,7 @@ CALLBACKS = Registry(
     {
         "csv": "trainkit.tune.callbacks.loggers:CSVLoggerCallback",
         "json": "trainkit.tune.callbacks.loggers:JsonLoggerCallback",
-        "mlflow": "trainkit.tune.integrations.mlflow:MLflowLoggerCallback",
         "tensorboard": "trainkit.tune.callbacks.tensorboard:TBXLoggerCallback",
-        "wandb": "trainkit.tune.integrations.wandb:WandbLoggerCallback",
     },
     base="trainkit.tune.callbacks.base:Callback",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from trainkit.errors import ConfigError, MetricError
+from trainkit.registry import loaded
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import is_finite, load, pandas_frame
 from trainkit.tune.core.lineage import Exchange
@@ -395,7 +395,7 @@ class ResultGrid(Sequence[Result]):
                 "pareto" (front of two objectives), "rungs" (of a scheduler) or "timeline" (workers against
                 time).
             ax: axes to draw into; None: a new figure, which is not shown automatically.
-            **options: options of the kind; see `trainkit.tune.plots`.
+            **options: options of the kind; see the page on plots.
 
         Returns:
             The figure. A notebook shows it, and `figure.savefig("curves.png")` writes it.
@@ -405,7 +405,7 @@ class ResultGrid(Sequence[Result]):
             MetricError: no trial reported the metric.
             MissingDependencyError: matplotlib is not installed.
         """
-        figure: Figure = importlib.import_module("trainkit.tune.plots").plot(self, kind, ax=ax, **options)
+        figure: Figure = loaded("trainkit.plots", "results")(self, kind, ax=ax, **options)
         return figure
 
     def _metric_and_mode(self, metric: str | None, mode: str | None) -> tuple[str, str]:

@@ -1,3 +1,6 @@
+from trainkit.plugins.compat.resource_changing import (
+    ResourceChangingScheduler as ResourceChangingScheduler,
+)
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
 from trainkit.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
 from trainkit.tune.schedulers.base import Decision as Decision
@@ -17,6 +20,3 @@ from trainkit.tune.schedulers.registry import SCHEDULERS as SCHEDULERS
 from trainkit.tune.schedulers.registry import create_scheduler as create_scheduler
 from trainkit.tune.schedulers.registry import described_scheduler as described_scheduler
 from trainkit.tune.schedulers.registry import load_words as load_words
-from trainkit.tune.schedulers.resource_changing_scheduler import (
-    ResourceChangingScheduler as ResourceChangingScheduler,
-)

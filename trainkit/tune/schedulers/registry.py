@@ -31,7 +31,6 @@ SCHEDULERS = Registry(
         "pb2": "trainkit.tune.schedulers.pb2:PB2",
         "pbt": "trainkit.tune.schedulers.pbt:PopulationBasedTraining",
         "pbt_replay": "trainkit.tune.schedulers.pbt:PopulationBasedTrainingReplay",
-        "resource_changing": "trainkit.tune.schedulers.resource_changing_scheduler:ResourceChangingScheduler",
     },
     base="trainkit.tune.schedulers.base:TrialScheduler",
 )

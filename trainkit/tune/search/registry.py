@@ -14,18 +14,11 @@ from trainkit.tune.space.serialization import made_again
 SEARCHERS = Registry(
     "searcher",
     {
-        "ax": "trainkit.tune.search.external.ax:AxSearch",
-        "bayesopt": "trainkit.tune.search.bayesopt:BayesOptSearch",
         "bohb": "trainkit.tune.search.bohb:TuneBOHB",
         "concurrency_limiter": "trainkit.tune.search.concurrency_limiter:ConcurrencyLimiter",
-        "hyperopt": "trainkit.tune.search.hyperopt:HyperOptSearch",
-        "nevergrad": "trainkit.tune.search.external.nevergrad:NevergradSearch",
         "optuna": "trainkit.tune.search.optuna:OptunaSearch",
         "random": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
         "repeater": "trainkit.tune.search.repeater:Repeater",
-        "rustuna": "trainkit.tune.search.external.rustuna:RustunaSearch",
-        "skopt": "trainkit.tune.search.external.skopt:SkOptSearch",
-        "smac": "trainkit.tune.search.external.smac:SMACSearch",
         "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
     },
 )

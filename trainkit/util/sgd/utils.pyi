@@ -1,1 +1,1 @@
-from trainkit.compat.raysgd import *
+from trainkit.plugins.compat.raysgd import *

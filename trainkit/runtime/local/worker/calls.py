@@ -27,7 +27,7 @@ from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.local.worker.bootstrap import TaskOutput
-from trainkit.runtime.observability.timeline import CallRecorder
+from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import has_async_init, method_of
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef

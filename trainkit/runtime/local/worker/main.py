@@ -31,7 +31,7 @@ from trainkit.runtime.local.wire import channel, messages
 from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
 from trainkit.runtime.local.worker.calls import CallerConnection, Calls, RecordedCalls, SmallCall
 from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
-from trainkit.runtime.observability.timeline import CallRecorder
+from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import interface_of
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface

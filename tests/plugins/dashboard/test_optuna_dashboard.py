@@ -1,0 +1,227 @@
+"""Optuna's own dashboard over experiments: what it shows, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainkit import tune
+
+pytest.importorskip("optuna_dashboard")
+
+from tests.plugins.dashboard.browser import CHROMIUM, chromium
+from trainkit.errors import DashboardError
+from trainkit.plugins.dashboard.optuna import OptunaDashboard
+
+SOON_S = 60
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two experiments, of one objective and of two, and one without a metric."""
+    folder = tmp_path_factory.mktemp("experiments")
+    for name, metric, mode in (
+        ("one", "loss", "min"),
+        ("two", ["loss", "size"], ["min", "max"]),
+        ("none", None, None),
+    ):
+        tune.Tuner(
+            lambda config: {"loss": config["x"] ** 2, "size": config["n"]},
+            param_space={"x": tune.uniform(-1, 1), "n": tune.randint(1, 5)},
+            tune_config=tune.TuneConfig(metric=metric, mode=mode, num_samples=6, seed=1),
+            run_config=tune.RunConfig(storage_path=folder, name=name, verbose=0),
+        ).fit()
+    return folder
+
+
+class Client:
+    """Client of the server, which sends its headers each time."""
+
+    def __init__(self, server: OptunaDashboard) -> None:
+        self.server = server
+        self.headers: dict[str, str] = {}
+
+    def ask(
+        self, path: str, method: str = "GET", body: str | None = None, **headers: str
+    ) -> tuple[int, bytes, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=SOON_S)
+        try:
+            connection.request(method, path, body, {**self.headers, **headers})
+            response = connection.getresponse()
+            return response.status, response.read(), dict(response.getheaders())
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> Any:
+        status, body, _ = self.ask(path)
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture
+def client(root: Path) -> Iterator[Client]:
+    with OptunaDashboard(root) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield Client(server)
+        server.shutdown()
+        thread.join()
+
+
+def enter(client: Client) -> None:
+    client.headers["Authorization"] = f"Bearer {client.server.token}"
+
+
+def test_it_shows_every_experiment(client: Client):
+    enter(client)
+    status, page, _ = client.ask("/dashboard")
+    assert status == 200 and page.count(b"<script") == 2
+    studies = {study["study_name"]: study for study in client.json("/api/studies")["study_summaries"]}
+    assert set(studies) == {"one", "two"}
+    assert set(client.server.storage.left_out) == {"none"}
+    details = client.json(f"/api/studies/{studies['one']['study_id']}")
+    assert [trial["state"] for trial in details["trials"]] == ["Complete"] * 6
+    results = tune.ResultGrid.from_path(
+        client.server.storage.get_study_user_attrs(studies["one"]["study_id"])["folder"]
+    )
+    assert [trial["values"] for trial in details["trials"]] == [[each.metrics["loss"]] for each in results]
+    assert len(details["best_trials"]) == 1
+    several = client.json(f"/api/studies/{studies['two']['study_id']}")
+    assert several["directions"] == ["minimize", "maximize"]
+    assert several["objective_names"] == ["loss", "size"]
+    assert len(several["best_trials"]) == len(
+        tune.ResultGrid.from_path(Path(results.experiment_path).with_name("two")).pareto_front()
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "headers"),
+    [
+        ("/api/studies", "GET", {}),
+        ("/api/studies?token=wrong", "GET", {}),
+        ("/csv/0", "GET", {"Cookie": "trainkit-optuna=wrong"}),
+        ("/api/studies", "GET", {"Authorization": "Bearer wrong"}),
+        ("/api/studies", "POST", {}),
+        ("/dashboard", "GET", {"Host": "evil.example:80"}),
+        ("/dashboard", "GET", {"Host": "localhost:evil.example"}),
+    ],
+)
+def test_who_was_not_shown_the_address_is_refused(client: Client, path: str, method: str, headers: Any):
+    status, body, answered = client.ask(path, method, **headers)
+    assert status == 403
+    assert set(json.loads(body)) == {"reason"}
+    assert "Set-Cookie" not in answered
+
+
+def test_another_name_for_this_machine_is_refused_with_the_token_too(client: Client):
+    enter(client)
+    status, body, _ = client.ask("/api/studies", Host="evil.example")
+    assert status == 403 and b"127.0.0.1 and localhost" in body
+
+
+def test_what_would_write_is_refused_in_words(client: Client, root: Path):
+    enter(client)
+    before = (root / "one" / "experiment.sqlite").read_bytes()
+    for method, path in (
+        ("POST", "/api/studies"),
+        ("DELETE", "/api/studies/0"),
+        ("PUT", "/api/studies/0/note"),
+        ("POST", "/api/trials/0/tell"),
+        ("POST", "/api/trials/0/user-attrs"),
+    ):
+        status, body, _ = client.ask(path, method, "{}")
+        assert status == 405
+        assert "only read here" in json.loads(body)["reason"]
+    assert (root / "one" / "experiment.sqlite").read_bytes() == before
+
+
+def test_the_page_holds_nothing_and_gives_no_cookie(client: Client):
+    """A cookie would go to the servers of other users at other ports of this machine."""
+    for path in (client.server.address.partition(f":{client.server.server_port}")[2], "/static/bundle.js"):
+        status, body, headers = client.ask(path)
+        assert status == 200 and client.server.token.encode() not in body
+        assert "Set-Cookie" not in headers
+    assert client.ask("/static/optuna.js")[0] == 200
+
+
+def test_another_page_of_optunas_than_is_known_is_told_of(root: Path, monkeypatch, tmp_path: Path):
+    import optuna_dashboard
+
+    (tmp_path / "index.html").write_text("<script src='/static/other.js'></script>")
+    monkeypatch.setattr(optuna_dashboard, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(DashboardError, match=r"install optuna-dashboard 0\.21"):
+        OptunaDashboard(root)
+
+
+@pytest.mark.external
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_its_page_sends_the_token_from_its_tab_alone(client: Client):
+    """Over a reload too, and for a download; another tab that was not shown the address sees nothing."""
+    with chromium() as browser:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(client.server.address)
+        page.get_by_role("link", name="one").click()
+        page.wait_for_url("**/dashboard/studies/*")
+        page.reload()
+        page.get_by_role("link", name="Smart Selection").click()
+        with page.expect_download() as begun:
+            page.get_by_text("Download CSV File").click()
+        rows = begun.value.path().read_text().splitlines()
+        assert len(rows) == 7 and rows[0].startswith("Number,State,loss,Param n,Param x")
+        assert "token" not in page.url
+        assert context.cookies() == []
+        other = context.new_page()
+        with other.expect_response("**/api/studies") as answered:
+            other.goto(f"http://127.0.0.1:{client.server.server_port}/dashboard")
+        assert answered.value.status == 403
+
+
+WITHOUT_STARLETTE = """
+import sys
+sys.modules["starlette"] = sys.modules["uvicorn"] = sys.modules["plotly"] = None
+from trainkit.cli.main import main
+sys.exit(main(["dashboard", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.external
+def test_optunas_pages_need_no_package_of_the_other_dashboard(tmp_path: Path):
+    """Each server needs its own packages alone, and says which where they are missing."""
+
+    def said(*options: str) -> str:
+        command = [sys.executable, "-c", WITHOUT_STARLETTE, str(tmp_path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON_S, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "trainkit-ml[dashboard]" in said()
+    assert "port 70000 cannot be used" in said("--optuna", "--port", "70000")
+
+
+@pytest.mark.external
+def test_the_command_serves_it_until_it_is_interrupted(root: Path):
+    """It only reads, whether that is asked for or not."""
+    command = [sys.executable, "-m", "trainkit", "dashboard", str(root), "--optuna", "--read-only"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert "none is left out: none has no metric" in lines[0]
+        match = re.search(r"open http://127\.0\.0\.1:(\d+)(/dashboard\?token=\S+)", lines[1])
+        assert match is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(match[1]), timeout=SOON_S)
+        connection.request("GET", match[2])
+        assert connection.getresponse().status == 200
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SOON_S) == 0

@@ -1,0 +1,250 @@
+"""`results.plot()`: each kind, its options, many trials, and what it says where there is nothing to draw."""
+
+from __future__ import annotations
+
+import io
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+import trainkit
+from trainkit import tune
+from trainkit.errors import ConfigError, MetricError
+from trainkit.plugins.dashboard.plots.style import BEST, limit
+from trainkit.tune.results.result_grid import ResultGrid
+from trainkit.tune.schedulers import ASHAScheduler
+
+pytest.importorskip("matplotlib")
+from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
+
+
+def objective(config):
+    for step in range(1, 10):
+        loss = (config["x"] - 2) ** 2 + config["lr"] + 1 / step
+        tune.report({"loss": loss, "eval": {"acc": -loss}, "tokens": 100 * step, "odd": math.nan})
+
+
+SPACE = {
+    "x": tune.uniform(-3, 3),
+    "lr": tune.loguniform(1e-4, 1e-1),
+    "optimizer": tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]),
+}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> Iterator[ResultGrid]:
+    trainkit.init(engine="inline", num_cpus=2)
+    run = tune.RunConfig(storage_path=tmp_path_factory.mktemp("plots"), name="e", verbose=0)
+    scheduler = ASHAScheduler(max_t=9, reduction_factor=3)
+    config = tune.TuneConfig(metric="loss", mode="min", num_samples=27, seed=5, scheduler=scheduler)
+    yield tune.Tuner(objective, param_space=SPACE, tune_config=config, run_config=run).fit()
+    trainkit.shutdown()
+
+
+def drawn(figure: Figure) -> bytes:
+    """The picture itself: it must come out without an error, a warning or a display."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=40)
+    assert file.getvalue().startswith(b"\x89PNG")
+    return file.getvalue()
+
+
+def test_learning_curves(grid):
+    figure = grid.plot()
+    drawn(figure)
+    (axes,) = figure.axes
+    best = grid.get_best_result()
+    (first,) = [
+        line for line in axes.get_lines() if line.get_color() == BEST[0] and len(line.get_xdata()) > 1
+    ]
+    assert list(first.get_ydata()) == [report["loss"] for report in best.history]
+    assert first.get_label().startswith(best.trial_id)
+    (others,) = [each for each in axes.collections if isinstance(each, LineCollection)]
+    assert len(others.get_segments()) == 27 - 5
+    assert len(axes.get_legend().get_texts()) == 5
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training iteration", "loss")
+
+
+@pytest.mark.parametrize("kind", ["curves", "learning curves", "learning_curves"])
+def test_spellings_of_a_kind(grid, kind):
+    assert grid.plot(kind, best=0).axes[0].get_title(loc="left") == "loss of 27 trials"
+
+
+def test_curves_over_another_count_with_log_axes(grid):
+    (axes,) = grid.plot("curves", metric="eval/acc", mode="max", x="tokens", log_x=True, best=1).axes
+    assert axes.get_xscale() == "log"
+    assert max(max(line.get_xdata()) for line in axes.get_lines()) == 900
+    (axes,) = grid.plot("curves", log_y=True).axes
+    assert axes.get_yscale() == "log"
+    with pytest.raises(MetricError, match="none above 0"):
+        grid.plot("curves", metric="eval/acc", log_y=True)  # all below 0
+
+
+def test_parallel_coordinates(grid):
+    figure = grid.plot("parallel coordinates", best=3)
+    drawn(figure)
+    (axes,) = figure.axes
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["x", "lr", "optimizer/name", "optimizer/momentum", "loss"]
+    (lines,) = [each for each in axes.collections if isinstance(each, LineCollection)]
+    assert len(lines.get_segments()) == 27
+    best = lines.get_segments()[-1]  # drawn last, on top
+    assert best[0][1] == pytest.approx((grid.get_best_result().config["x"] + 3) / 6)
+    assert best[-1][1] == 0  # the least loss
+    assert "inactive" in [text.get_text() for text in axes.texts]  # momentum, where it is adam
+    assert "sgd" in [text.get_text() for text in axes.texts]
+
+
+def test_whole_numbers_have_whole_ticks_and_long_names_several_lines(fit):
+    long = "a_name_that_is/much_longer_than_the_others"
+    space = {"kind": tune.choice([None, {"w": tune.uniform(0, 1)}]), long: tune.uniform(0, 1)}
+    grid = fit(lambda config: {"loss": config[long]}, space, metric="loss", num_samples=8, seed=1)
+    (axes,) = grid.plot("curves").axes
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    (axes,) = grid.plot("parallel").axes
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert (
+        long in [name.replace("\n", "") for name in names]
+        and max(map(len, "\n".join(names).split("\n"))) <= 18
+    )
+    assert not any("Float" in text.get_text() for text in axes.texts)  # a branch is no value
+
+
+def test_parallel_coordinates_of_chosen_parameters(grid):
+    (axes,) = grid.plot("parallel", params=["lr", "x"], log_metric=True).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["lr", "x", "loss"]
+    with pytest.raises(ConfigError, match=r"params=\['width'\]: the hyperparameters that vary are x, lr"):
+        grid.plot("parallel", params=["width"])
+
+
+def test_rungs(grid):
+    figure = grid.plot("rungs")
+    drawn(figure)
+    (axes,) = figure.axes
+    judged = [each for each in grid.decisions() if each.get("rule") == "rung"]
+    for level, label in zip((1, 3), axes.get_xticklabels(), strict=True):
+        here = [each for each in judged if each["rung"] == level]
+        went_on = sum(each["verdict"] == "CONTINUE" for each in here)
+        assert label.get_text() == f"{level}\n{len(here)} came\n{went_on} went on"
+    points = [each for each in axes.collections if isinstance(each, PathCollection)]
+    assert sum(len(each.get_offsets()) for each in points) == len(judged)
+    cutoffs = [line.get_ydata()[-1] for line in axes.get_lines()]
+    assert cutoffs == [[each["cutoff"] for each in judged if each["rung"] == level][-1] for level in (1, 3)]
+
+
+def test_rungs_of_several_brackets(fit):
+    scheduler = ASHAScheduler(max_t=9, reduction_factor=3, brackets=2)
+    grid = fit(objective, SPACE, metric="loss", num_samples=20, seed=1, scheduler=scheduler)
+    (axes,) = grid.plot("rungs", bracket=1).axes
+    assert axes.get_title(loc="left") == "rungs of bracket 1, of 2"
+    assert [label.get_text().split()[0] for label in axes.get_xticklabels()] == ["3"]
+    drawn(grid.plot("rungs", log_y=True))
+    with pytest.raises(ConfigError, match="bracket=7: trials were judged in 0, 1"):
+        grid.plot("rungs", bracket=7)
+
+
+def test_into_axes_of_the_users(grid):
+    figure = Figure()
+    for axes, kind in zip(figure.subplots(1, 3), ("curves", "parallel", "rungs"), strict=True):
+        assert grid.plot(kind, ax=axes) is figure
+        assert axes.has_data()
+    drawn(figure)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"kind": "curve"}, ConfigError, "the kinds are 'curves' (learning curves), 'lineage'"),
+        ({"kind": "curves", "logx": True}, ConfigError, "Did you mean 'log_x'"),
+        ({"kind": "curves", "logaxis": True}, ConfigError, "Did you mean 'log_x'"),
+        ({"kind": "curves", "metric": "los"}, MetricError, "Did you mean 'loss'"),
+        ({"kind": "curves", "x": "token"}, MetricError, "Did you mean 'tokens'"),
+        (
+            {"kind": "curves", "metric": "odd"},
+            MetricError,
+            "of 'odd' and 'training_iteration': no report has",
+        ),
+        ({"kind": "curves", "mode": "most"}, ConfigError, "mode='most'"),
+        ({"kind": "curves", "best": -1}, ConfigError, "best=-1"),
+        ({"kind": "parallel", "metric": "los"}, MetricError, "Did you mean 'loss'"),
+        ({"kind": "rungs", "metric": "los"}, MetricError, "Did you mean 'loss'"),
+    ],
+)
+def test_what_cannot_be_drawn_says_why(grid, arguments, error, words):
+    with pytest.raises(error) as caught:
+        grid.plot(**arguments)
+    assert words in str(caught.value)
+
+
+def test_without_metric_or_decisions(fit):
+    grid = fit(lambda config: {"loss": 1}, {"x": tune.grid_search([1, 2])})
+    for kind in ("curves", "parallel", "rungs"):
+        with pytest.raises(ConfigError, match="which metric is drawn"):
+            grid.plot(kind)
+    with pytest.raises(ConfigError, match=r"no rungs to draw: .*ASHAScheduler"):
+        grid.plot("rungs", metric="loss", mode="min")
+    with pytest.raises(ConfigError, match="which end of it is better"):
+        grid.plot("curves", metric="loss")
+    drawn(grid.plot("curves", metric="loss", mode="min"))
+    drawn(grid.plot("parallel", metric="loss", mode="min"))
+
+
+def test_hundreds_of_trials(grid, fit):
+    def quick(config):
+        tune.report({"loss": config["x"]})
+        tune.report({"loss": config["x"] ** 2})
+
+    scheduler = ASHAScheduler(max_t=2, reduction_factor=2)
+    grid = fit(quick, SPACE, metric="loss", num_samples=300, seed=1, scheduler=scheduler)
+    for kind in ("curves", "parallel", "rungs"):
+        drawn(grid.plot(kind))
+
+
+def test_a_few_wild_values_do_not_spoil_an_axis():
+    values = [*(n / 10 for n in range(50)), 1e9, math.inf]
+    low, high = limit(values, "min")
+    assert low < 0
+    assert 4.9 < high < 10
+    assert limit(values, "max") is None  # the best is never cut off
+    assert limit([-value for value in values], "max") == (pytest.approx(-high), pytest.approx(-low))
+    assert limit([1.0] * 20, "min") is None
+    assert limit([1.0, 1e9], "min") is None
+
+
+@pytest.mark.external
+def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
+    code = textwrap.dedent(
+        f"""
+        import sys
+        from trainkit.errors import MissingDependencyError
+        from trainkit.tune.results.result_grid import ResultGrid
+        grid = ResultGrid.from_path({grid.experiment_path!r})
+        assert not {{"matplotlib", "optuna", "pandas"}} & set(sys.modules)
+        grid.plot("curves"), grid.plot("rungs")
+        assert "matplotlib.pyplot" not in sys.modules
+        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+            del sys.modules[name]
+        for missing in ("matplotlib", "optuna", "pandas"):
+            sys.modules[missing] = None
+        for ask in (grid.plot, grid.to_optuna, grid.get_dataframe, lambda: grid.plot("parallel")):
+            try:
+                ask()
+            except MissingDependencyError as error:
+                print(error)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "plots need matplotlib",
+        "studies need optuna",
+        "tables need pandas",
+        "plots need matplotlib",
+    ]
+    assert all("pip install 'trainkit-ml[tune]'" in line for line in lines)

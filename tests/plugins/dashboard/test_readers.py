@@ -1,0 +1,300 @@
+"""Readers of an experiment's file: what they read again, what they share, and that they hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.plugins.dashboard.conftest import Asker
+from trainkit import tune
+from trainkit.plugins.dashboard import reading
+from trainkit.plugins.dashboard.board import TrialTable
+from trainkit.plugins.dashboard.reading import ChartReader, RowReader
+from trainkit.plugins.dashboard.security import BoundedConnection
+from trainkit.plugins.dashboard.threads import NICE, Threads
+from trainkit.tune.results.overview import LogReader, Overview
+from trainkit.tune.store.schema import FILENAME, VERSION
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[2])}
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    """A finished experiment: two trials are equally good, and one has no number."""
+    losses = [2.0, 1.0, float("nan"), 1.0, 3.0]
+    tune.Tuner(
+        lambda config: {"loss": losses[config["place"]]},
+        param_space={"place": tune.grid_search(list(range(5)))},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
+    ).fit()
+    return tmp_path / "e"
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(folder / FILENAME)) as file, file:
+        yield file
+
+
+def report(file: sqlite3.Connection, trial_id: str, attempt: int, iteration: int, loss: float) -> None:
+    file.execute(
+        "INSERT INTO results SELECT ?, ?, ?, max(seq) + 1, json_object('loss', ?) FROM results",
+        (trial_id, attempt, iteration, loss),
+    )
+
+
+def test_of_an_attempt_that_goes_on_only_new_reports_are_read(five: Path) -> None:
+    table = TrialTable(five)
+    trial_id = table.page(limit=1)[1][0]["trial_id"]
+    with written(five) as file:
+        file.execute("UPDATE trials SET status = 'RUNNING' WHERE trial_id = ?", (trial_id,))
+        file.execute("INSERT INTO events SELECT max(seq) + 1, 1.0, 'PENDING', ?, '' FROM events", (trial_id,))
+        report(file, trial_id, 0, 2, 1.5)
+    table.refresh()
+    assert (table.row(trial_id)["best"], table.row(trial_id)["last"]) == (1.5, 1.5)
+    with written(five) as file:
+        file.execute("UPDATE results SET metrics = '{\"loss\": -9}' WHERE iteration = 1")
+        report(file, trial_id, 0, 3, 1.75)
+    table.refresh()
+    assert (table.row(trial_id)["best"], table.row(trial_id)["last"]) == (1.5, 1.75), "-9 was read before"
+    with written(five) as file:  # another attempt takes back what came after the first report
+        file.execute("UPDATE trials SET attempt = 1 WHERE trial_id = ?", (trial_id,))
+        report(file, trial_id, 1, 2, 4.0)
+    table.refresh()
+    assert (table.row(trial_id)["best"], table.row(trial_id)["last"]) == (-9, 4.0)
+    whole = TrialTable(five).row(trial_id)
+    assert whole | {"changed": 0} == table.row(trial_id) | {"changed": 0}
+
+
+def curve(folder: Path, trial_id: str) -> list[tuple[float, float]]:
+    with ChartReader(folder) as reader:
+        return reader.curve(trial_id, "loss", "training_iteration")
+
+
+def test_of_a_curve_only_new_reports_are_read_until_another_attempt_takes_some_back(five: Path) -> None:
+    trial_id = TrialTable(five).page(limit=1)[1][0]["trial_id"]
+    assert curve(five, trial_id) == [(1, 2.0)]
+    with written(five) as file:
+        file.execute("UPDATE results SET metrics = '{\"loss\": -9}' WHERE iteration = 1")
+        report(file, trial_id, 0, 2, 1.5)
+    assert curve(five, trial_id) == [(1, 2.0), (2, 1.5)], "the first was read before"
+    with written(five) as file:
+        report(file, trial_id, 1, 2, 4.0)
+    assert curve(five, trial_id) == [(1, -9), (2, 4.0)]
+    with written(five) as file:
+        file.execute("UPDATE experiment SET value = '77.0' WHERE key = 'created'")
+        file.execute("UPDATE results SET metrics = '{\"loss\": 5}'")
+    assert curve(five, trial_id) == [(1, 5), (2, 5)], "another experiment"
+
+
+def test_so_many_points_are_kept_and_curves_are_whole_without(
+    five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_POINTS", 3)
+    ids = [row["trial_id"] for row in TrialTable(five).page()[1]]
+    for _ in range(2):
+        found = [curve(five, trial_id) for trial_id in ids]
+        assert found == [[(1, 2.0)], [(1, 1.0)], [], [(1, 1.0)], [(1, 3.0)]]
+    with written(five) as file:
+        for iteration in range(2, 7):
+            report(file, ids[0], 0, iteration, iteration)
+    for _ in range(2):
+        assert curve(five, ids[0]) == [(1, 2.0), *((float(n), float(n)) for n in range(2, 7))]
+    (kept,) = (curves for key, curves in ChartReader._drawn.items() if five in key)
+    assert kept.size == sum(map(len, kept.of.values())) <= 3
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_page_by_last_values_is_that_of_the_table_in_memory(five: Path, descending: bool) -> None:
+    whole = TrialTable(five)
+    whole.page(search="0")
+    _, rows = whole.page(sort="last", descending=descending)
+    assert [row["index"] for row in rows] == ([4, 0, 3, 1, 2] if descending else [1, 3, 0, 4, 2])
+    for offset in range(6):
+        for limit in (1, 2, 5):
+            page = TrialTable(five).page(offset=offset, limit=limit, sort="last", descending=descending)
+            assert page == (5, rows[offset : offset + limit])
+
+
+def test_last_values_are_shared_until_the_file_changes(five: Path) -> None:
+    def values() -> dict[str, float]:
+        with RowReader(five) as reader:
+            return reader.last_values("loss")
+
+    new = values()
+    assert values() is not new, "it may change again with the same date"
+    os.utime(five / FILENAME, (1.0, 1.0))
+    settled = values()
+    assert settled == new and values() is settled
+    assert Overview.of(five, 0.0, open_reader=RowReader).best == (min(settled, key=settled.__getitem__), 1.0)
+    with written(five) as file:
+        file.execute("UPDATE results SET metrics = '{\"loss\": 0.5}'")
+    assert set(values().values()) == {0.5}
+    os.utime(five / FILENAME, (2.0, 2.0))
+    assert set(values().values()) == {0.5}
+
+
+def test_who_reads_one_experiment_holds_up_no_reader_of_another(
+    five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Path(shutil.copytree(five, tmp_path / "other"))
+    for folder in (five, other):
+        os.utime(folder / FILENAME, (1.0, 1.0))
+    begun, go_on, read = threading.Event(), threading.Event(), LogReader.last_values
+
+    def slow(reader: LogReader, metric: str) -> dict[str, float]:
+        if reader.folder == five:
+            begun.set()
+            assert go_on.wait(60)
+        return read(reader, metric)
+
+    monkeypatch.setattr(LogReader, "last_values", slow)
+
+    def values(folder: Path) -> dict[str, float]:
+        with RowReader(folder) as reader:
+            return reader.last_values("loss")
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(values, five)
+        try:
+            assert begun.wait(60)
+            found = threads.submit(values, other).result(60)
+        finally:
+            go_on.set()
+        assert first.result(60) == found
+
+
+def test_no_part_of_an_answer_waits_for_the_clients_word(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    made = BoundedConnection.connection_made
+
+    def noted(connection: BoundedConnection, transport: Any) -> None:
+        accepted = transport.get_extra_info("socket")
+        found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(connection, transport)
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", noted)
+    ask.get("/status")
+    assert found and all(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the whole process that has a priority")
+def test_looks_stand_back_for_the_programs_that_they_look_at() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    threads = Threads()
+    assert asyncio.run(threads.look(priority, "priorities")) == max(NICE, priority())
+    threads.close()
+
+
+WRITES = """
+import sys, time
+from pathlib import Path
+import trainkit
+from trainkit import tune
+
+root = Path(sys.argv[1])
+
+def trainable(config):
+    for step in range(2000):
+        tune.report({"loss": config["x"] / (step + 1), "text": "x" * 200})
+    Path(root, f"has written {config['x']}").touch()
+    while not Path(root, "go on").exists():
+        time.sleep(0.02)
+    for step in range(100):
+        tune.report({"loss": 0.0})
+
+trainkit.init(num_cpus=2)
+tune.Tuner(trainable, param_space={"x": tune.grid_search([1, 2])},
+    tune_config=tune.TuneConfig(metric="loss", mode="min"),
+    run_config=tune.RunConfig(storage_path=root, name="e", verbose=0)).fit()
+"""
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    program = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    try:
+        yield program
+    finally:
+        program.kill()
+        program.communicate()
+
+
+@pytest.mark.external
+def test_a_dashboard_that_is_killed_while_it_reads_holds_up_nobody(tmp_path: Path) -> None:
+    """The experiment goes on, and its log is folded in as if nobody had read."""
+    over = threading.Event()
+
+    def look(port: int, token: str, path: str) -> None:
+        while not over.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            with closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+                head = {"Authorization": f"Bearer {token}"}
+                connection.request("GET", f"/api/experiments/e/{path}", headers=head)
+                connection.getresponse().read()
+
+    with (
+        started("-c", WRITES, str(tmp_path)) as writer,
+        started("-m", "trainkit", "dashboard", str(tmp_path)) as server,
+    ):
+        assert server.stdout is not None
+        port, token = server.stdout.readline().split("127.0.0.1:")[1].strip().split("/?token=")
+        assert eventually(lambda: len(list(tmp_path.glob("has written *"))) == 2, 300)
+        paths = ("charts/curves", "charts/history", "trials?sort=best", "events")
+        threads = [threading.Thread(target=look, args=(int(port), token, path)) for path in paths]
+        for each in threads:
+            each.start()
+        try:
+            with closing(sqlite3.connect(tmp_path / "e" / FILENAME, timeout=0)) as file:
+
+                def is_read() -> bool:
+                    """Return True if somebody reads, so that the log can't begin anew."""
+                    file.execute(f"PRAGMA user_version = {VERSION}")  # so that something is to be folded in
+                    return bool(file.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0])
+
+                def stopped_while_it_reads() -> bool:
+                    server.send_signal(signal.SIGSTOP)
+                    if is_read():
+                        return True
+                    server.send_signal(signal.SIGCONT)
+                    return False
+
+                assert eventually(stopped_while_it_reads, 120)
+                assert is_read(), "it holds the log up for as long as it is there"
+                over.set()
+                server.kill()
+                server.wait()
+                assert not is_read()
+        finally:
+            over.set()
+            for each in threads:
+                each.join()
+        (tmp_path / "go on").touch()
+        _, err = writer.communicate(timeout=300)
+        assert writer.returncode == 0, err
+    seen = Overview.of(tmp_path / "e", 0.0)
+    assert seen.counted == {"finished": 2} and [each.iteration for each in seen.trials] == [2100, 2100]
+    assert sorted(path.name for path in (tmp_path / "e").glob(f"{FILENAME}*")) == [FILENAME]

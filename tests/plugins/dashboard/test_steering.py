@@ -1,0 +1,252 @@
+"""Steering by the REST API: what runs in another process is held, gone on with, added to and set."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainkit
+from tests.conftest import eventually
+from tests.plugins.dashboard.conftest import Asker, served
+from tests.tune.experiment.steered import Driver
+from trainkit.client import Experiment
+
+pytestmark = pytest.mark.external
+
+ONE = "/experiments/e"
+
+
+class Program:
+    """A program that runs an experiment, and a dashboard over it."""
+
+    def __init__(self, driver: Driver, ask: Asker) -> None:
+        self.driver, self.ask = driver, ask
+
+    def rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask.get(f"{ONE}/trials")["rows"]
+        return found
+
+    def tell(self, verb: str, status: int = 200, **body: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask.checked("POST", f"{ONE}/{verb}", status, body)
+        return found
+
+    def finish(self) -> list[str]:
+        return [status for status, _ in self.driver.finish()]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    made = Driver(tmp_path)
+    made.start()
+    try:
+        assert eventually(lambda: made.has_begun)
+        yield made
+    finally:
+        made.kill()
+
+
+@pytest.fixture
+def program(driver: Driver) -> Iterator[Program]:
+    with served(driver.root) as ask:
+        yield Program(driver, ask)
+
+
+def test_a_trial_with_checkpoints_is_held_and_goes_on(program: Program) -> None:
+    first = program.rows()[0]["trial_id"]
+    assert program.tell("pause", trial=first)["outcome"] == f"trial {first} pauses at its next report"
+    assert eventually(lambda: program.rows()[0]["status"] == "PAUSED")
+    held_at = program.rows()[0]["reports"]
+    assert eventually(lambda: bool(program.driver.reports(2))), "another trial has its place"
+    assert "was paused already" in program.tell("pause", 409, trial=first)["error"]
+    assert program.tell("prioritise", trial=first)["done"]
+    assert program.tell("resume", trial=first)["done"]
+    second = program.rows()[1]["trial_id"]
+    program.tell("stop", trial=second)
+    assert eventually(lambda: program.driver.reports(0) > held_at)
+    row = program.ask.get(f"{ONE}/trials/{first}")
+    assert [each["iteration"] for each in row["attempts"]] == [0, held_at], "it goes on from its checkpoint"
+    assert program.finish() == ["TERMINATED"] * 3
+    history = program.ask.get(f"{ONE}/trials/{first}/history")
+    assert [report["n"] for report in history] == [*range(1, len(history) + 1)], "no report is missing"
+    events = program.ask.get(f"{ONE}/events")["events"]
+    told = [json.loads(each["detail"])["verb"] for each in events if each["kind"] == "command"]
+    assert told == ["pause", "pause", "prioritise", "resume", "stop"]
+
+
+def test_a_trial_that_waits_is_stopped_at_once(program: Program) -> None:
+    first = program.rows()[0]["trial_id"]
+    program.tell("pause", trial=first)
+    assert eventually(lambda: bool(program.driver.reports(2))), "another trial has its place"
+    program.tell("resume", trial=first)
+    assert eventually(lambda: program.rows()[0]["status"] == "PENDING")
+    answer = program.tell("stop", trial=first)
+    assert answer["outcome"] == f"trial {first} has ended"
+    row = program.rows()[0]
+    assert (row["status"], row["reason"]) == ("TERMINATED", f"stopped by {answer['by']}: not run")
+    assert (row["attempt"], program.driver.trials()[0].status) == (1, "TERMINATED")
+    assert program.finish() == ["TERMINATED"] * 3
+
+
+def test_configurations_are_added_and_limits_are_set(program: Program) -> None:
+    added = program.tell("add", config={"x": 0.5, "kind": "b"})
+    assert added["arguments"] == {"config": {"x": 0.5, "kind": "b"}} and "is tried next" in added["outcome"]
+    assert program.tell("add", config={"x": 0.25})["done"], "what it leaves open is drawn"
+    assert program.tell("set", num_samples=5, max_concurrent_trials=2, time_budget_s=None)["arguments"] == {
+        "num_samples": 5,
+        "max_concurrent_trials": 2,
+    }
+    assert program.ask.get(ONE)["total"] == 5
+    assert program.ask.get(ONE)["settings"]["num_samples"] == 5
+    assert program.tell("set", time_budget_s=3600.5)["done"]
+    assert program.finish() == ["TERMINATED"] * 5
+    assert [row["config"]["x"] for row in program.rows()][2:4] == [0.5, 0.25]
+    assert program.rows()[2]["config"]["kind"] == "b"
+
+
+def deep(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = {"x": found}
+    return found
+
+
+REFUSED: list[tuple[str, int, Any]] = [
+    ("add", 400, {}),
+    ("add", 400, {"config": None}),
+    ("add", 400, {"config": [1]}),
+    ("add", 400, {"config": {"x": 0.5}, "trial": "a"}),
+    ("add", 409, {"config": {"x": 7}}),
+    ("add", 409, {"config": {"x": "0.5"}}),
+    ("add", 409, {"config": {"x": 10**400}}),
+    ("add", 409, {"config": {"x": None}}),
+    ("add", 409, {"config": {"x": [0.5]}}),
+    ("add", 409, {"config": {"y": 1}}),
+    ("add", 409, {"config": {"kind": "c"}}),
+    ("add", 409, {"config": {"kind": "c" * 50_000}}),
+    ("add", 409, {"config": {"__class__": "os.system", "x": {"__type__": "pickle"}}}),
+    ("add", 409, {"config": deep(50)}),
+    ("add", 409, {"config": deep(900)}),
+    ("set", 409, {}),
+    ("set", 409, {"num_samples": None}),
+    ("set", 400, {"num_samples": "9"}),
+    ("set", 400, {"num_samples": True}),
+    ("set", 400, {"num_samples": 2.5}),
+    ("set", 400, {"samples": 9}),
+    ("set", 409, {"num_samples": 0}),
+    ("set", 409, {"num_samples": 1}),
+    ("set", 409, {"num_samples": 10**400}),
+    ("set", 409, {"time_budget_s": 10**400}),
+    ("set", 409, {"time_budget_s": 0.0001}),
+    ("set", 409, {"max_concurrent_trials": -1}),
+    ("pause", 404, {"trial": "none"}),
+    ("prioritise", 400, {"trial": None}),
+]
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing(program: Program) -> None:
+    before = program.ask.get(ONE)
+    for verb, status, body in REFUSED:
+        words = program.tell(verb, status, **body)["error"]
+        assert len(words) > 10, (verb, body)
+    one = program.ask.get(ONE)
+    assert (one["total"], one["settings"]) == (before["total"], before["settings"])
+    answers = Experiment(program.driver.folder).commands()
+    assert not any(each.done for each in answers)
+    told = [
+        each["detail"] for each in program.ask.get(f"{ONE}/events")["events"] if each["kind"] == "command"
+    ]
+    assert len(told) == len(answers) and max(map(len, told)) < 10_000, "a text is cut, and says so"
+    (cut,) = [each for each in map(json.loads, told) if "ccc" in each["arguments"]]
+    assert cut["verb"] == "add" and cut["arguments"].endswith("c...")
+    assert program.finish() == ["TERMINATED"] * 3, "whoever runs it has taken no harm"
+
+
+def test_who_only_reads_neither_adds_nor_sets(program: Program) -> None:
+    with served(program.driver.root, read_only=True) as reader:
+        reader.checked("POST", f"{ONE}/add", 403, {"config": {"x": 0.5}})
+        reader.checked("POST", f"{ONE}/set", 403, {"num_samples": 9})
+    assert Experiment(program.driver.folder).commands() == []
+    program.finish()
+
+
+# --- the server is killed ------------------------------------------------------------------------------
+
+
+def test_a_command_under_way_when_the_server_is_killed_is_in_the_history_or_was_never_taken(
+    driver: Driver,
+) -> None:
+    """The program that runs the experiment goes on, and what it took up is told to the next server."""
+    told: list[dict[str, Any]] = []
+    for number in range(5):
+        told += killed_while_steering(driver.root, wait_s=0.15 * number)
+    commands = driver.folder / "commands"
+    left = sorted(path.name for path in commands.glob("*.json"))
+    with served(driver.root) as ask:
+        # What a dead asker has left is taken up: nobody else can say that it was taken back.
+        assert eventually(lambda: not list(commands.glob("*.json"))), left
+        history = Experiment(driver.folder).commands()
+        assert len({each.id for each in history}) == len(history), "none twice"
+        assert {each["id"] for each in told} <= {each.id for each in history}, "what was told holds"
+        program = Program(driver, ask)
+        events = ask.get(f"{ONE}/events")["events"]
+        assert sum(each["kind"] == "command" for each in events) == len(history)
+        samples = [each.arguments["num_samples"] for each in history if each.done]
+        assert samples and ask.get(ONE)["total"] == samples[-1]
+        program.tell("set", num_samples=3)
+        assert program.finish() == ["TERMINATED"] * 3
+
+
+def killed_while_steering(root: Path, wait_s: float) -> list[dict[str, Any]]:
+    """Kill a server while it carries out commands; return the answers that had come by then."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "trainkit", "dashboard", str(root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[2])},
+    )
+    assert server.stdout is not None
+    try:
+        printed = server.stdout.readline()
+        port, token = printed.split("127.0.0.1:")[1].strip().split("/?token=")
+        told: list[dict[str, Any]] = []
+
+        def steer(samples: int) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+            head = {"Authorization": f"Bearer {token}"}
+            try:
+                connection.request("POST", f"/api{ONE}/set", json.dumps({"num_samples": samples}), head)
+                answer = connection.getresponse()
+                if answer.status == 200:
+                    told.append(json.loads(answer.read()))
+            except (OSError, http.client.HTTPException):  # it was killed first
+                pass
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=steer, args=(number,)) for number in range(4, 10)]
+        for each in threads:
+            each.start()
+        commands = root / "e" / "commands"
+        assert eventually(lambda: bool(told) or any(commands.glob("*.json")))
+        time.sleep(wait_s)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        for each in threads:
+            each.join()
+        return told
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+        server.stdout.close()

@@ -1,0 +1,222 @@
+"""BayesOptSearch: the package bayesian-optimization over continuous spaces."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.plugins.testing.searcher import Row, Search
+from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, create_searcher
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+PLANE = {"x": tune.uniform(-10, 10), "net": {"lr": tune.loguniform(1e-4, 1)}, "constant": [1, 2]}
+
+
+def row_of(**arguments) -> Row:
+    return Row("bayesopt", lambda **given: BayesOptSearch(**{"random_search_steps": 4, **arguments, **given}))
+
+
+def loss_of(config) -> float:
+    return (config["x"] - 2) ** 2 + (math.log10(config["net"]["lr"]) + 2) ** 2
+
+
+def run(search: Search, number: int | None = None) -> list[dict]:
+    before = len(search.configs)
+    while number is None or len(search.configs) < before + number:
+        if (config := search.next()) is None:
+            break
+        search.finish(list(search.configs)[-1], loss=loss_of(config))
+    return list(search.configs.values())
+
+
+# row 1.24
+@pytest.mark.slow
+def test_it_finds_the_best_in_few_trials_and_one_seed_gives_one_history():
+    configs = run(Search(row_of(), PLANE, num_samples=14))
+    assert all(config["constant"] == [1, 2] for config in configs)
+    assert min(map(loss_of, configs)) < 0.5
+    assert configs[:8] == run(Search(row_of(), PLANE, num_samples=8))
+    assert configs[:4] == run(Search(row_of(), PLANE, num_samples=4, seed=5))  # Ray's default seed is its own
+    assert configs[:4] != run(Search(row_of(random_state=1), PLANE, num_samples=4))
+
+
+@pytest.mark.parametrize("kind", ["ucb", "ei", "poi"])
+def test_each_acquisition_function_learns_where_more_is_better(kind):
+    row = row_of(utility_kwargs={"kind": kind, "kappa": 2.0, "xi": 0.01}, mode="max")
+    search = Search(row, PLANE, num_samples=8)
+    losses = []
+    while (config := search.next()) is not None:
+        losses.append(loss_of(config))
+        search.finish(list(search.configs)[-1], loss=-losses[-1])
+    assert min(losses[4:]) < min(losses[:4])
+
+
+# rows 1.5, 2.9
+@pytest.mark.slow
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened():
+    search = Search(row_of(), PLANE, num_samples=20)
+    waiting = []
+    while len(search.configs) < 9:
+        search.next()
+        waiting.append(list(search.configs)[-1])
+        if len(waiting) == 3:
+            number = len(search.configs)
+            search.finish(
+                waiting.pop(1), loss=math.nan if number == 5 else float(number % 4), error=number == 7
+            )
+    restored = search.restored()
+    assert search.next() == restored.next()
+    assert run(search, 2) == run(restored, 2)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on(fit, tmp_path):
+    def objective(config):
+        return {"loss": loss_of(config)}
+
+    given = {"metric": "loss", "max_concurrent_trials": 1}
+    whole = fit(objective, PLANE, num_samples=13, search_alg="bayesopt", run={"name": "w"}, **given)
+    fit(objective, PLANE, num_samples=11, search_alg=BayesOptSearch(), **given)
+    more = tune.TuneConfig(num_samples=13)
+    quiet = tune.RunConfig(verbose=0)
+    restored = tune.Tuner.restore(tmp_path / "e", objective, tune_config=more, run_config=quiet).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]
+
+
+@pytest.mark.slow
+def test_trials_that_run_keep_others_away():
+    search = Search(row_of(), {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}, num_samples=40)
+    search.run(8)
+    batch = [search.next() for _ in range(4)]
+    points = np.array([[config["x"], config["y"]] for config in batch])
+    distances = np.linalg.norm(points[:, None] - points, axis=-1) + 100 * np.eye(4)
+    assert distances.min() > 0.5
+
+
+def test_failures_in_the_random_phase_do_not_stall_it():
+    """Ray's waits for as many results as there are random trials, for ever if one fails."""
+    search = Search(row_of(), PLANE, num_samples=9)
+    while search.next() is not None:
+        search.finish(list(search.configs)[-1], error=len(search.configs) % 2 == 0, loss=math.nan)
+    assert len(search.configs) == 9
+
+
+def test_points_come_first_and_may_leave_something_open():
+    points = [{"x": 1.0, "net": {"lr": 0.5}}, {"net/lr": 0.25}, {"x": 1.0, "net": {"lr": 0.5}}]
+    configs = run(Search(row_of(points_to_evaluate=points), PLANE, num_samples=5))
+    assert [config["net"]["lr"] for config in configs[:3]] == [0.5, 0.25, 0.5]
+    assert [config["x"] for config in configs][::2][:2] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_results_of_before_are_learned_from(fit):
+    def objective(config):
+        return {"loss": loss_of(config)}
+
+    first = fit(objective, PLANE, metric="loss", num_samples=20, seed=0)
+    configs = run(Search(row_of(analysis=first, random_search_steps=0), PLANE, num_samples=4))
+    assert min(map(loss_of, configs)) < 2
+
+
+@pytest.mark.slow
+def test_a_search_that_insists_ends_by_its_patience():
+    """At a constant slope the model wants the corner, again and again."""
+    row = row_of(utility_kwargs={"kappa": 0.0}, random_search_steps=3, repeat_float_precision=1)
+    search = Search(row, {"x": tune.uniform(0, 1)}, num_samples=30)
+    while (config := search.next()) is not None:
+        search.finish(list(search.configs)[-1], loss=config["x"])
+    assert len(search.configs) < 30
+    again = row_of(
+        utility_kwargs={"kappa": 0.0}, random_search_steps=3, repeat_float_precision=1, skip_duplicate=False
+    )
+    search = Search(again, {"x": tune.uniform(0, 1)}, num_samples=10)
+    while (config := search.next()) is not None:
+        search.finish(list(search.configs)[-1], loss=config["x"])
+    assert len(search.configs) == 10
+
+
+def test_bounds_of_its_own_as_in_ray(fit):
+    search = BayesOptSearch({"x": (-10, 10), "net/lr": (1e-4, 1)}, metric="loss", mode="min")
+    grid = fit(lambda config: {"loss": loss_of(config)}, {"c": 3}, num_samples=12, search_alg=search)
+    for result in grid:
+        assert set(result.config) == {"x", "net", "c"}
+        assert 1e-4 <= result.config["net"]["lr"] <= 1
+    own = Row("own", lambda **given: BayesOptSearch({"x": (0, 1)}, random_search_steps=3, **given))
+    search = Search(own, {"c": 1}, num_samples=9)
+    search.run(5)
+    restored = search.restored()
+    assert search.run(2) == restored.run(2)
+
+
+def test_what_is_forbidden_never_comes():
+    space = {"x": tune.uniform(0, 1), "rule": tune.forbid(lambda config: config["x"] < 0.5)}
+    search = Search(row_of(), space, num_samples=6)
+    while (config := search.next()) is not None:
+        assert config["x"] >= 0.5
+        search.finish(list(search.configs)[-1], loss=-config["x"])
+    assert len(search.configs) == 6
+
+
+def test_a_limiter_goes_around_it():
+    row = Row("limited", lambda **given: ConcurrencyLimiter(BayesOptSearch(**given), 2))
+    search = Search(row, PLANE, num_samples=6)
+    assert (search.next() is None, search.next() is None, search.next() is None) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "space", "words"),
+    [
+        ({}, {"x": tune.uniform(0, 1), "n": tune.randn()}, "n: BayesOptSearch searches between bounds"),
+        ({}, {"a": tune.choice([0, 1]), "b": tune.when({"a": 1}, tune.uniform(0, 1))}, "b: BayesOptSearch"),
+        ({}, {"g": tune.grid_search([1, 2])}, "g: BayesOptSearch"),
+        ({"space": {"x": (1, 0)}}, {}, "lower bound"),
+        ({"space": [1]}, {}, "space="),
+        ({"mode": "least"}, PLANE, "'least'"),
+        ({"metric": ["a", "b"]}, PLANE, "one metric"),
+        ({"patience": 0}, PLANE, "patience=0"),
+        ({"random_state": -1}, PLANE, "random_state=-1"),
+        ({"random_search_steps": 1.5}, PLANE, "random_search_steps=1.5"),
+        ({"utility_kwargs": {"kind": "best"}}, PLANE, "kind='best'"),
+        ({"utility_kwargs": {"kapa": 1}}, PLANE, "kapa"),
+        ({"utility_kwargs": {"kappa": math.nan}}, PLANE, "kappa=nan"),
+        ({"points_to_evaluate": [{"z": 3}]}, PLANE, "z=3"),
+        ({"points_to_evaluate": [{"x": 30}]}, PLANE, "x=30"),
+    ],
+)
+def test_a_mistake_is_named(arguments, space, words):
+    with pytest.raises(ConfigError, match=words):
+        Search(row_of(**arguments), space)
+
+
+def test_its_names():
+    from trainkit.plugins.searchers.bayesopt import BayesOptSearch as by_ray
+    from trainkit.tune.suggest.bayesopt import BayesOptSearch as by_old_ray
+
+    assert by_ray is by_old_ray is BayesOptSearch
+    assert isinstance(create_searcher("bayesopt", metric="loss", mode="min"), BayesOptSearch)
+
+
+@pytest.mark.external
+def test_without_the_package_the_command_to_install_it_is_named():
+    code = (
+        "import sys; sys.modules['bayes_opt'] = None\n"
+        "from trainkit.tune.search import BayesOptSearch\n"
+        "try: BayesOptSearch()\n"
+        "except ImportError as error: print(type(error).__name__, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("MissingDependencyError")
+    assert "pip install 'trainkit-ml[bayesopt]'" in said
+
+
+def test_a_place_that_comes_twice_is_no_reason_to_speak(capfd):
+    search = Search(row_of(points_to_evaluate=[{"x": 1.0, "net/lr": 0.1}] * 2), PLANE, seed=0)
+    assert len(run(search, 7)) == 7
+    assert capfd.readouterr().out == ""

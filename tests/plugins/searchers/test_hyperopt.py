@@ -1,0 +1,253 @@
+"""HyperOptSearch: hyperopt's TPE over our spaces and its own."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import hyperopt
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from tests.tune.search.domains import ALL_DOMAINS
+from trainkit import tune
+from trainkit.errors import ConfigError
+from trainkit.plugins.testing.searcher import TREE, Row, Search
+from trainkit.tune.search import HyperOptSearch, create_searcher
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import decode_config, encode_config
+
+pytestmark = pytest.mark.usefixtures("inline")
+
+ROW = Row("hyperopt", HyperOptSearch)
+PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
+OWN = {
+    "lr": hp.loguniform("lr", -9, 0),
+    "steps": hp.uniformint("steps", 1, 9),
+    "layers": [hp.quniform("first", 8, 64, 8), 32],
+    "model": hp.choice(
+        "model",
+        [
+            {"kind": "tree", "depth": hp.randint("depth", 2, 10)},
+            {"kind": "net", "act": hp.choice("act", ["relu", "tanh"]), "p": hp.uniform("p", 0, 1)},
+        ],
+    ),
+}
+
+
+def test_suggestions_are_hyperopts_own():
+    """Its own suggest function, with the same trials and seed, comes to the same."""
+    from trainkit.tune.core.seeds import suggestion_words
+
+    search = Search(ROW, PLANE, num_samples=30)
+    configs = search.run()
+    space = {name: hp.uniform(name, -10, 10) for name in "xy"}
+    domain = hyperopt.Domain(lambda config: 0, space)
+    documents = []
+    for number, config in enumerate(configs):
+        trials = hyperopt.base.trials_from_docs(documents, validate=False)
+        seed = suggestion_words(0, number, 0, 1)[0] % 2**31
+        (document,) = hyperopt.tpe.suggest([number], domain, trials, seed, verbose=False)
+        assert {name: value[0] for name, value in document["misc"]["vals"].items()} == config
+        loss = sum(math.sin(value) for value in config.values())
+        documents.append({**document, "state": 2, "result": {"status": "ok", "loss": loss}})
+
+
+def test_it_finds_what_random_search_does_not(fit):
+    def loss(config):
+        return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
+
+    best = {}
+    for name in ("random", "hyperopt"):
+        grid = fit(loss, PLANE, metric="loss", num_samples=60, seed=1, search_alg=name, run={"name": name})
+        best[name] = grid.get_best_result().metrics["loss"]
+    assert best["hyperopt"] < min(best["random"], 0.5)
+
+
+def test_more_is_better_where_the_mode_is_max():
+    search = Search(Row("max", lambda **given: HyperOptSearch(mode="max", **given)), PLANE, num_samples=100)
+    while (config := search.next()) is not None:
+        search.finish(list(search.configs)[-1], loss=-abs(config["x"] - 2))
+    late = list(search.configs.values())[60:]
+    assert np.median([abs(config["x"] - 2) for config in late]) < 3.5  # of draws: 5
+
+
+# rows 1.5, 1.28, 2.6
+def test_all_domains_are_searched_and_restored():
+    search = Search(ROW, ALL_DOMAINS, num_samples=60)
+    search.run(30)
+    restored = search.restored()
+    assert search.run(3) == restored.run(3)
+    for config in search.configs.values():
+        for name, domain in ALL_DOMAINS.items():
+            if name not in ("list", "computed", "objects"):
+                assert domain.contains(config[name]), (name, config[name])
+        assert config["computed"] == 2 * config["randint"]
+    assert {config["qrandint"] % 5 for config in search.configs.values()} == {0}
+
+
+def test_ends_of_whole_numbers_are_as_likely_as_their_neighbours():
+    row = Row("random", lambda **given: HyperOptSearch(n_initial_points=10**6, **given))
+    search = Search(row, {"n": tune.randint(0, 4), "z": tune.uniform(0, 1)}, num_samples=400)
+    counts = np.bincount([config["n"] for config in search.run()])
+    assert len(counts) == 4
+    assert counts.min() > 70  # of 100 expected; half of it at the ends, were they rounded to
+
+
+def test_a_conditional_parameter_is_modelled_by_the_trials_that_have_it():
+    search = Search(ROW, TREE, num_samples=100)
+    while (config := search.next()) is not None:
+        model = config["model"]
+        loss = 1.0 if model["name"] == "tree" else abs(model["width"] - 0.3)
+        search.finish(list(search.configs)[-1], loss=loss)
+    late = [config["model"] for config in list(search.configs.values())[60:]]
+    nets = [model["width"] for model in late if model["name"] == "net"]
+    assert len(nets) > 20
+    assert np.median(np.abs(np.array(nets) - 0.3)) < 0.15
+
+
+def test_running_trials_and_nan_are_taken_for_bad_and_failures_are_left_out():
+    search = Search(ROW, {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}, num_samples=120)
+    while (config := search.next()) is not None:
+        value = {0: math.nan, 1: math.inf, 2: -math.inf}[len(search.configs) % 3]
+        search.finish(list(search.configs)[-1], loss=value if config["x"] < 0.7 else config["y"])
+    late = [config["x"] > 0.7 for config in list(search.configs.values())[60:]]
+    assert sum(late) > 30  # of 60; by chance it would be 18
+    failing = Search(ROW, PLANE, num_samples=50)
+    while failing.next() is not None:
+        failing.finish(list(failing.configs)[-1], error=True)
+    assert len(failing.configs) == 50
+
+
+# --- hyperopt's own spaces ------------------------------------------------------------------------
+
+
+def test_a_space_of_hyperopts(fit):
+    def loss(config):
+        model = config["model"]
+        return {"loss": abs(math.log(config["lr"]) + 3) + model.get("p", 1) + config["extra"]}
+
+    points = [
+        {"lr": 0.5, "steps": 2, "layers": [8.0, 32], "model": {"kind": "net", "act": "tanh", "p": 0.25}},
+        {"lr": 0.25, "model": {"kind": "tree"}},
+    ]
+    search = HyperOptSearch(OWN, metric="loss", mode="min", points_to_evaluate=points)
+    grid = fit(loss, {"extra": 0}, num_samples=40, search_alg=search)
+    configs = [result.config for result in grid]
+    assert {key: configs[0][key] for key in points[0]} == points[0]
+    assert (configs[1]["lr"], configs[1]["model"]["kind"]) == (0.25, "tree")
+    for config in configs:
+        assert set(config) == {"lr", "steps", "layers", "model", "extra"}
+        assert isinstance(config["steps"], int)
+        assert config["layers"][0] % 8 == 0
+        assert config["layers"][1] == 32
+        expected = {"tree": {"kind", "depth"}, "net": {"kind", "act", "p"}}[config["model"]["kind"]]
+        assert set(config["model"]) == expected
+    assert {config["model"]["kind"] for config in configs} == {"tree", "net"}
+
+
+# rows 1.5, 2.9
+def test_a_space_of_hyperopts_is_restored_without_asking(monkeypatch):
+    search = Search(Row("own", lambda **given: HyperOptSearch(OWN, **given)), {"c": 1}, num_samples=40)
+    search.run(28)
+    asked = []
+    suggest = hyperopt.tpe.suggest
+    monkeypatch.setattr(
+        hyperopt.tpe, "suggest", lambda *given, **more: asked.append(1) or suggest(*given, **more)
+    )
+    restored = search.restored()
+    assert not asked
+    assert search.run(3) == restored.run(3)
+
+
+def test_a_choice_of_dictionaries_is_a_space():
+    space = hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.normal("b", 0, 1), "c": (1, 2)}])
+    search = Search(Row("own", lambda **given: HyperOptSearch(space, **given)), {}, num_samples=25)
+    search.run(22)
+    restored = search.restored()
+    assert search.run(3) == restored.run(3)
+    assert {tuple(sorted(config)) for config in search.configs.values()} == {("a",), ("b", "c")}
+
+
+def test_what_text_cannot_hold_is_asked_for_again():
+    space = {"f": hp.choice("f", [math.sin, math.cos]), "x": hp.uniform("x", 0, 1)}
+    search = HyperOptSearch(space, metric="loss", mode="min")
+    search.begin(Space.of({}), metric=None, mode=None, num_samples=9, seed=0)
+    config = search.suggest("t")
+    assert config["f"] in (math.sin, math.cos)
+    assert search.replay("u", decode_config(encode_config(config))) is None
+
+
+def test_an_interrupted_search_goes_on(fit, tmp_path):
+    def loss(config):
+        return {"loss": config["x"] ** 2 + config["y"]}
+
+    given = {"metric": "loss", "seed": 2, "max_concurrent_trials": 1}
+    whole = fit(loss, PLANE, num_samples=26, search_alg="hyperopt", run={"name": "w"}, **given)
+    fit(loss, PLANE, num_samples=22, search_alg=HyperOptSearch(), **given)
+    more = tune.TuneConfig(num_samples=26)
+    quiet = tune.RunConfig(verbose=0)
+    restored = tune.Tuner.restore(tmp_path / "e", loss, tune_config=more, run_config=quiet).fit()
+    assert [result.config for result in restored] == [result.config for result in whole]
+
+
+def test_evaluated_points_are_learned_from():
+    search = Search(ROW, PLANE, num_samples=8)
+    fresh = HyperOptSearch(n_initial_points=5)
+    rng = np.random.default_rng(0)
+    for x, y in rng.uniform(-10, 10, (60, 2)):
+        fresh.add_evaluated_point({"x": x, "y": y}, (x - 2) ** 2 + (y + 1) ** 2)
+    fresh.begin(search.searcher.space, metric="loss", mode="min", num_samples=8, seed=0)
+    configs = [fresh.suggest(f"t{n}") for n in range(8)]
+    assert np.median([(c["x"] - 2) ** 2 + (c["y"] + 1) ** 2 for c in configs]) < 25  # of draws: about 70
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "space", "words"),
+    [
+        ({"mode": "least"}, PLANE, "'least'"),
+        ({"n_initial_points": 0}, PLANE, "n_initial_points=0"),
+        ({"gamma": -1}, PLANE, "gamma=-1"),
+        ({"random_state_seed": 1.5}, PLANE, "random_state_seed=1.5"),
+        ({"points_to_evaluate": [{"z": 3}]}, PLANE, "z=3"),
+        ({"points_to_evaluate": [{"x": 30}]}, PLANE, "x=30"),
+        ({"space": 3}, {}, "space=3"),
+        ({"space": {"a": hp.uniform("x", 0, 1), "b": hp.uniform("x", 0, 2)}}, {}, "labelled 'x'"),
+        ({"space": [hp.uniform("x", 0, 1)]}, {}, "space="),
+        ({"space": hp.uniform("x", 0, 1)}, {}, "dictionary"),
+        ({"space": {"a": hp.uniform("a", 0, 1)}, "points_to_evaluate": [{"b": 1}]}, {}, "'b': 1"),
+        ({}, {"x": tune.grid_search([1, 2])}, "x: HyperOptSearch draws"),
+        ({"metric": ["a", "b"]}, PLANE, r"\['a', 'b'\]"),
+    ],
+)
+def test_a_mistake_is_named(arguments, space, words):
+    with pytest.raises(ConfigError, match=words):
+        Search(Row("r", HyperOptSearch), space, arguments=arguments)
+
+
+def test_its_names():
+    from trainkit.plugins.searchers.hyperopt import HyperOptSearch as by_ray
+    from trainkit.tune.suggest.hyperopt import HyperOptSearch as by_old_ray
+
+    assert by_ray is by_old_ray is HyperOptSearch
+    search = create_searcher("hyperopt", n_initial_points=3, metric="loss", mode="min")
+    assert isinstance(search, HyperOptSearch)
+    assert search.arguments["n_initial_points"] == 3
+
+
+@pytest.mark.external
+def test_without_hyperopt_the_command_to_install_it_is_named():
+    code = (
+        "import sys; sys.modules['hyperopt'] = None\n"
+        "from trainkit.tune.search import HyperOptSearch\n"
+        "try: HyperOptSearch()\n"
+        "except ImportError as error: print(type(error).__name__, error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("MissingDependencyError")
+    assert "pip install 'trainkit-ml[hyperopt]'" in said

@@ -1,0 +1,87 @@
+"""Timeline of a session: when its calls ran, by the name of `ray.timeline`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, overload
+
+from trainkit.errors import ConfigError
+from trainkit.runtime import session
+from trainkit.runtime.observability.call_recorder import FOLDER, RecordedCall
+from trainkit.settings import TIMELINE, records_calls
+
+
+@overload
+def timeline(filename: None = None) -> list[dict[str, Any]]: ...
+@overload
+def timeline(filename: str | os.PathLike[str]) -> None: ...
+def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, Any]] | None:
+    """Return when the session's tasks and methods ran, as the events of a Chrome trace.
+
+    https://ui.perfetto.dev and chrome://tracing show the file. A call is there a moment after its result,
+    also when its process has ended since; one that was killed with its process is not. Of each process the
+    first 100,000 calls are kept. With engine="inline" each step of a stream is an event. On Ray, this is what
+    `ray.timeline` tells.
+
+    Args:
+        filename: where to write the events as JSON; None returns them.
+
+    Raises:
+        ConfigError: calls are not recorded, as TRAINKIT_TIMELINE is not set.
+    """
+    engine = session.engine()
+    if engine.name == "ray":
+        events: list[dict[str, Any]] = importlib.import_module("ray").timeline()
+    elif records_calls():
+        events = trace_events(_recorded(engine.scratch_dir() / FOLDER))
+    else:
+        raise ConfigError(
+            "the calls of this session are not recorded, as that makes each some microseconds longer: set "
+            f"{TIMELINE}=1 before the program calls trainkit.init()"
+        )
+    if filename is None:
+        return events
+    Path(filename).write_text(json.dumps(events), encoding="utf-8")
+    return None
+
+
+def _recorded(folder: Path) -> Iterator[RecordedCall]:
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("]\n"):  # else it is being written, or the disk was full
+                yield RecordedCall(*json.loads(line))
+
+
+def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
+    """Return calls as the events of a Chrome trace, in the order in which they began.
+
+    A process has as many rows (`tid`) as calls ran in it at once.
+    """
+    events: list[dict[str, Any]] = []
+    ends: dict[int, list[float]] = {}  # by process, of the last call in each row
+    names: dict[int, str] = {}
+    for call in sorted(calls, key=lambda call: call.start_s):
+        names[call.pid] = f"worker:{call.worker_id}"
+        rows = ends.setdefault(call.pid, [])
+        row = next((row for row, end in enumerate(rows) if end <= call.start_s), len(rows))
+        rows[row : row + 1] = [call.start_s + call.busy_s]
+        ids = {"task_id": call.task_id, "actor_id": call.actor_id, "worker_id": call.worker_id}
+        events.append(
+            {
+                "cat": f"task::{call.name}",
+                "name": call.name,
+                "ph": "X",
+                "ts": call.start_s * 1e6,
+                "dur": call.busy_s * 1e6,
+                "pid": call.pid,
+                "tid": row,
+                "args": {"name": call.name, **ids},
+            }
+        )
+    return events + [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}} for pid, name in names.items()
+    ]

@@ -1,0 +1,257 @@
+"""`ray.tune.utils`: functions on dictionaries, checks of a trainable, and a wait for a GPU."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.plugins.compat.ray_util import inspect_serializability
+from trainkit.runtime.api import get_gpu_ids, is_initialized
+from trainkit.settings import logger
+from trainkit.tune.core.metrics import merge_dicts as merge_dicts
+from trainkit.tune.trial.trainable import Trainable
+
+STEPS = 3
+"""Number of steps that `validate_save_restore` takes before it saves."""
+
+
+def flatten_dict(
+    dt: Mapping[str, Any],
+    delimiter: str = "/",
+    prevent_delimiter: bool = False,
+    flatten_list: bool = False,
+) -> dict[str, Any]:
+    """Return a nested dictionary as one level, with names such as "a/b"; empty inner ones are left out.
+
+    Args:
+        dt: the dictionary.
+        delimiter: delimiter between the names.
+        prevent_delimiter: refuse names that contain the delimiter.
+        flatten_list: also flatten lists, with indices as names.
+
+    Raises:
+        ValueError: a name contains the delimiter although that is refused.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in dt.items():
+        if prevent_delimiter and delimiter in str(key):
+            raise ValueError(f"the name {key!r} contains {delimiter!r}: give another delimiter=")
+        if flatten_list and isinstance(value, list):
+            value = {str(place): each for place, each in enumerate(value)}
+        if isinstance(value, Mapping):
+            inner = flatten_dict(value, delimiter, prevent_delimiter, flatten_list)
+            flat.update({f"{key}{delimiter}{name}": each for name, each in inner.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
+    """Return the nested dictionary of `dt`, the reverse of `flatten_dict`."""
+    nested: dict[str, Any] = {}
+    for path, value in dt.items():
+        *outer, last = path.split(delimiter)
+        place = nested
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return nested
+
+
+def deep_update(
+    original: MutableMapping[str, Any],
+    new_dict: Mapping[str, Any],
+    new_keys_allowed: bool = False,
+    allow_new_subkey_list: Collection[str] = (),
+    override_all_if_type_changes: Collection[str] = (),
+    override_all_key_list: Collection[str] = (),
+) -> MutableMapping[str, Any]:
+    """Merge one nested dictionary into another, and return the changed dictionary.
+
+    Args:
+        original: dictionary to change.
+        new_dict: dictionary with the new values.
+        new_keys_allowed: allow new names at every level.
+        allow_new_subkey_list: names at the top level under which new names are allowed anyway.
+        override_all_if_type_changes: names at the top level whose dictionary is replaced as a whole if its
+            "type" changes.
+        override_all_key_list: names whose dictionary is always replaced as a whole.
+
+    Raises:
+        KeyError: `original` lacks a name, and new names are not allowed.
+    """
+    for key, value in new_dict.items():
+        if key not in original and not new_keys_allowed:
+            raise KeyError(f"there is no {key!r}: give new_keys_allowed=True to add it")
+        old: Any = original.get(key)
+        nested = isinstance(value, Mapping) and isinstance(old, MutableMapping)
+        if nested and key in override_all_if_type_changes and "type" in value and "type" in old:
+            nested = value["type"] == old["type"]
+        if not nested or key in override_all_key_list:
+            original[key] = value
+        else:
+            allowed = new_keys_allowed or key in allow_new_subkey_list
+            deep_update(old, value, allowed, override_all_key_list=override_all_key_list)
+    return original
+
+
+def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
+    """Return whether a trainable can be sent to a worker; print the findings.
+
+    Args:
+        trainable: a function or a class.
+
+    Returns:
+        True, or the names of the variables that can't be sent.
+    """
+    can, failures = inspect_serializability(trainable)
+    if can:
+        return True
+    if not inspect.isfunction(trainable):
+        return {name for failure in failures for name in failure.name}
+    scope = inspect.getclosurevars(trainable)
+    variables = {**scope.globals, **scope.nonlocals}
+    return {name for name, value in variables.items() if not inspect_serializability(value, name)[0]}
+
+
+def wait_for_gpu(
+    gpu_id: int | str | None = None,
+    target_util: float = 0.01,
+    retry: int = 20,
+    delay_s: float = 5,
+    gpu_memory_limit: float | None = None,
+) -> bool:
+    """Wait until a GPU's memory is free, for example after another trial has ended there.
+
+    Args:
+        gpu_id: number or uuid of the GPU; None means the first of `trainkit.get_gpu_ids()`.
+        target_util: share of its memory that may be in use, from 0 to 1.
+        retry: number of checks.
+        delay_s: seconds between checks.
+        gpu_memory_limit: no effect, as in Ray.
+
+    Returns:
+        True when it is free.
+
+    Raises:
+        RuntimeError: it was not free at the last check, no GPU exists here, or this trial requested none.
+        ValueError: the GPU does not exist.
+    """
+    del gpu_memory_limit
+    if gpu_id is None:
+        held = get_gpu_ids() if is_initialized() else []
+        if not held:
+            raise NoFreeGPUError("wait_for_gpu: nothing here asked for a GPU: ask for gpu=1, or give gpu_id=")
+        gpu_id = held[0]
+    if not isinstance(gpu_id, (int, str)):
+        raise ConfigError(f"gpu_id={gpu_id!r}: give the number or the uuid of a GPU")
+    used = 0.0
+    for look in range(int(retry)):
+        if look:
+            logger.info("waiting for GPU %s: %.1f %% of its memory is in use", gpu_id, 100 * used)
+            SYSTEM.sleep(delay_s)
+        shares = _shares_of_memory(_nvidia_smi())
+        if str(gpu_id) not in shares:
+            raise ConfigError(f"gpu_id={gpu_id!r}: the GPUs here are {', '.join(shares)}")
+        used = shares[str(gpu_id)]
+        if used <= target_util:
+            return True
+    raise NoFreeGPUError(
+        f"GPU {gpu_id} still had {100 * used:.1f} % of its memory in use at the last of {retry} looks, "
+        f"{delay_s} s apart: end what uses it, or give a larger retry= or target_util="
+    )
+
+
+class NoFreeGPUError(TrainkitError, RuntimeError):
+    """Error that no GPU is free or exists."""
+
+
+def _nvidia_smi() -> str:
+    command = [
+        "nvidia-smi",
+        "--query-gpu=index,uuid,memory.used,memory.total",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NoFreeGPUError(
+            f"wait_for_gpu asks nvidia-smi, which NVIDIA's driver brings: {error}"
+        ) from error
+
+
+def _shares_of_memory(table: str) -> dict[str, float]:
+    """Return the share of each GPU's memory that is in use, by number and by uuid."""
+    shares: dict[str, float] = {}
+    for line in table.splitlines():
+        number, uuid, used, total = (cell.strip() for cell in line.split(","))
+        shares[number] = shares[uuid] = float(used) / float(total)
+    return shares
+
+
+def validate_save_restore(
+    trainable_cls: type[Trainable], config: Mapping[str, Any] | None = None, num_gpus: int = 0
+) -> bool:
+    """Check, in this process, that a trainable can save and that a second instance can resume from that.
+
+    Args:
+        trainable_cls: the class.
+        config: configuration of the trial.
+        num_gpus: argument of Ray without effect; the trainable sees the GPUs of this process.
+
+    Returns:
+        True. Errors of the class are raised.
+
+    Raises:
+        AssertionError: the second instance does not continue the saved count of iterations.
+    """
+    del num_gpus
+    first, second = (trainable_cls(config=dict(config or {})) for _ in range(2))
+    try:
+        for _ in range(STEPS):
+            first.train()
+        with tempfile.TemporaryDirectory() as folder:
+            second.restore(first.save(os.path.join(folder, "checkpoint")))
+            for expected in (STEPS + 1, STEPS + 2):
+                iteration = second.train().get("training_iteration")
+                if iteration != expected:
+                    raise AssertionError(
+                        f"{trainable_cls.__name__} was restored after iteration {STEPS}, and reported "
+                        f"iteration {iteration!r} where {expected} is due: leave training_iteration out of "
+                        "what step() returns"
+                    )
+    finally:
+        first.stop()
+        second.stop()
+    return True
+
+
+class MyTrainableClass(Trainable):
+    """Trainable whose `episode_reward_mean` rises to `height`, more slowly for larger `width`."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Begin at step 0."""
+        self.timestep = 0
+
+    def step(self) -> dict[str, Any]:
+        """Return the reward of the next step."""
+        self.timestep += 1
+        rise = math.tanh(self.timestep / self.config.get("width", 1))
+        return {"episode_reward_mean": rise * self.config.get("height", 1)}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the current step."""
+        Path(checkpoint_dir, "checkpoint").write_text(json.dumps({"timestep": self.timestep}))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """Resume from the saved step."""
+        self.timestep = json.loads(Path(checkpoint, "checkpoint").read_text())["timestep"]

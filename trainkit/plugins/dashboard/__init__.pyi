@@ -1,0 +1,3 @@
+from trainkit.plugins.dashboard.optuna import OptunaDashboard as OptunaDashboard
+from trainkit.plugins.dashboard.server import Dashboard as Dashboard
+from trainkit.plugins.dashboard.threads import stand_back as stand_back

@@ -1,0 +1,432 @@
+"""REST API of the dashboard: its endpoints, and the functions behind them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+from starlette.responses import Response, StreamingResponse
+
+from trainkit.client import Answer, Experiment
+from trainkit.clock import SYSTEM
+from trainkit.plugins.dashboard import charts, files
+from trainkit.plugins.dashboard.board import Board, Row, TrialTable
+from trainkit.plugins.dashboard.endpoints import (
+    DOWNLOAD,
+    BadRequestError,
+    Call,
+    Endpoint,
+    QueryParameter,
+    require_writable,
+)
+from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
+from trainkit.plugins.dashboard.reading import NotFoundError, RowReader
+from trainkit.tune.core.metrics import encode, without_objects
+from trainkit.tune.core.stoppers import AUTOMATIC
+from trainkit.tune.core.trial import STATES, TrialStatus
+from trainkit.tune.results.overview import reasons_of, settings_of, space_of
+from trainkit.tune.results.printed import last_lines, printed_files
+from trainkit.tune.schedulers import load_words
+from trainkit.tune.store.ownership import asker
+
+MAX_PAGE = 1000
+"""Maximum number of trials of a page."""
+MAX_EVENTS = 10_000
+_PIECE = 64 * 1024
+"""Number of characters of an export that are sent at once."""
+COMMAND_S = 30.0
+"""Seconds that the process that runs an experiment has to answer a command."""
+
+
+class Served(Protocol):
+    """Server, as seen by its endpoints."""
+
+    board: Board
+    read_only: bool
+
+
+def folder_of(call: Call) -> Path:
+    """Return the folder of the experiment that the path names."""
+    server: Served = call.server
+    return server.board.folder_of(call.path["name"])
+
+
+def table_of(call: Call) -> TrialTable:
+    """Return the table of the experiment that the path names, refreshed."""
+    server: Served = call.server
+    table = server.board.table(folder_of(call))
+    table.refresh()
+    return table
+
+
+def status(call: Call) -> dict[str, Any]:
+    """Return information about the server."""
+    server: Served = call.server
+    return {
+        "version": version(),
+        "root": str(server.board.root),
+        "read_only": server.read_only,
+        "now": SYSTEM.now(),
+        "charts": list(charts.KINDS),
+    }
+
+
+def experiments(call: Call) -> list[dict[str, Any]]:
+    """Return the summaries of all experiments."""
+    server: Served = call.server
+    return server.board.summaries()
+
+
+def experiment(call: Call) -> dict[str, Any]:
+    """Return one experiment: its summary, settings, space, columns and note."""
+    server: Served = call.server
+    folder = folder_of(call)
+    with RowReader(folder) as reader:
+        facts = reader.facts()
+        chosen, reported = reader.names()
+    settings, space = settings_of(facts), space_of(facts)
+    return {
+        **server.board.summary(folder),
+        # The objectives of the summary already include the metric and the mode.
+        "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
+        "space": space,
+        "columns": {
+            "config": list(dict.fromkeys([*space, *chosen])),
+            "metrics": [name for name in reported if name not in AUTOMATIC],
+            "automatic": [name for name in reported if name in AUTOMATIC],
+        },
+        "note": files.note_of(folder, ""),
+        "charts": charts.available(folder),
+    }
+
+
+def trials(call: Call) -> dict[str, Any]:
+    """Return a page of trials."""
+    wanted = call.query
+    states = [text for text in (wanted["status"] or "").split(",") if text]
+    if unknown := set(states).difference(STATES, TrialStatus):
+        raise BadRequestError(f"there is no state {min(unknown)[:100]!r}: give {', '.join(STATES)}")
+    server: Served = call.server
+    total, rows = server.board.table(folder_of(call)).page(
+        offset=wanted["offset"],
+        limit=wanted["limit"],
+        sort=wanted["sort"],
+        descending=wanted["descending"],
+        states=states,
+        search=wanted["search"],
+    )
+    return {"total": total, "rows": rows}
+
+
+def trial(call: Call) -> dict[str, Any]:
+    """Return one trial: its row, decisions, attempts, checkpoints, error, log and note."""
+    folder, trial_id = folder_of(call), call.path["trial"]
+    row = table_of(call).row(trial_id)
+    with RowReader(folder) as reader:
+        load_words(reader.facts()["tune_config"]["scheduler"])
+        config, _, failure = reader.trial(trial_id)
+        decisions = reader.decisions(trial_id)
+        return {
+            **row,
+            "nested": without_objects(config),
+            "decisions": [_decision(each) for each in decisions],
+            "attempts": [without_objects(asdict(each)) for each in reader.attempts(trial_id)],
+            "checkpoints": reader.checkpoints(trial_id),
+            "failure": None
+            if failure is None
+            else dict(zip(("kind", "message", "traceback"), failure, strict=True)),
+            "events": reader.events_of(trial_id),
+            "note": files.note_of(folder, trial_id),
+        }
+
+
+def _decision(decision: Mapping[str, Any]) -> dict[str, Any]:
+    facts, words = reasons_of(decision)
+    return {
+        "attempt": decision["attempt"],
+        "iteration": decision["iteration"],
+        "verdict": decision["verdict"],
+        "words": words,
+        "facts": without_objects(facts),
+    }
+
+
+def history(call: Call) -> list[Any]:
+    """Return the reports of a trial."""
+    table_of(call).row(call.path["trial"])
+    with RowReader(folder_of(call)) as reader:
+        return [without_objects(report) for report in reader.history(call.path["trial"])]
+
+
+def trial_folder(call: Call) -> Path:
+    """Return the folder of a trial, which must lie within the folder of its experiment."""
+    folder = folder_of(call)
+    with RowReader(folder) as reader:
+        return files.inside(folder, reader.trial(call.path["trial"])[1])
+
+
+def logs(call: Call) -> dict[str, Any]:
+    """Return the output of a trial, if it is kept."""
+    folder = folder_of(call)
+    with RowReader(folder) as reader:
+        _, dirname, _ = reader.trial(call.path["trial"])
+        kept = printed_files(folder, dirname, reader.facts()["run_config"]["log_to_file"])
+    return {"files": last_lines(kept, call.query["search"], call.query["lines"])}
+
+
+def listing(call: Call) -> dict[str, Any]:
+    """Return the content of the folder of a trial."""
+    return files.listed(trial_folder(call), "")
+
+
+def file(call: Call) -> Any:
+    """Return a file of a trial as a download, or the content of a subfolder."""
+    folder, below = trial_folder(call), call.path["path"].strip("/")
+    path = files.inside(folder, below)
+    if path.is_dir():
+        return files.listed(folder, below)
+    if not path.is_file():
+        raise NotFoundError(f"{below!r} is neither a file nor a folder")
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise NotFoundError(f"{below!r} cannot be read: {error.strerror}") from error
+    return files.download(opened, path.name, call.request)
+
+
+def events(call: Call) -> dict[str, Any]:
+    """Return the log of the experiment and its trials."""
+    after = call.query["after"]
+    with RowReader(folder_of(call)) as reader:
+        found = reader.events_after(after, call.query["limit"])
+    return {"events": found, "last": found[-1]["seq"] if found else after}
+
+
+def export(call: Call) -> Response:
+    """Return all trials as one file."""
+    table, kind = table_of(call), call.query["format"]
+    if kind not in ("csv", "json"):
+        raise BadRequestError(f"there is no format {kind[:100]!r}: give csv or json")
+    rows = _all_rows(table)
+    head = {"Content-Disposition": f'attachment; filename="trials.{kind}"'}
+    if kind == "json":
+        parts = _in_pieces(chain(["["], _joined(map(encode, rows)), ["]"]))
+        return StreamingResponse(parts, media_type="application/json", headers=head)
+    return StreamingResponse(_csv(table, rows), media_type="text/csv; charset=utf-8", headers=head)
+
+
+def _all_rows(table: TrialTable) -> Iterator[Row]:
+    place = 0
+    while rows := table.page(offset=place, limit=MAX_PAGE)[1]:
+        yield from rows
+        place += len(rows)
+
+
+def _in_pieces(texts: Iterator[str]) -> Iterator[str]:
+    """Yield the same text in fewer, larger parts, because the server sends each part from a thread."""
+    parts, size = list[str](), 0
+    for text in texts:
+        parts.append(text)
+        size += len(text)
+        if size > _PIECE:
+            yield "".join(parts)
+            parts, size = [], 0
+    yield "".join(parts)
+
+
+def _joined(texts: Iterator[str]) -> Iterator[str]:
+    for place, text in enumerate(texts):
+        yield f",\n{text}" if place else text
+
+
+def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
+    with RowReader(table.folder) as reader:
+        config, metrics = reader.names()
+    plain = (
+        "trial_id index name status state reason reports last best attempt failures started ended error"
+    ).split()
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(
+        [*plain, *(f"config/{name}" for name in config), *(f"metrics/{name}" for name in metrics)]
+    )
+    for row in rows:
+        writer.writerow(
+            _cell(value)
+            for value in (
+                *(row[name] for name in plain),
+                *(row["config"].get(name) for name in config),
+                *(row["metrics"].get(name) for name in metrics),
+            )
+        )
+        if written.tell() > _PIECE:
+            yield written.getvalue()
+            written.seek(0)
+            written.truncate()
+    yield written.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell that no spreadsheet interprets as a formula."""
+    text = encode(value) if isinstance(value, (list, dict)) else value
+    return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def chart(call: Call) -> dict[str, Any]:
+    """Return a figure."""
+    kind = call.path["kind"]
+    if kind not in charts.KINDS:
+        raise NotFoundError(f"there is no chart {kind[:100]!r}: give {', '.join(charts.KINDS)}")
+    return charts.chart(folder_of(call), kind, call.others)
+
+
+def note(call: Call) -> dict[str, Any]:
+    """Store a note about an experiment or a trial."""
+    require_writable(call)
+    trial_id, text = call.path.get("trial", ""), call.body["text"]
+    if trial_id:
+        table_of(call).row(trial_id)
+    files.write_note(folder_of(call), trial_id, text)
+    return {"text": text}
+
+
+def command(verb: str, call: Call) -> dict[str, Any]:
+    """Let the process that runs the experiment execute a command; return its answer."""
+    require_writable(call)
+    folder = folder_of(call)
+    if (trial_id := call.body.get("trial")) is not None:
+        table_of(call).row(trial_id)
+    experiment = Experiment(folder, by=f"{asker()}, by the dashboard", timeout_s=COMMAND_S)
+    carry_out: Callable[..., Answer] = getattr(experiment, verb)
+    return carry_out(**call.body).as_dict()
+
+
+_EXPERIMENT = "/api/experiments/{name}"
+_TRIAL = f"{_EXPERIMENT}/trials/{{trial}}"
+
+READING = (
+    Endpoint(
+        "GET", "/api/status", "The server: version, folder, whether it only reads.", status, ref("Status")
+    ),
+    Endpoint("GET", "/api/experiments", "All experiments of the folder.", experiments, many(ref("Summary"))),
+    Endpoint("GET", _EXPERIMENT, "One experiment: settings, space, columns.", experiment, ref("Experiment")),
+    Endpoint(
+        "GET",
+        f"{_EXPERIMENT}/trials",
+        "A page of the trials.",
+        trials,
+        ref("Page"),
+        (
+            QueryParameter("offset", "trials before the page", "integer", 0),
+            QueryParameter("limit", "trials of the page", "integer", 100, MAX_PAGE),
+            QueryParameter("sort", "a field of a row, `config/NAME` or `metrics/NAME`", default="index"),
+            QueryParameter(
+                "descending", "the largest first; trials without a value are last anyway", "boolean", False
+            ),
+            QueryParameter(
+                "status",
+                "only trials in these states or statuses, with commas between them",
+                default="",
+            ),
+            QueryParameter(
+                "search",
+                "only trials with this text in name, status, reason, configuration, report or error",
+                default="",
+            ),
+        ),
+    ),
+    Endpoint("GET", _TRIAL, "One trial: decisions, attempts, checkpoints, error, log.", trial, ref("Trial")),
+    Endpoint("GET", f"{_TRIAL}/history", "The reports of a trial.", history, ref("History")),
+    Endpoint(
+        "GET", f"{_TRIAL}/logs", "What a trial printed.", logs, ref("Logs"), (files.SEARCH, files.LINES)
+    ),
+    Endpoint("GET", f"{_TRIAL}/files", "The folder of a trial.", listing, ref("Files")),
+    Endpoint(
+        "GET",
+        f"{_TRIAL}/files/{{path:path}}",
+        "A file of a trial, or a folder in its folder.",
+        file,
+        DOWNLOAD,
+    ),
+    Endpoint(
+        "GET",
+        f"{_EXPERIMENT}/events",
+        "The log of the experiment and its trials.",
+        events,
+        ref("Events"),
+        (
+            QueryParameter("after", "only entries with a larger `seq`", "integer", 0),
+            QueryParameter("limit", "how many", "integer", 1000, MAX_EVENTS),
+        ),
+    ),
+    Endpoint(
+        "GET",
+        f"{_EXPERIMENT}/export",
+        "All trials as a file.",
+        export,
+        DOWNLOAD,
+        (QueryParameter("format", "csv or json", default="csv"),),
+    ),
+    Endpoint(
+        "GET",
+        f"{_EXPERIMENT}/charts/{{kind}}",
+        "A chart as a Plotly figure; its options are further parameters.",
+        chart,
+        ref("Figure"),
+        takes_any=True,
+    ),
+    Endpoint(
+        "PUT",
+        f"{_EXPERIMENT}/note",
+        "Keep a note about the experiment.",
+        note,
+        ref("Note"),
+        body={"text": TEXT},
+        required=("text",),
+    ),
+    Endpoint(
+        "PUT",
+        f"{_TRIAL}/note",
+        "Keep a note about the trial.",
+        note,
+        ref("Note"),
+        body={"text": TEXT},
+        required=("text",),
+    ),
+)
+"""Endpoints on experiments that only read, and the endpoints for notes."""
+
+_TRIAL_OR_ALL = {"trial": {"type": ["string", "null"]}}
+_WHOLE_OR_AS_IT_IS = {"type": ["integer", "null"]}
+_SETTINGS = {
+    "num_samples": _WHOLE_OR_AS_IT_IS,
+    "time_budget_s": {"type": ["number", "null"]},
+    "max_concurrent_trials": _WHOLE_OR_AS_IT_IS,
+}
+STEERING = tuple(
+    Endpoint(
+        "POST",
+        f"{_EXPERIMENT}/{verb}",
+        summary,
+        partial(command, verb),
+        ref("Answer"),
+        body=body,
+        required=required,
+        waits=True,
+    )
+    for verb, summary, body, required in (
+        ("stop", "Stop the experiment, or one trial of it.", _TRIAL_OR_ALL, ()),
+        ("pause", "Hold the experiment, or one trial of it.", _TRIAL_OR_ALL, ()),
+        ("resume", "Let what was held go on.", _TRIAL_OR_ALL, ()),
+        ("prioritise", "Have a trial run before the others.", {"trial": {"type": "string"}}, ("trial",)),
+        ("add", "Have a configuration tried next.", {"config": {"type": "object"}}, ("config",)),
+        ("set", "Raise or lower samples, budget or trials at once.", _SETTINGS, ()),
+    )
+)
+"""Endpoints that steer; each answers after the process that runs the experiment has acted."""

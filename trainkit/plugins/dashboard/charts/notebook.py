@@ -1,0 +1,140 @@
+"""Charts in a notebook that are updated while `fit()` runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError, MetricError
+from trainkit.plugins.dashboard.charts import chart
+from trainkit.plugins.dashboard.charts.figures import Figure, text
+from trainkit.plugins.dashboard.plots.style import as_png
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.core.checks import load, require
+from trainkit.tune.core.metrics import encode
+from trainkit.tune.core.trial import Trial
+from trainkit.tune.display import notebook_display
+from trainkit.tune.results.result_grid import ResultGrid
+
+KINDS = ("curves", "lineage", "parallel", "pareto", "rungs", "timeline")
+"""Charts that both the dashboard and `results.plot` have."""
+PLOTLY = "application/vnd.plotly.v1+json"
+
+# These names hide the page's module loaders. Otherwise, Plotly would register with them.
+_HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
+_DRAW = """
+const drawer = globalThis.Plotly;
+export default {
+  render({ model, el }) {
+    const place = document.createElement("div");
+    el.append(place);
+    let drawn;
+    const draw = () => {
+      const figure = model.get("figure");
+      place.style.height = `${figure.layout.height ?? 450}px`; // or Plotly has none at every second drawing
+      drawn = drawer.react(place, figure.data, figure.layout, { responsive: true, displaylogo: false });
+    };
+    model.on("change:figure", draw);
+    draw();
+    return () => {
+      model.off("change:figure", draw);
+      drawn.then(() => drawer.purge(place)); // what is half drawn would go on without a place
+    };
+  },
+};
+"""
+
+
+def widget_of(figure: Figure) -> Any:
+    """Return a widget that shows a Plotly figure; setting its `figure` shows another.
+
+    It needs no network, because the script is part of the package plotly.
+
+    Raises:
+        MissingDependencyError: anywidget or plotly is not installed.
+    """
+    anywidget = load("anywidget", "live charts", "notebook")
+    traitlets = load("traitlets", "live charts", "notebook")
+    load("plotly", "live charts", "notebook")
+    script = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    members = {"_esm": _HEAD + script + _DRAW, "figure": traitlets.Dict().tag(sync=True)}
+    return type("Chart", (anywidget.AnyWidget,), members)(figure=figure)
+
+
+class LiveChart(Callback):
+    """Chart in the output of a notebook cell that runs an experiment, updated every second.
+
+        tune.Tuner(..., run_config=tune.RunConfig(callbacks=[LiveChart()])).fit()
+
+    When the experiment ends, a picture replaces the chart and stays in the saved notebook.
+
+    Args:
+        kind: "curves", "lineage", "parallel", "pareto", "rungs" or "timeline".
+        every_s: seconds between two updates.
+
+    Raises:
+        ConfigError: the kind does not exist, or the program does not run in a notebook.
+        MissingDependencyError: anywidget, plotly or matplotlib is not installed.
+    """
+
+    def __init__(self, kind: str = "curves", *, every_s: float = 1.0) -> None:
+        require(kind in KINDS, f"LiveChart(kind={kind!r}): give one of {', '.join(KINDS)}")
+        require(every_s > 0, f"LiveChart(every_s={every_s!r}): give seconds, more than 0")
+        display = notebook_display()
+        if display is None:
+            raise ConfigError(
+                "LiveChart draws in the output of a notebook's cell, and this is none: leave it out here; "
+                "`trainkit dashboard` draws the same in a browser"
+            )
+        load("matplotlib", "pictures of live charts", "notebook")
+        self._display: Callable[..., Any] = display
+        self._kind = kind
+        self._every_s = self._refresh_s = every_s
+        self._folder = Path()
+        self._drawn = 0.0
+        self._widget: Any = None
+        self._place: Any = None
+
+    def setup(self, *given: Any, **info: Any) -> None:
+        self._folder = Path(info["experiment_path"])
+        self._drawn = info["time"]
+        self._widget = widget_of(self._figure())
+        self._place = self._display(self._widget, display_id=True)
+
+    def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
+        if info["time"] - self._drawn >= self._every_s:
+            self._drawn = info["time"]
+            self._widget.figure = self._figure()
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        figure = self._figure()
+        self._widget.figure = figure
+        try:
+            self._place.update(self._picture(figure), raw=True)
+        finally:
+            self._widget.close()
+
+    def _figure(self) -> Figure:
+        try:
+            figure = chart(self._folder, self._kind, {})
+        except (ConfigError, MetricError) as error:  # there is no data for this chart yet
+            figure = {"data": [], "layout": {"title": {"text": text(error)}}}
+        plain: Figure = json.loads(encode(figure))
+        return plain
+
+    def _picture(self, figure: Figure) -> Mapping[str, Any]:
+        """Return the chart for a saved notebook: a picture, and a Plotly figure for programs that draw it."""
+        results = ResultGrid.from_path(self._folder)
+        shown: dict[str, Any] = {"text/plain": repr(results), "text/html": results._repr_html_()}
+        if figure["data"]:
+            png = as_png(results.plot(self._kind))
+            shown = {
+                "text/plain": f"{self._kind} of {self._folder.name}",
+                "image/png": base64.b64encode(png).decode(),
+                PLOTLY: figure,
+            }
+        return shown

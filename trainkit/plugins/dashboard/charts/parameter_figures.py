@@ -1,0 +1,372 @@
+"""Charts over hyperparameters: parallel coordinates, importances, slices, contours and a matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from trainkit.plugins.dashboard.charts.figures import (
+    BEST,
+    OTHERS,
+    Figure,
+    Points,
+    Scored,
+    axis_of,
+    dots_of,
+    figure_of,
+    joined,
+    text,
+    value_words,
+)
+from trainkit.plugins.dashboard.plots.parallel import share_between
+from trainkit.plugins.dashboard.plots.style import number
+
+SHADES = 12
+"""Number of colour groups of trials in parallel coordinates; each group is one trace."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Values of a hyperparameter over trials.
+
+    Attributes:
+        name: flat name, such as "optimizer/lr".
+        values: one value per trial; None if the hyperparameter is inactive.
+        log: use a logarithmic axis.
+        choices: its values in order, if it is not a number.
+    """
+
+    name: str
+    values: Sequence[Any]
+    log: bool = False
+    choices: Sequence[str] | None = None
+
+
+def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
+    """Draw the configuration of every trial as a line across axes, coloured by the rank of its value.
+
+    The metric is the last axis. If a trial lacks a hyperparameter, its line passes below that axis.
+    """
+    every = [*parameters, Parameter(metric, trials.values)]
+    scales = [_scale(each) for each in every]
+    order = sorted(range(len(trials.values)), key=trials.values.__getitem__, reverse=mode == "min")
+    traces: list[Figure] = []
+    groups = _groups(order[:-1], SHADES)
+    for shade, group in enumerate(groups):
+        share = shade / max(1, len(groups) - 1)
+        lines = [(trials.trial_ids[place], _across(scales, place)) for place in group]
+        traces.append(
+            {
+                **joined(lines, hover=[_words(every, place) for place in group]),
+                "mode": "lines",
+                "line": {"color": _viridis(share), "width": 1 + share},
+                "opacity": 0.35 + 0.5 * share,
+                "showlegend": False,
+            }
+        )
+    if order:
+        best = order[-1]
+        traces.append(
+            {
+                **joined([(trials.trial_ids[best], _across(scales, best))], hover=[_words(every, best)]),
+                "mode": "lines",
+                "line": {"color": BEST[1], "width": 3.5},
+                "name": f"best: {text(trials.trial_ids[best])}",
+            }
+        )
+    ticks = [
+        {
+            "x": place,
+            "y": height,
+            "text": text(words),
+            "showarrow": False,
+            "xanchor": "left",
+            "xshift": 4,
+            "font": {"size": 11},
+        }
+        for place, (_, marks) in enumerate(scales)
+        for height, words in marks
+    ]
+    rules = [
+        {"type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "line": {"color": OTHERS, "width": 1.5}}
+        for place in range(len(every))
+    ]
+    names = [text(_shortened(each.name)) for each in every]
+    across = {
+        "tickvals": list(range(len(every))),
+        "ticktext": names,
+        "range": [-0.1, len(every) - 0.55],
+        "side": "top",
+        "showgrid": False,
+        "zeroline": False,
+    }
+    up = {"visible": False, "range": [-0.16, 1.05]}
+    return figure_of(traces, xaxis=across, yaxis=up, annotations=ticks, shapes=rules, hovermode="closest")
+
+
+def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Figure:
+    """Draw the share of a metric's variation that each hyperparameter explains, the largest on top."""
+    order = sorted(shares, key=shares.__getitem__)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [shares[name] for name in order],
+        "y": [text(name) for name in order],
+        "text": [f"{shares[name]:.2f}" for name in order],
+        "textposition": "auto",
+        "hoverinfo": "x+y",
+        "marker": {"color": BEST[0]},
+        "showlegend": False,
+    }
+    return figure_of(
+        [bars],
+        xaxis=axis_of(f"share of {metric} explained ({method})"),
+        yaxis={"automargin": True, "type": "category"},
+        height=max(260, 90 + 26 * len(order)),
+    )
+
+
+def slices(
+    parameters: Sequence[Parameter], trials: Scored, *, metric: str, log_y: bool = False, columns: int = 3
+) -> Figure:
+    """Draw the metric over each hyperparameter, one plot for each; later trials are darker."""
+    layout: Figure = {"showlegend": False}
+    traces: list[Figure] = []
+    rows = math.ceil(len(parameters) / columns)
+    for place, each in enumerate(parameters):
+        row, column = divmod(place, columns)
+        mark = "" if place == 0 else str(place + 1)
+        axis = _parameter_axis(each)
+        axis |= {"domain": _part(column, columns, 0.05), "anchor": f"y{mark}"}
+        layout[f"xaxis{mark}"] = axis
+        layout[f"yaxis{mark}"] = {
+            **axis_of(metric if column == 0 else "", log=log_y),
+            "domain": _part(rows - 1 - row, rows, min(0.12, 0.3 / rows)),
+            "anchor": f"x{mark}",
+            **({"matches": "y"} if mark else {}),
+        }
+        there = [n for n, value in enumerate(each.values) if value is not None]
+        chosen = Scored(*([column[n] for n in there] for column in _columns(trials)))
+        dots = dots_of(
+            chosen,
+            [_plain(each, each.values[n]) for n in there],
+            chosen.values,
+            name=text(each.name),
+            color=chosen.numbers,
+            size=6,
+        )
+        dots["marker"] |= {"colorscale": [[0, "#b9c6d6"], [1, "#2f6bd0"]]}
+        traces.append({**dots, "xaxis": f"x{mark}", "yaxis": f"y{mark}"})
+    return figure_of(traces, **layout, height=max(320, 260 * rows))
+
+
+def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mode: str) -> Figure:
+    """Draw the metric over two hyperparameters, as contours interpolated by inverse distance."""
+    there = [
+        n for n in range(len(trials.values)) if across.values[n] is not None and up.values[n] is not None
+    ]
+    chosen = Scored(*([column[n] for n in there] for column in _columns(trials)))
+    xs, ys = [across.values[n] for n in there], [up.values[n] for n in there]
+    traces: list[Figure] = []
+    if across.choices is None and up.choices is None and len(set(zip(xs, ys, strict=True))) > 3:
+        traces.append(
+            {
+                **_surface(across, up, xs, ys, chosen.values),
+                "type": "contour",
+                "colorscale": "Viridis",
+                "reversescale": mode == "min",
+                "contours": {"coloring": "heatmap"},
+                "line": {"width": 0.5},
+                "colorbar": {"title": {"text": text(metric)}, "thickness": 12},
+                "hoverinfo": "skip",
+            }
+        )
+    shades = (
+        {}
+        if traces
+        else {"colorscale": "Viridis", "reversescale": mode == "min", "showscale": True, "opacity": 1}
+    )
+    dots = dots_of(
+        chosen,
+        [_plain(across, value) for value in xs],
+        [_plain(up, value) for value in ys],
+        name="trials",
+        color=chosen.values if not traces else "#10151c",
+        size=7 if not traces else 5,
+    )
+    dots["marker"] |= {**shades, "line": {"color": "#ffffff", "width": 1}}
+    dots["text"] = [
+        f"{text(trial)}<br>{text(metric)} {number(value)}"
+        for trial, value in zip(chosen.trial_ids, chosen.values, strict=True)
+    ]
+    return figure_of(
+        [*traces, dots], xaxis=_parameter_axis(across), yaxis=_parameter_axis(up), showlegend=False
+    )
+
+
+def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
+    """Draw each pair of columns against each other, one plot for each pair, coloured by the metric.
+
+    Args:
+        columns: hyperparameters and metrics, two or more.
+        trials: trials with their values of the metric.
+        metric: name of the metric.
+        mode: "min" or "max".
+    """
+    count = len(columns) - 1
+    layout: Figure = {"showlegend": False, "height": max(420, 140 * count)}
+    for place in range(count):
+        mark = "" if place == 0 else str(place + 1)
+        layout[f"xaxis{mark}"] = {
+            **_parameter_axis(columns[place]),
+            "domain": _part(place, count, 0.03),
+            "anchor": f"y{count if count > 1 else ''}",
+        }
+        layout[f"yaxis{mark}"] = {
+            **_parameter_axis(columns[place + 1]),
+            "domain": _part(count - 1 - place, count, 0.03),
+            "anchor": "x",
+        }
+    traces: list[Figure] = []
+    for row in range(count):
+        for column in range(row + 1):
+            across, up = columns[column], columns[row + 1]
+            there = [
+                n
+                for n in range(len(trials.values))
+                if across.values[n] is not None and up.values[n] is not None
+            ]
+            chosen = Scored(*([each[n] for n in there] for each in _columns(trials)))
+            dots = dots_of(
+                chosen,
+                [_plain(across, across.values[n]) for n in there],
+                [_plain(up, up.values[n]) for n in there],
+                name="trials",
+                color=chosen.values,
+                size=5,
+            )
+            del dots["marker"]["opacity"]
+            dots["marker"]["coloraxis"] = "coloraxis"
+            traces.append({**dots, "xaxis": f"x{column + 1}", "yaxis": f"y{row + 1}"})
+    layout["coloraxis"] = {
+        "colorscale": "Viridis",
+        "reversescale": mode == "min",
+        "colorbar": {"title": {"text": text(metric)}, "thickness": 12},
+    }
+    return figure_of(traces, **layout)
+
+
+def _columns(trials: Scored) -> tuple[Sequence[Any], ...]:
+    return trials.trial_ids, trials.numbers, trials.values
+
+
+def _plain(parameter: Parameter, value: Any) -> Any:
+    return value if parameter.choices is None else text(value)
+
+
+def _parameter_axis(parameter: Parameter) -> Figure:
+    axis = axis_of(parameter.name, log=parameter.log)
+    if parameter.choices is not None:
+        axis |= {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [text(each) for each in parameter.choices],
+        }
+    return axis
+
+
+def _part(place: int, count: int, gap: float) -> list[float]:
+    width = (1 - gap * (count - 1)) / count
+    return [place * (width + gap), min(1.0, place * (width + gap) + width)]
+
+
+def _shortened(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+
+
+Scale = tuple[list[float], list[tuple[float, str]]]
+"""Heights of all trials on an axis from 0 to 1, and the ticks of the axis."""
+
+
+INACTIVE = -0.1
+
+
+def _scale(parameter: Parameter) -> Scale:
+    if parameter.choices is not None:
+        count = len(parameter.choices)
+        at = {choice: (n + 0.5) / count for n, choice in enumerate(parameter.choices)}
+        marks = [(at[each], _shortened(each)) for each in parameter.choices[:: math.ceil(count / 12)]]
+        return [at.get(str(value), INACTIVE) for value in parameter.values], marks
+    known = [value for value in parameter.values if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    heights = [
+        INACTIVE if value is None else share_between(value, low, high, log=parameter.log)
+        for value in parameter.values
+    ]
+    return heights, _ticks(low, high, log=parameter.log)
+
+
+def _ticks(low: float, high: float, *, log: bool) -> list[tuple[float, str]]:
+    if low == high:
+        return [(0.5, number(low))]
+    inner = [low + (high - low) * share for share in (0.25, 0.5, 0.75)]
+    if log:
+        inner = [low * (high / low) ** share for share in (0.25, 0.5, 0.75)]
+    return [(share_between(value, low, high, log=log), number(value)) for value in (low, *inner, high)]
+
+
+def _across(scales: Sequence[Scale], place: int) -> Points:
+    return [(float(x), heights[place]) for x, (heights, _) in enumerate(scales)]
+
+
+def _words(parameters: Sequence[Parameter], place: int) -> str:
+    shown = [each for each in parameters if each.values[place] is not None]
+    return "<br>".join(f"{text(each.name)}: {text(value_words(each.values[place]))}" for each in shown)
+
+
+def _groups(order: Sequence[int], count: int) -> list[Sequence[int]]:
+    """Return the order split into `count` groups, or into single items if there are fewer items."""
+    count = min(count, len(order))
+    edges = [round(len(order) * place / max(1, count)) for place in range(count + 1)]
+    return [order[low:high] for low, high in pairwise(edges)]
+
+
+_VIRIDIS = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
+
+
+def _viridis(share: float) -> str:
+    """Return the colour of a rank: yellow at 0, blue-violet at 1."""
+    at = 0.15 + 0.6 * share
+    place = min(int(at * (len(_VIRIDIS) - 1)), len(_VIRIDIS) - 2)
+    rest = at * (len(_VIRIDIS) - 1) - place
+    mixed = zip(_VIRIDIS[place], _VIRIDIS[place + 1], strict=True)
+    red, green, blue = (round(low + (high - low) * rest) for low, high in mixed)
+    return f"rgb({red},{green},{blue})"
+
+
+def _surface(
+    across: Parameter, up: Parameter, xs: Sequence[float], ys: Sequence[float], values: Sequence[float]
+) -> Figure:
+    """Return a grid of mean values at each place, weighted by inverse squared distance."""
+    import numpy as np
+
+    steps = np.linspace(0.0, 1.0, 32)
+    ends = [(min(each), max(each)) for each in (xs, ys)]
+    logs = [across.log, up.log]
+    at = np.array(
+        [
+            [share_between(value, *end, log=log) for value in each]
+            for each, end, log in zip((xs, ys), ends, logs, strict=True)
+        ]
+    )
+    squared = (steps[None, :, None] - at[0]) ** 2 + (steps[:, None, None] - at[1]) ** 2
+    weights = 1.0 / (squared + 1e-4)
+    z = (weights * np.array(values)).sum(axis=2) / weights.sum(axis=2)
+    lines = [
+        [low * (high / low) ** float(s) if log else low + (high - low) * float(s) for s in steps]
+        for (low, high), log in zip(ends, logs, strict=True)
+    ]
+    return {"x": lines[0], "y": lines[1], "z": z.tolist()}

@@ -1,0 +1,60 @@
+"""`trainkit dashboard`: pages on experiments, served until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainkit.cli import HELP, Command
+from trainkit.cli.experiments import folder_of_experiments
+from trainkit.errors import ConfigError
+from trainkit.plugins import dashboard
+
+
+class ServeDashboard(Command):
+    """`trainkit dashboard`."""
+
+    help = HELP["dashboard"]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", metavar="DIR", nargs="?", help="of experiments; or one experiment")
+        parser.add_argument("--port", type=int, default=0, help="to listen at (default: one that is free)")
+        parser.add_argument("--host", help="address to listen at (default: 127.0.0.1, this machine only)")
+        parser.add_argument(
+            "--read-only", action="store_true", help="show; steer and trace nothing, write no notes"
+        )
+        parser.add_argument("--optuna", action="store_true", help="serve Optuna's own dashboard, read-only")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        root: Path = folder_of_experiments(arguments.folder)
+        if arguments.optuna:
+            if arguments.host is not None:
+                raise ConfigError(
+                    "--optuna serves this machine only: leave --host out, and use a tunnel of ssh"
+                )
+            return _serve_optuna(root, arguments.port)
+        host = arguments.host or "127.0.0.1"
+        with dashboard.Dashboard(root, arguments.port, host, read_only=arguments.read_only) as server:
+            sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
+            sys.stdout.flush()
+            dashboard.stand_back()
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                sys.stdout.write("\n")
+        return 0
+
+
+def _serve_optuna(root: Path, port: int) -> int:
+    with dashboard.OptunaDashboard(root, port) as server:
+        for name, why in server.storage.left_out.items():
+            sys.stdout.write(f"{name} is left out: {why}\n")
+        sys.stdout.write(f"Experiments in {root}, in Optuna's dashboard: open {server.address}\n")
+        sys.stdout.write("Ctrl-C ends this.\n")
+        sys.stdout.flush()
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+    return 0

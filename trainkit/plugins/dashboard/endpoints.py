@@ -1,0 +1,302 @@
+"""Endpoints of the dashboard as values, from which its routes and its OpenAPI description are made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from trainkit.errors import ConfigError, TrainkitError
+from trainkit.plugins.dashboard.reading import NotFoundError
+from trainkit.plugins.dashboard.security import answer, refusal
+from trainkit.plugins.dashboard.threads import BusyError, Threads
+
+logger = logging.getLogger("trainkit.plugins.dashboard")
+
+Schema = dict[str, Any]
+"""JSON schema in the form of OpenAPI."""
+
+STREAM, DOWNLOAD = "text/event-stream", "application/octet-stream"
+_LONGEST = 10_000
+"""Maximum number of characters of a parameter."""
+
+
+class ForbiddenError(Exception):
+    """Request that this server never allows, such as a write to a read-only server."""
+
+
+@dataclass(frozen=True)
+class QueryParameter:
+    """Parameter of a query.
+
+    Attributes:
+        name: name in the address.
+        meaning: description for the reference.
+        kind: "string", "integer" or "boolean".
+        default: value if the parameter is left out.
+        at_most: largest integer.
+        at_least: smallest integer.
+    """
+
+    name: str
+    meaning: str
+    kind: str = "string"
+    default: Any = None
+    at_most: int | None = None
+    at_least: int = 0
+
+    def read(self, texts: Sequence[str]) -> Any:
+        """Return the value of the parameter.
+
+        Raises:
+            ConfigError: the value is invalid, or the parameter is given several times.
+        """
+        if not texts:
+            return self.default
+        if len(texts) > 1:
+            raise ConfigError(f"{self.name} is there {len(texts)} times: give it once")
+        (text,) = texts
+        if len(text) > _LONGEST:
+            raise ConfigError(f"{self.name} has {len(text)} characters: give {_LONGEST} at most")
+        if self.kind == "boolean":
+            if text not in ("true", "false"):
+                raise ConfigError(f"{self.name}={text[:100]!r}: give true or false")
+            return text == "true"
+        if self.kind == "integer":
+            if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+                raise ConfigError(f"{self.name}={text[:100]!r}: give a whole number, 0 or more")
+            if self.at_most is not None and int(text) > self.at_most:
+                raise ConfigError(f"{self.name}={text}: give {self.at_most} at most")
+            if int(text) < self.at_least:
+                raise ConfigError(f"{self.name}={text}: give {self.at_least} at least")
+            return int(text)
+        return text
+
+    @property
+    def schema(self) -> Schema:
+        """JSON schema of the value."""
+        found: Schema = {"type": self.kind}
+        if self.kind == "integer":
+            found["minimum"] = self.at_least
+        if self.at_most is not None:
+            found["maximum"] = self.at_most
+        if self.default is not None:
+            found["default"] = self.default
+        return found
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, as the argument of an endpoint's function.
+
+    Attributes:
+        server: server that received it; its endpoints know its class.
+        path: values of the names in the path.
+        query: values of the parameters that the endpoint declares.
+        others: further parameters as strings, for an endpoint that accepts any.
+        body: fields of the body.
+        gone: event that is set when the client has disconnected, for endpoints that wait concurrently.
+    """
+
+    server: Any
+    path: Mapping[str, str]
+    query: Mapping[str, Any]
+    others: Mapping[str, str]
+    body: Mapping[str, Any]
+    request: Request
+    gone: threading.Event = field(default_factory=threading.Event)
+
+
+def require_writable(call: Call) -> None:
+    """Raise ForbiddenError if the server is read-only."""
+    if call.server.read_only:
+        raise ForbiddenError(
+            "this dashboard only reads: start it without --read-only to steer, to write notes and to trace"
+        )
+
+
+@asynccontextmanager
+async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
+    """Set `call.gone` if the client disconnects during the block."""
+
+    async def watch() -> None:
+        while (await call.request.receive())["type"] != "http.disconnect":
+            pass
+        call.gone.set()
+
+    watching = asyncio.create_task(watch()) if needed else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path with one method.
+
+    Attributes:
+        method: "GET", "POST" or "PUT".
+        path: path such as "/api/experiments/{name}".
+        summary: one line for the reference.
+        run: function that receives the call and returns the answer, or the response itself.
+        answers: schema of the answer, or the media type of an answer that is not JSON.
+        query: parameters.
+        body: schemas of the body's fields, by name.
+        required: required fields of the body.
+        takes_any: accept further parameters.
+        is_async: `run` is a coroutine function; otherwise, it runs in a thread.
+        waits: the endpoint waits for another process, so it runs in separate threads.
+        in_turn: an endpoint that waits begins after earlier requests to the same session are answered;
+            otherwise, it runs concurrently.
+    """
+
+    method: str
+    path: str
+    summary: str
+    run: Callable[[Call], Any]
+    answers: Schema | str
+    query: Sequence[QueryParameter] = ()
+    body: Mapping[str, Schema] | None = None
+    required: Sequence[str] = ()
+    takes_any: bool = False
+    is_async: bool = False
+    waits: bool = False
+    in_turn: bool = True
+
+    def route(self, server: Any) -> Route:
+        """Return the route of the endpoint on `server`."""
+
+        async def handle(request: Request) -> Response:
+            return await self._handle(server, request)
+
+        return Route(self.path, handle, methods=[self.method])
+
+    async def _handle(self, server: Any, request: Request) -> Response:
+        threads: Threads = server.threads
+        try:
+            call = await self._call(server, request)
+            if self.is_async:
+                response: Response = await self.run(call)
+                return response
+            make = partial(self._made, threads, call)
+            if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
+                # The raw path and query are compared, because `request.url` changes names with '#' or a tab.
+                asked = request.scope["path"], request.scope["query_string"]
+                return await threads.share(asked, make)
+            return await make()
+        except asyncio.CancelledError:
+            if not server.is_ending:
+                raise
+            return refusal(503, "this dashboard has ended")
+        except NotFoundError as error:
+            return refusal(404, str(error))
+        except ForbiddenError as error:
+            return refusal(403, str(error))
+        except BadRequestError as error:
+            return refusal(400, str(error))
+        except BusyError as error:
+            return refusal(429, str(error))
+        except TrainkitError as error:
+            return refusal(409, str(error))
+
+    async def _made(self, threads: Threads, call: Call) -> Response:
+        """Make the answer in a thread."""
+        make = partial(self._answered, call)
+        if not self.waits:
+            return await threads.read(make, call.path.get("name"))
+        if self.in_turn and (session := call.path.get("session")) is not None:
+            return await threads.ask(make, session)
+        async with _watched(call, needed=not self.in_turn):
+            return await threads.wait(make, "commands" if self.in_turn else "traces")
+
+    def _answered(self, call: Call) -> Response:
+        found = self.run(call)
+        return found if isinstance(found, Response) else answer(found)
+
+    async def _call(self, server: Any, request: Request) -> Call:
+        given = {name: request.query_params.getlist(name) for name in request.query_params}
+        known = {each.name: each for each in self.query}
+        try:
+            query = {name: each.read(given.get(name, [])) for name, each in known.items()}
+            other = sorted(given.keys() - known)
+            if other and not self.takes_any:
+                there = f"give {', '.join(known)}" if known else "there are none here"
+                raise ConfigError(f"there is no parameter {other[0][:100]!r}: {there}")
+            others = {name: QueryParameter(name, "").read(given[name]) for name in other}
+            body = {} if self.body is None else self._body(await request.body())
+        except ConfigError as error:
+            raise BadRequestError(str(error)) from error
+        return Call(server, request.path_params, query, others, body, request)
+
+    def _body(self, data: bytes) -> dict[str, Any]:
+        """Return the fields of the body; fields that were left out are missing."""
+        try:
+            body = json.loads(data, parse_constant=_no_number) if data else {}
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the body is no JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ConfigError("the body is no JSON object, as {...}")
+        fields = self.body or {}
+        for name, value in body.items():
+            if name not in fields:
+                raise ConfigError(
+                    f"the body has a field {name[:100]!r}: give {', '.join(fields)}"
+                    if fields
+                    else f"the body has a field {name[:100]!r}, and takes none"
+                )
+            kinds = fields[name]["type"]
+            if not any(_IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+                raise ConfigError(f"{name} in the body has to be {_words(kinds)}")
+        if lacking := [name for name in self.required if name not in body]:
+            raise ConfigError(f"the body lacks {', '.join(lacking)}")
+        return body
+
+
+class BadRequestError(Exception):
+    """Request with an invalid parameter or body."""
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _words(kinds: str | Sequence[str]) -> str:
+    return kinds if isinstance(kinds, str) else " or ".join(kinds)
+
+
+_IS: Mapping[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+
+
+async def refuse_http(request: Request, error: Exception) -> Response:
+    """Answer a request for an unknown path, or with a method that the path does not support."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
+    refused = refusal(status, words.get(status, str(error)))
+    refused.headers.update(getattr(error, "headers", None) or {})
+    return refused
+
+
+async def refuse_fault(request: Request, error: Exception) -> Response:
+    """Answer a request that failed because of an error in the server, and log the error."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return refusal(500, f"the dashboard has failed at this: {type(error).__name__}; its terminal says where")

@@ -1,0 +1,141 @@
+"""Optuna's own dashboard for experiments: `trainkit dashboard --optuna`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from trainkit.errors import DashboardError
+from trainkit.plugins.dashboard.access import Access
+from trainkit.tune.core.checks import load
+
+if TYPE_CHECKING:
+    from trainkit.plugins.integrations.optuna_storage import ExperimentStorage
+
+_LOOPBACK = "127.0.0.1"
+_SCRIPT = Path(__file__).parent / "static" / "optuna.js"
+_BUNDLE = b'<script defer src="/static/bundle.js"></script>'
+_OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
+# Like Optuna's own policy: its parallel coordinates need `eval`.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
+Environment = dict[str, Any]
+Start = Callable[[str, list[tuple[str, str]]], Any]
+Application = Callable[[Environment, Start], Iterable[bytes]]
+
+
+class OptunaDashboard(ThreadingMixIn, WSGIServer):
+    """Server of Optuna's dashboard, for this machine and for users who know the printed address.
+
+    The page itself contains no data. An added script keeps the address's token in the browser tab, and sends
+    it as a header. No cookie is used, because browsers send cookies to every port of the machine. Requests
+    that would write are refused, because an experiment belongs to the program that runs it.
+
+    Args:
+        root: an experiment, or a folder of experiments.
+        port: port to listen on; 0 means any free port.
+
+    Raises:
+        MissingDependencyError: optuna-dashboard is not installed.
+        DashboardError: the port can't be used.
+        StoreError, ConfigError: see `ExperimentStorage`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path, port: int = 0) -> None:
+        app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
+        # This imports Optuna, which the previous line has found to be installed.
+        storages = importlib.import_module("trainkit.plugins.integrations.optuna_storage")
+        self.storage: ExperimentStorage = storages.ExperimentStorage(root)
+        self.token = secrets.token_urlsafe(24)
+        page = _page(app)
+        try:
+            super().__init__((_LOOPBACK, port), _QuietHandler)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise DashboardError(f"port {port} cannot be used: {why}; name another --port") from error
+        self.set_app(_guarded(app.wsgi(self.storage), page, Access(self.token, _LOOPBACK)))
+
+    @property
+    def address(self) -> str:
+        """Address to open, with the token."""
+        return f"http://{_LOOPBACK}:{self.server_port}/dashboard?token={self.token}"
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = 30  # seconds for a client to send its request, or to continue reading
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def _page(app: Any) -> bytes:
+    """Return Optuna's page with an added script that sends the token, before Optuna's own script.
+
+    Raises:
+        DashboardError: the page is not in the known form.
+    """
+    path = Path(app.__file__).with_name("index.html")
+    page = path.read_bytes() if path.exists() else b""
+    if page.count(_BUNDLE) != 1:
+        raise DashboardError(
+            f"the page of optuna-dashboard {app.__version__} is none that trainkit knows: "
+            "install optuna-dashboard 0.21"
+        )
+    return page.replace(_BUNDLE, _OURS + _BUNDLE)
+
+
+def _guarded(app: Application, page: bytes, access: Access) -> Application:
+    """Return the application, limited to users who know the token and to read requests."""
+
+    def answer(environment: Environment, start: Start) -> Iterable[bytes]:
+        if not access.knows_host(environment.get("HTTP_HOST", "")):
+            return _refusal(
+                start, HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost only"
+            )
+        method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "")
+        is_read = method in ("GET", "HEAD")
+        if method == "GET" and path == f"/static/{_SCRIPT.name}":
+            return _sent(start, _SCRIPT.read_bytes(), "text/javascript")
+        if method == "GET" and (path == "/dashboard" or path.startswith("/dashboard/")):
+            return _sent(start, page, "text/html; charset=utf-8", ("Content-Security-Policy", _POLICY))
+        if is_read and (path == "/favicon.ico" or path.startswith("/static/")):
+            return app(environment, start)
+        query = dict(parse_qsl(environment.get("QUERY_STRING", "")))
+        is_known = access.knows_token([environment.get("HTTP_AUTHORIZATION", "")])
+        if not is_known and not access.is_token(query.get("token", "")):
+            return _refusal(start, HTTPStatus.FORBIDDEN, "open the address that `trainkit dashboard` printed")
+        if not is_read:
+            words = "experiments are only read here; the commands of trainkit steer them"
+            return _refusal(start, HTTPStatus.METHOD_NOT_ALLOWED, words)
+        return app(environment, start)
+
+    return answer
+
+
+def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> Iterable[bytes]:
+    about = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Referrer-Policy", "no-referrer")]
+    start("200 OK", [*about, *headers])
+    return [body]
+
+
+def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
+    body = json.dumps({"reason": words}).encode()  # in the form that the pages expect
+    start(
+        f"{status.value} {status.phrase}",
+        [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],
+    )
+    return [body]

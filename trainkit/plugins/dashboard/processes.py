@@ -1,0 +1,291 @@
+"""The user's sessions for the dashboard: running work, waiting requests, and output."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import Response
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError, NodeDiedError
+from trainkit.plugins.compat.core import metrics
+from trainkit.plugins.dashboard import files
+from trainkit.plugins.dashboard.endpoints import (
+    DOWNLOAD,
+    Call,
+    Endpoint,
+    QueryParameter,
+    require_writable,
+)
+from trainkit.plugins.dashboard.openapi import NUMBER, WHOLE, many, ref
+from trainkit.plugins.dashboard.reading import NotFoundError
+from trainkit.plugins.profile import ranks
+from trainkit.runtime.local.system import boot, process
+from trainkit.runtime.local.wire import sessions as local_sessions
+from trainkit.runtime.local.wire.sessions import KINDS, Session, SessionState, state_of
+from trainkit.tune.results.printed import last_lines
+
+MAX_TRACE_S = 300.0
+"""Maximum duration of a trace in seconds."""
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+"""Media type of Prometheus' text format."""
+MAX_LOGS = 20
+"""Maximum number of log files that are read at once; the latest are chosen."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Row = dict[str, Any]
+
+
+class ProcessorMeter:
+    """Meter of the CPU time that processes use between two measurements."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[int, tuple[int, float, float]] = {}  # by pid: start, CPU s, time
+
+    def percent(self, pid: int) -> float | None:
+        """Return the CPU use in percent of one CPU since the last measurement; None at the first."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # the process has ended
+            return None
+        start, used, now = int(fields[19]), (int(fields[11]) + int(fields[12])) / _TICKS, SYSTEM.monotonic()
+        with self._lock:
+            before = self._last.get(pid)
+            if before is None or before[0] != start:
+                for ended in [each for each in self._last if not process.exists(each)]:
+                    del self._last[ended]
+                self._last[pid] = (start, used, now)
+                return None
+            if now - before[2] >= 0.2:  # the kernel counts in hundredths of a second
+                self._last[pid] = (start, used, now)
+            return round(100 * (used - before[1]) / max(now - before[2], 1e-3), 1)
+
+
+_METER = ProcessorMeter()
+
+
+def sessions() -> list[Row]:
+    """Return the user's sessions, newest first."""
+    return [SessionState(session=session).plain() for session in _living()]
+
+
+def _living() -> list[Session]:
+    return local_sessions.sessions(boot.home())
+
+
+def _session_of(call: Call) -> Session:
+    for session in _living():
+        if session.id == call.path["session"]:
+            return session
+    raise NotFoundError(f"there is no session {call.path['session']!r} of yours that runs")
+
+
+def _listed(call: Call) -> list[Row]:
+    return sessions()
+
+
+def _session(call: Call) -> Row:
+    """Return all data of one session."""
+    session = _session_of(call)
+    state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
+    calls = {each["actor_id"]: each["calls"] for each in state.lists.pop("calls")}
+    for actor in state.lists["actors"]:
+        actor["calls"] = calls.get(actor["actor_id"])
+    devices, memory_of = _gpus()
+    workers, logs = state.lists.pop("workers"), state.lists.pop("logs")
+    node = {"pid": session.node, "name": "node", "worker_type": "NODE"}
+    return {
+        **state.plain(),
+        "workers": [_worker(each, memory_of) for each in (node, *workers)],
+        "ranks": ranks.rows(each["pid"] for each in workers),
+        "gpus": devices,
+        "logs": [Path(each["path"]).name for each in logs],
+    }
+
+
+def _worker(worker: Row, memory_of: dict[int, int]) -> Row:
+    pid = worker["pid"]
+    return {
+        "pid": pid,
+        "name": worker["name"],
+        "kind": worker["worker_type"],
+        "cpu_percent": _METER.percent(pid),
+        "rss_bytes": process.status_bytes(pid, b"VmRSS:"),
+        "own_bytes": process.own_pages_bytes(pid),
+        "shared_bytes": process.status_bytes(pid, b"RssShmem:"),
+        "gpu_bytes": memory_of.get(pid),
+        "threads": process.status_number(pid, b"Threads:"),
+    }
+
+
+def _gpus() -> tuple[list[Row], dict[int, int]]:
+    """Return the machine's GPUs, and the bytes of GPU memory by pid; both are empty without NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no NVIDIA driver is installed
+        return [], {}
+    try:
+        devices, memory_of = [], dict[int, int]()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = _reading(pynvml.nvmlDeviceGetMemoryInfo, device)
+            use = _reading(pynvml.nvmlDeviceGetUtilizationRates, device)
+            devices.append(
+                {
+                    "index": index,
+                    "name": str(pynvml.nvmlDeviceGetName(device)),
+                    "used_bytes": memory and int(memory.used),
+                    "total_bytes": memory and int(memory.total),
+                    "percent": use and float(use.gpu),
+                }
+            )
+            for each in _reading(pynvml.nvmlDeviceGetComputeRunningProcesses, device) or ():
+                memory_of[each.pid] = memory_of.get(each.pid, 0) + int(each.usedGpuMemory or 0)
+        return devices, memory_of
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _reading(read: Callable[[Any], Any], device: Any) -> Any:
+    """Return a reading of a device, or None if unsupported: a divided GPU (MIG) reports no utilization."""
+    import pynvml
+
+    try:
+        return read(device)
+    except pynvml.NVMLError:
+        return None
+
+
+def _logs(call: Call) -> Row:
+    """Return the output of a session's workers, if it is kept in files."""
+    state = _answered(state_of(_session_of(call), ["logs"]))
+    paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
+    wanted = call.query["worker"]
+    if wanted and wanted not in paths:
+        raise NotFoundError(f"there is no log {wanted[:100]!r} of this session")
+    chosen = (
+        [paths[wanted]] if wanted else sorted(filter(Path.is_file, paths.values()), key=_changed)[-MAX_LOGS:]
+    )
+    return {"files": last_lines(chosen, call.query["search"], call.query["lines"])}
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _answered(state: SessionState) -> SessionState:
+    if state.problem:
+        raise NodeDiedError(state.problem)
+    return state
+
+
+def _worker_of(call: Call, session: Session) -> int:
+    """Return the pid of the worker that the path names."""
+    state = _answered(state_of(session, ["workers"]))
+    text = call.path["pid"]
+    pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if pid not in [each["pid"] for each in state.lists["workers"]]:
+        raise NotFoundError(f"there is no worker {text[:100]!r} in this session")
+    return pid
+
+
+def _stacks(call: Call) -> Row:
+    """Return the stacks of a worker's threads."""
+    pid = _worker_of(call, _session_of(call))
+    found = process.stacks(pid)
+    if not found:
+        raise NotFoundError(f"process {pid} offers no stacks: only workers do, and it has not ended just now")
+    return {"pid": pid, "text": found}
+
+
+def _metrics(call: Call) -> Response:
+    """Return the metrics of a session's processes, for Prometheus to scrape."""
+    folder = _session_of(call).folder
+    try:
+        text = metrics.prometheus_text(folder / metrics.FOLDER)
+    except (OSError, ValueError):  # Prometheus' library raises either if the folder is gone
+        if folder.is_dir():
+            raise
+        raise NotFoundError(f"the session in {folder} has just ended") from None
+    return Response(text, media_type=METRICS)
+
+
+def _trace(call: Call) -> Response:
+    """Return a trace of a rank's next steps, which is not stored."""
+    require_writable(call)
+    session = _session_of(call)
+    pid = _worker_of(call, session)
+    timeout_s = call.body.get("timeout_s", ranks.TRACE_S)
+    if timeout_s > MAX_TRACE_S:
+        raise ConfigError(f"timeout_s={timeout_s}: give {MAX_TRACE_S:g} seconds at most")
+
+    def ended() -> bool:
+        return call.server.is_ending or call.gone.is_set()
+
+    file = ranks.trace(pid, session.folder, call.body["steps"], timeout_s, ended=ended)
+    return files.download(file, f"trace-{pid}.json", call.request)
+
+
+_SESSION = "/api/sessions/{session}"
+SESSIONS = (
+    Endpoint("GET", "/api/sessions", "Your sessions on this machine.", _listed, many(ref("SessionHead"))),
+    Endpoint(
+        "GET",
+        _SESSION,
+        "One session: processes, actors, tasks, groups, what waits and why.",
+        _session,
+        ref("Session"),
+        waits=True,
+    ),
+    Endpoint(
+        "GET",
+        f"{_SESSION}/logs",
+        "What the workers of a session printed.",
+        _logs,
+        ref("Logs"),
+        (
+            QueryParameter("worker", "one of the session's `logs`; without it, the latest", default=""),
+            files.SEARCH,
+            files.LINES,
+        ),
+        waits=True,
+    ),
+    Endpoint(
+        "GET",
+        f"{_SESSION}/metrics",
+        "The metrics of a session (`trainkit.util.metrics`), in Prometheus' text format.",
+        _metrics,
+        METRICS,
+    ),
+    Endpoint(
+        "POST",
+        f"{_SESSION}/workers/{{pid}}/stacks",
+        "The Python stacks of a worker's threads.",
+        _stacks,
+        ref("Stacks"),
+        body={},
+        waits=True,
+    ),
+    Endpoint(
+        "POST",
+        f"{_SESSION}/workers/{{pid}}/trace",
+        "A trace of the next steps of a trainer's rank, by torch.profiler.",
+        _trace,
+        DOWNLOAD,
+        body={
+            "steps": {**WHOLE, "minimum": 1, "maximum": ranks.MAX_STEPS},
+            "timeout_s": {**NUMBER, "exclusiveMinimum": 0, "maximum": MAX_TRACE_S},
+        },
+        required=("steps",),
+        waits=True,
+        in_turn=False,
+    ),
+)
+"""Endpoints on sessions."""

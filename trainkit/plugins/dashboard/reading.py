@@ -1,0 +1,636 @@
+"""Data of experiments for the dashboard, read while other processes write it.
+
+Files are opened only briefly: as long as a reader has a file open, the writer can't merge its log into the
+file at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from trainkit.clock import SYSTEM
+from trainkit.plugins.dashboard.plots.rungs import CAME, JUDGED
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
+from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.results.overview import FINITE, VALUE, LogReader, experiments_in, paths
+from trainkit.tune.space.serialization import decode_config
+from trainkit.tune.store.ownership import owner_of
+from trainkit.tune.store.schema import FILENAME
+
+SETTLED_S = 1.0
+"""Age of a file's date in seconds from which on any later write changes the date."""
+
+MAX_SHARED = 4
+"""Number of experiments or metrics whose last values are kept; the least recently used goes first."""
+
+MAX_POINTS = 500_000
+"""Number of curve points that are kept of a metric, at 16 bytes each; the least recently used go first."""
+
+MAX_TEXT = 1000
+"""Maximum number of characters of a text in a list; the page of a single trial shows all of them."""
+MAX_ROW = 100_000
+"""Maximum number of characters of a row's configuration, and of its last report."""
+
+_ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
+
+_CONFIG = (
+    "coalesce((SELECT config FROM attempts a WHERE a.trial_id = t.trial_id ORDER BY attempt DESC LIMIT 1), "
+    "config)"
+)
+
+
+class NotFoundError(Exception):
+    """Path, experiment, trial, file or session that does not exist."""
+
+
+def experiments(root: Path) -> Iterator[Path]:
+    """Yield the folders of experiments in `root`, or `root` itself if it is one, latest first."""
+    found = {}
+    for folder in experiments_in(root):
+        with contextlib.suppress(FileNotFoundError):  # removed after it was listed
+            found[folder] = (folder / FILENAME).stat().st_mtime
+    yield from sorted(found, key=found.__getitem__, reverse=True)
+
+
+@dataclass(frozen=True)
+class FileState:
+    """State of an experiment's file according to the file system.
+
+    Attributes:
+        parts: inode, date and size of the file and of its log.
+        owner: pid of the process that runs the experiment.
+        newest: the later of the two dates, in seconds since 1970.
+    """
+
+    parts: tuple[tuple[int, int, int] | None, ...]
+    owner: int | None
+    newest: float
+
+    @classmethod
+    def of(cls, folder: Path) -> FileState:
+        """Return the current state of the experiment in `folder`."""
+        owner = owner_of(folder)  # read first, so that the last writes of an ending owner are seen
+        parts: list[tuple[int, int, int] | None] = []
+        for name in (FILENAME, f"{FILENAME}-wal"):
+            try:
+                found = (folder / name).stat()
+                parts.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            except FileNotFoundError:
+                parts.append(None)
+        return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
+
+    def stays(self, now: float) -> bool:
+        """Return True if the last write was long enough before `now` that a later write has another date."""
+        return now - self.newest > SETTLED_S
+
+    @property
+    def inode(self) -> int | None:
+        """Inode of the file, or None if it does not exist."""
+        return None if self.parts[0] is None else self.parts[0][0]
+
+    def same_file(self, other: FileState | None) -> bool:
+        """Return True if `other` is a state of the same file, and not of a file that replaced it."""
+        return self.inode is not None and other is not None and self.inode == other.inode
+
+
+class _LastValues:
+    """Last values of an experiment's trials, and the state of its file at the time of reading."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.state: FileState | None = None
+        self.values: dict[str, float] = {}
+
+
+class SharedReader(LogReader):
+    """Reader that shares the last values of an unchanged experiment with other readers.
+
+    The first view of a large experiment needs them several times at once: for its best trial, for a page of
+    the table, and for each chart.
+
+    Args:
+        folder: folder of the experiment.
+        state: state of its file, if just read; by default, it is read here.
+    """
+
+    _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, folder: Path, state: FileState | None = None) -> None:
+        # Taken before the file is opened, so that the data is at least as new as this state.
+        self._begun = SYSTEM.now()
+        self._state = state or FileState.of(folder)
+        super().__init__(folder)
+
+    def last_values(self, metric: str) -> dict[str, float]:
+        """Return the metric of each trial's last report, in the order suggested; do not change the result."""
+        if not self._state.stays(self._begun):
+            return super().last_values(metric)
+        key = self.folder, metric
+        with self._sharing:
+            shared = self._shared.setdefault(key, _LastValues())
+            self._shared.move_to_end(key)
+            while len(self._shared) > MAX_SHARED:
+                self._shared.popitem(last=False)
+        with shared.lock:  # a lock per metric, so that readers of other values do not wait
+            if shared.state != self._state:
+                shared.values = super().last_values(metric)
+                shared.state = self._state
+            return shared.values
+
+
+class RowReader(SharedReader):
+    """Reader of trials as table rows."""
+
+    def newest(self) -> int:
+        """Return the sequence number of the last event or decision."""
+        ((place,),) = self._rows(
+            "SELECT coalesce(max(seq), 0) FROM "
+            "(SELECT max(seq) AS seq FROM events UNION ALL SELECT max(seq) FROM decisions)"
+        )
+        return int(place)
+
+    def ids_after(self, index: int, seq: int) -> set[str]:
+        """Return all trials after suggestion `index`, all with an entry after `seq`, and all running ones."""
+        return {
+            trial_id
+            for (trial_id,) in self._rows(
+                "SELECT trial_id FROM trials WHERE trial_index > ? "
+                "UNION SELECT trial_id FROM events WHERE seq > ? AND trial_id IS NOT NULL "
+                "UNION SELECT trial_id FROM decisions WHERE seq > ? "
+                "UNION SELECT trial_id FROM trials WHERE status = 'RUNNING'",
+                index,
+                seq,
+                seq,
+            )
+        }
+
+    def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
+        """Return the end time of each trial; None for a trial that was resumed later.
+
+        Args:
+            after: only log entries after this one count.
+            ids: only these trials.
+        """
+        only = "" if ids is None else "AND trial_id IN (SELECT value FROM json_each(?)) "
+        return {
+            trial_id: time if kind in _ENDS else None
+            for trial_id, kind, time in self._rows(
+                "SELECT trial_id, kind, time FROM events WHERE seq > ? AND trial_id IS NOT NULL "
+                f"AND kind IN ('PENDING', 'PAUSED', 'TERMINATED', 'ERROR') {only}ORDER BY seq",
+                after,
+                *(() if ids is None else (json.dumps(list(ids)),)),
+            )
+        }
+
+    def number_of_trials(self) -> int:
+        """Return the number of trials."""
+        ((number,),) = self._rows("SELECT count(*) FROM trials")
+        return int(number)
+
+    def last_index(self) -> int:
+        """Return the index of the trial that was suggested last; -1 without trials."""
+        ((index,),) = self._rows("SELECT coalesce(max(trial_index), -1) FROM trials")
+        return int(index)
+
+    def page(self, limit: int, offset: int, *, descending: bool, by_last: str | None) -> list[str]:
+        """Return the ids of a page of all trials.
+
+        Args:
+            limit: number of trials of the page.
+            offset: number of trials before the page.
+            descending: reverse the order.
+            by_last: metric whose last values give the order; None means the order suggested.
+        """
+        way = "DESC" if descending else "ASC"
+        in_order = f"SELECT trial_id FROM trials ORDER BY trial_index {way}"
+        if by_last is None:
+            return [trial_id for (trial_id,) in self._rows(f"{in_order} LIMIT ? OFFSET ?", limit, offset)]
+        values = self.last_values(by_last)
+        ids = sorted(values, key=values.__getitem__)
+        if descending:
+            ids.reverse()
+        if offset + limit > len(ids):
+            ids += [trial_id for (trial_id,) in self._rows(in_order) if trial_id not in values]
+        return ids[offset : offset + limit]
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names in the configurations, and in the last reports, of up to a thousand trials."""
+        places = range(0, self.last_index() + 1, self.last_index() // 1000 + 1)
+        found = list(
+            self._rows(
+                f"SELECT {_CONFIG}, (SELECT metrics FROM results r WHERE "
+                "r.trial_id = t.trial_id ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t "
+                "WHERE trial_index IN (SELECT value FROM json_each(?)) ORDER BY trial_index",
+                json.dumps(list(places)),
+            )
+        )
+        # json_each() is not used because it ends a name at a null character.
+        configs = (json.loads(flat_config(config)) for config, _ in found)
+        metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
+        return list(dict.fromkeys(chain.from_iterable(configs))), list(
+            dict.fromkeys(chain.from_iterable(metrics))
+        )
+
+    def rows(
+        self,
+        metric: str | None,
+        mode: str | None,
+        ids: Collection[str] | None,
+        so_far: Mapping[str, SoFar | None] | None = None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of trials, in the order of COLUMNS, without the columns `ended` and `changed`.
+
+        A row ends with the error's kind and message, and the attempt of the last report.
+
+        Args:
+            metric: metric that ranks the trials; None for none.
+            mode: "min" or "max".
+            ids: ids of the trials; None means all.
+            so_far: known reports of each trial's attempt. If the attempt continues, only later reports are
+                read.
+        """
+        names = paths(metric) if metric is not None else ("$.x", "$.x")
+        best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if mode is not None else "max(NULL)"
+        for one in [None] if ids is None else sorted(ids):
+            yield from self._rows_of(one, names, best, None if so_far is None else so_far.get(str(one)))
+
+    def _rows_of(
+        self, one: str | None, names: tuple[str, str], best: str, known: SoFar | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the row of one trial, or the rows of all, joined from the tables of the file."""
+        only, values = ("", []) if one is None else ("WHERE trial_id = ? ", [one])
+        # With max(), SQLite takes the other columns from the row that has the maximum.
+        last_of = _beside(
+            self._rows(
+                f"SELECT trial_id, attempt, iteration, metrics, {VALUE} FROM "
+                + (
+                    "(SELECT *, max(seq) FROM results GROUP BY trial_id) ORDER BY trial_id"
+                    if one is None
+                    else f"results {only}ORDER BY attempt DESC, iteration DESC LIMIT 1"
+                ),
+                *names,
+                *values,
+            )
+        )
+        best_of = _beside(
+            self._rows(
+                f"SELECT trial_id, {best}, min(attempt) < max(attempt) FROM (SELECT trial_id, attempt, "
+                f"{VALUE} AS value FROM results {only}) GROUP BY trial_id ORDER BY trial_id",
+                *names,
+                *values,
+            )
+        )
+        begun_of = _beside(
+            self._rows(
+                "SELECT trial_id, min(started), max(attempt), config FROM attempts "
+                f"{only}GROUP BY trial_id ORDER BY trial_id",
+                *values,
+            )
+        )
+        for trial_id, index, name, status, reason, config, attempt, *rest in self._rows(
+            "SELECT trial_id, trial_index, name, status, reason, config, attempt, failures, error_kind, "
+            f"error_message FROM trials {only}ORDER BY trial_id",
+            *values,
+        ):
+            (failures, *error), least = rest, None
+            _, reported, iteration, metrics, last = last_of(trial_id) or (None, None, 0, None, None)
+            _, started, _, other = begun_of(trial_id) or (None, None, None, None)
+            if known is not None and known.attempt == attempt:
+                ((least,),) = self._rows(
+                    f"SELECT {best} FROM (SELECT ? AS value UNION ALL SELECT {VALUE} FROM results "
+                    "WHERE trial_id = ? AND attempt = ? AND iteration > ?)",
+                    *(known.best, *names, trial_id, known.attempt, known.iteration),
+                )
+            elif found := best_of(trial_id):
+                _, least, is_repeated = found
+                if is_repeated:
+                    ((least,),) = self._rows(
+                        f"SELECT {best} FROM (SELECT {VALUE} AS value FROM history WHERE trial_id = ?)",
+                        *(*names, trial_id),
+                    )
+            last = last if isinstance(last, (int, float)) else None
+            yield (
+                *(trial_id, index, name, status, reason, config if other is None else other, metrics),
+                *(iteration, last, least, attempt, failures, started, *error, reported),
+            )
+
+    def config(self, trial_id: str) -> tuple[int, str]:
+        """Return the index of a trial in the order suggested, and its last configuration as flat JSON."""
+        ((index, config),) = self._rows(
+            f"SELECT trial_index, {_CONFIG} FROM trials t WHERE trial_id = ?", trial_id
+        )
+        return index, flat_config(config)
+
+    def trial(self, trial_id: str) -> tuple[dict[str, Any], str, tuple[str, str, str] | None]:
+        """Return a trial's suggested configuration, its folder's name, and its error or None.
+
+        Raises:
+            NotFoundError: the trial does not exist.
+        """
+        for config, dirname, kind, message, trace in self._rows(
+            "SELECT config, dirname, error_kind, error_message, error_traceback FROM trials "
+            "WHERE trial_id = ?",
+            trial_id,
+        ):
+            return (
+                decode_config(config),
+                dirname,
+                None if kind is None else (kind, message or "", trace or ""),
+            )
+        raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
+
+    def checkpoints(self, trial_id: str) -> list[dict[str, Any]]:
+        """Return the checkpoints of a trial that still exist."""
+        return [
+            dict(zip(("number", "dirname", "iteration", "score"), row, strict=True))
+            for row in self._rows(
+                "SELECT number, dirname, iteration, score FROM checkpoints "
+                "WHERE trial_id = ? AND NOT dropped ORDER BY number",
+                trial_id,
+            )
+        ]
+
+    def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
+        """Return log entries after `seq`, of the experiment and of all trials; long texts are cut."""
+        return [
+            {**(each := event(*row)), "detail": _cut_detail(each["detail"])}
+            for row in self._rows(
+                "SELECT seq, time, kind, trial_id, detail FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
+                seq,
+                limit,
+            )
+        ]
+
+    def events_of(self, trial_id: str) -> list[dict[str, Any]]:
+        """Return the log entries of one trial."""
+        return [
+            event(each.seq, each.time, each.kind, trial_id, each.detail) for each in self.events(trial_id)
+        ]
+
+
+class _Curve:
+    """Points of a trial's curve, from the reports that were read.
+
+    Args:
+        attempt: attempt of the last report that was read.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt, self.iteration = attempt, -1
+        self._xs, self._ys = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._xs)
+
+    def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
+        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
+        for self.iteration, at, value in list(reports):  # all, or none if reading fails
+            if is_finite(at) and is_finite(value):
+                self._xs.append(at)
+                self._ys.append(value)
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return the points in order."""
+        return list(zip(self._xs, self._ys, strict=True))
+
+
+class _Curves:
+    """Curves of an experiment over one pair of axes, by trial; the least recently used go first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.size = 0
+        self.of: OrderedDict[str, _Curve] = OrderedDict()
+
+    def keep(self, trial_id: str, curve: _Curve) -> None:
+        """Keep the curve of a trial as the most recently used."""
+        self.of[trial_id] = curve
+        self.of.move_to_end(trial_id)
+        while self.size > MAX_POINTS:
+            _, gone = self.of.popitem(last=False)
+            self.size -= len(gone)
+
+
+class ChartReader(SharedReader):
+    """Reader of data for charts."""
+
+    _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        # The folder may later have another experiment, whose file has the same inode.
+        created = list(self._rows("SELECT value FROM experiment WHERE key = 'created'"))
+        self._identity = folder, self._state.inode, *created
+
+    def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
+        """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
+
+        Points are kept, so that a running trial's curve only needs its new reports.
+        """
+        across = "iteration" if x == "training_iteration" else VALUE
+        names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))
+        columns = f"iteration, {across}, {VALUE}"
+        last = next(
+            self._rows(
+                "SELECT attempt, iteration FROM results WHERE trial_id = ? "
+                "ORDER BY attempt DESC, iteration DESC LIMIT 1",
+                trial_id,
+            ),
+            None,
+        )
+        if last is None:
+            return []
+        with self._sharing:
+            shared = self._drawn.setdefault((*self._identity, metric, x), _Curves())
+            self._drawn.move_to_end((*self._identity, metric, x))
+            while len(self._drawn) > MAX_SHARED:
+                self._drawn.popitem(last=False)
+        with shared.lock:
+            known = shared.of.get(trial_id)
+            if known is not None and known.attempt == last[0]:
+                before = len(known)
+                known.add(
+                    self._rows(
+                        f"SELECT {columns} FROM results "
+                        "WHERE trial_id = ? AND attempt = ? AND iteration > ? ORDER BY iteration",
+                        *(*names, trial_id, known.attempt, known.iteration),
+                    )
+                )
+            else:  # a new attempt may replace reports of the previous one
+                before = 0 if known is None else len(known)
+                known = _Curve(last[0])
+                known.add(
+                    self._rows(
+                        f"SELECT {columns} FROM history WHERE trial_id = ? ORDER BY iteration",
+                        *(*names, trial_id),
+                    )
+                )
+            shared.size += len(known) - before
+            shared.keep(trial_id, known)
+            return known.points()
+
+    def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
+        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+        return dict(
+            self._rows(
+                "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
+                json.dumps(list(trial_ids)),
+            )
+        )
+
+    def first(self, count: int) -> list[str]:
+        """Return the ids of the first `count` suggested trials."""
+        return [
+            trial_id
+            for (trial_id,) in self._rows("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count)
+        ]
+
+    def configs(self, trial_ids: Sequence[str]) -> list[Any]:
+        """Return the suggested configuration of each of these trials."""
+        wanted = json.dumps(list(trial_ids))
+        found = dict(
+            self._rows(
+                "SELECT trial_id, config FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
+                wanted,
+            )
+        )
+        return [decode_config(found[trial_id]) for trial_id in trial_ids]
+
+    def has_reports(self, metric: str, trials: int = 1) -> bool:
+        """Return True if at least `trials` trials have reported a finite value of the metric."""
+        found = self._rows(
+            f"SELECT DISTINCT trial_id FROM (SELECT trial_id, {VALUE} AS value FROM results) "
+            f"WHERE {FINITE} IS NOT NULL LIMIT ?",
+            *paths(metric),
+            trials,
+        )
+        return len(list(found)) == trials
+
+    def has_judged(self) -> bool:
+        """Return True if any trial was judged at a rung."""
+        return bool(
+            list(
+                self._rows("SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1", JUDGED)
+            )
+        )
+
+    def has_run(self) -> bool:
+        """Return True if any trial has started."""
+        return bool(list(self._rows("SELECT 1 FROM attempts LIMIT 1")))
+
+    def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
+        """Return the decisions made at rungs, and the values of the reports behind them."""
+        decisions: list[dict[str, Any]] = []
+        values: dict[tuple[str, int], float] = {}
+        for trial_id, iteration, verdict, reason, value in self._rows(
+            f"SELECT trial_id, iteration, verdict, reason, {FINITE} FROM (SELECT d.seq AS place, d.trial_id, "
+            f"d.iteration, d.verdict, d.reason, (SELECT {VALUE} FROM results r "
+            "WHERE r.trial_id = d.trial_id AND r.attempt <= d.attempt AND r.iteration = d.iteration "
+            "ORDER BY r.attempt DESC LIMIT 1) AS value FROM decisions d "
+            "WHERE json_extract(d.reason, '$.rule') IN (?, ?)) ORDER BY place",
+            *paths(metric),
+            JUDGED,
+            CAME,
+        ):
+            decisions.append(
+                {"trial_id": trial_id, "iteration": iteration, "verdict": verdict, **decode(reason)}
+            )
+            if value is not None:
+                values[trial_id, iteration] = value
+        return decisions, values
+
+
+class SoFar(NamedTuple):
+    """Reports of a trial's current attempt that were read: the last iteration, and the best value."""
+
+    attempt: int
+    iteration: int
+    best: float | None
+
+
+def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
+    """Return a function that maps a trial id to its row, or None. It must be called with ids in order."""
+    row: tuple[Any, ...] | None = ("",)  # the first row is read at the first call
+
+    def of(trial_id: str) -> tuple[Any, ...] | None:
+        nonlocal row
+        while row is not None and row[0] < trial_id:
+            row = next(rows, None)
+        return row if row is not None and row[0] == trial_id else None
+
+    return of
+
+
+def short(text: str) -> str:
+    """Return a text; a long text is cut and gets an ellipsis."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def cut(values: str) -> str:
+    """Return a JSON object whose names and values have at most MAX_TEXT characters, and MAX_ROW in total.
+
+    Longer texts are cut at the end, and values beyond the total are left out.
+    """
+    if len(values) <= MAX_TEXT:
+        return values
+    kept, size = dict[str, Any](), 0
+    for name, value in json.loads(values).items():
+        kept[short(name)] = part = _cut_value(value)
+        size += min(len(name), MAX_TEXT) + len(encode(part))
+        if size > MAX_ROW:
+            kept["..."] = "there is more"
+            break
+    return encode(kept)
+
+
+def _cut_value(value: Any) -> Any:
+    text = value if isinstance(value, str) else encode(value)
+    return value if len(text) <= MAX_TEXT else short(text)
+
+
+def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
+    """Return a log entry; for a command, it includes the sender."""
+    by = None
+    if kind == "command":
+        with contextlib.suppress(ValueError):
+            found = json.loads(detail)
+            by = str(found.get("by")) if isinstance(found, dict) and found.get("by") else None
+    return {"seq": seq, "time": time, "kind": kind, "trial_id": trial_id, "detail": detail, "by": by}
+
+
+def _cut_detail(detail: str) -> str:
+    """Return the detail of a log entry, cut; in a JSON object, each value is cut, so that it stays valid."""
+    if len(detail) <= MAX_TEXT:
+        return detail
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(detail), dict):
+            return cut(detail)
+    return short(detail)
+
+
+def _is_flat(text: str) -> bool:
+    """Return True if a JSON object contains no other object, so that `flatten` would not change it."""
+    return "{" not in text[1:]
+
+
+def flat_config(config: str) -> str:
+    """Return a stored configuration as flat JSON."""
+    return config if _is_flat(config) else encode(without_objects(flatten(decode_config(config))))
+
+
+def flat_metrics(metrics: str | None) -> str:
+    """Return a stored report as flat JSON; "{}" for None."""
+    if metrics is None:
+        return "{}"
+    return metrics if _is_flat(metrics) else encode(without_objects(flatten(decode(metrics))))

@@ -1,0 +1,234 @@
+"""Guard of the dashboard: limits on the size and the duration of requests, and a check of access."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trainkit.plugins.dashboard.access import Access
+from trainkit.tune.core.metrics import encode
+
+MAX_BODY = 64 * 1024
+"""Maximum number of bytes of a request's body."""
+MAX_HEAD = 32 * 1024
+"""Maximum number of bytes of a request's line and headers."""
+REQUEST_S = 10.0
+"""Seconds for a client to send the head of a request, and the same for its body."""
+MAX_CONNECTIONS = 256
+"""Maximum number of connections of all clients. Half of them may wait for the head of a request."""
+READ_S = 30.0
+"""Seconds for a client to continue reading once the output buffer is full."""
+
+# Plotly sets inline styles. Only scripts from the server's own files may run.
+_CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", _CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """Return `value` as JSON that every reader accepts: NaN and infinities become strings."""
+    text = encode(value)  # ASCII, so that every name of a file or a metric can be sent
+    return Response(text, status, media_type="application/json")
+
+
+def refusal(status: int, words: str, *, closes: bool = False) -> Response:
+    """Return the answer to a refused request.
+
+    Args:
+        status: HTTP status, 400 or more.
+        words: reason for the user.
+        closes: close the connection after the answer, because the rest of the request is not read.
+    """
+    refused = answer({"error": words}, status)
+    if closes:
+        refused.headers["Connection"] = "close"
+    return refused
+
+
+class Guard:
+    """Middleware that accepts only the user's own requests, and passes them on with complete bodies.
+
+    Args:
+        app: application behind the guard.
+        access: rule for access.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        is_api = scope["path"].startswith("/api")
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = b"no-store" if is_api else b"no-cache"
+                headers = [*message.get("headers", ()), *_HEADERS, (b"cache-control", kept)]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        refused = self._refused(scope, is_api=is_api)
+        body = b""
+        if refused is None:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    found = await _body(receive)
+            except TimeoutError:
+                found = refusal(408, f"the request was not whole after {REQUEST_S:g} s", closes=True)
+            if found is None:  # the client has disconnected
+                return
+            if isinstance(found, Response):
+                refused = found
+            else:
+                body = found
+        if refused is not None:
+            await refused(scope, receive, send_guarded)
+            return
+        is_read = False
+
+        async def receive_read() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, receive_read, send_guarded)
+
+    def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
+        """Return the refusal of a request whose head alone is unacceptable, else None."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
+            return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
+        values: dict[str, list[str]] = {}
+        for name, value in scope["headers"]:
+            values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        hosts, origins = values.get("host", []), values.get("origin", [])
+        if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
+            return refusal(403, f"no server of this name is here: {', '.join(hosts)}", closes=True)
+        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
+            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+        if is_api and values.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
+            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+        if is_api and not self._access.knows_token(values.get("authorization", [])):
+            return refusal(
+                403,
+                "the token is missing or wrong: open the address that `trainkit dashboard` printed, or send "
+                "the token of that address as `Authorization: Bearer TOKEN`",
+                closes=True,
+            )
+        lengths = values.get("content-length", ["0"])
+        if not lengths[0].isascii() or not lengths[0].isdecimal():
+            return refusal(400, "the length of the body is no number", closes=True)
+        if len(lengths[0]) > 18 or int(lengths[0]) > MAX_BODY:
+            return _too_long()
+        return None
+
+
+async def _body(receive: Receive) -> bytes | Response | None:
+    """Return the body of a request, or its refusal; None if the client has disconnected."""
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY:
+            return _too_long()
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _too_long() -> Response:
+    return refusal(413, f"the body has more than {MAX_BODY} bytes", closes=True)
+
+
+class _Deadline:
+    """Deadline that ends a connection unless it is cancelled."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float, connection: H11Protocol) -> None:
+        """End the connection after `seconds`; an existing deadline stays."""
+        if self._timer is None:
+            self._timer = connection.loop.call_later(seconds, connection.transport.abort)
+
+    def call_off(self) -> None:
+        """Cancel the deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class BoundedConnection(H11Protocol):
+    """HTTP connection that is closed when its client sends too slowly, or stops reading the answer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head, self._reader = _Deadline(), _Deadline()
+        self.waits_since = math.inf
+        """Loop time since which a complete request is awaited; infinity while a request is being answered."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head.set(REQUEST_S, self)
+        if len(self.connections) > MAX_CONNECTIONS // 2:  # silent clients must not lock others out
+            bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
+            oldest = min(bounded, key=lambda each: each.waits_since)
+            if oldest.waits_since < math.inf:
+                oldest.waits_since = math.inf  # it is removed in the next turn of the loop
+                oldest.transport.abort()
+        self.waits_since = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head.call_off()
+        self._reader.call_off()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            self.waits_since = math.inf
+        else:
+            self.waits_since = min(self.waits_since, self.loop.time())
+        if self.cycle is not before:  # the head is complete
+            self._head.call_off()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._head.set(REQUEST_S, self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.set(READ_S, self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader.call_off()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer data that is not HTTP, unless the answer to an earlier request is being sent."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)

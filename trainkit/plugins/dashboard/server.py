@@ -1,0 +1,187 @@
+"""HTTP server of the dashboard: its pages, its REST API and its streams, for the user who started it.
+
+By default, it listens on this machine only. Its pages contain no data. All data comes from `/api`, which
+requires the token of the printed address, as `Authorization: Bearer TOKEN`. No cookie is used, so that pages
+of other sites have nothing to send along.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+from trainkit.errors import DashboardError, MissingDependencyError
+
+try:
+    import plotly
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import FileResponse, Response
+    from starlette.routing import BaseRoute, Mount, Route
+    from starlette.staticfiles import StaticFiles
+    from starlette.types import ASGIApp
+except ImportError as error:
+    raise MissingDependencyError.of(
+        "the dashboard needs Starlette, uvicorn and Plotly", "dashboard", error
+    ) from error
+
+from trainkit.plugins.dashboard import api, openapi, processes
+from trainkit.plugins.dashboard.access import Access
+from trainkit.plugins.dashboard.board import Board
+from trainkit.plugins.dashboard.endpoints import (
+    Call,
+    Endpoint,
+    refuse_fault,
+    refuse_http,
+)
+from trainkit.plugins.dashboard.openapi import OBJECT
+from trainkit.plugins.dashboard.reading import NotFoundError
+from trainkit.plugins.dashboard.security import MAX_BODY, MAX_CONNECTIONS, MAX_HEAD, BoundedConnection, Guard
+from trainkit.plugins.dashboard.stream import STREAMS
+from trainkit.plugins.dashboard.threads import Threads
+
+__all__ = ["ENDPOINTS", "MAX_BODY", "Dashboard", "NotFoundError"]
+
+STATIC = Path(__file__).parent / "static"
+_PLOTLY = "plotly.min.js"
+_GRACE_S = 3
+
+
+def _describe(call: Call) -> dict[str, Any]:
+    return openapi.description(ENDPOINTS)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *api.READING,
+    *api.STEERING,
+    *processes.SESSIONS,
+    *STREAMS,
+    Endpoint("GET", "/api/openapi.json", "This description.", _describe, OBJECT),
+)
+"""All endpoints of the API."""
+
+
+class Dashboard:
+    """HTTP server; `serve_forever` runs it, `shutdown` and `server_close` end it.
+
+    Args:
+        root: folder of experiments, or one experiment.
+        port: port to listen on; 0 means any free port.
+        host: address to listen on; by default, only this machine can reach it.
+        read_only: show experiments, but do not steer them.
+
+    Raises:
+        DashboardError: `root` is not a folder, or the address or the port can't be used.
+    """
+
+    def __init__(
+        self, root: Path, port: int = 0, host: str = "127.0.0.1", *, read_only: bool = False
+    ) -> None:
+        if not root.is_dir():
+            raise DashboardError(
+                f"there is no folder {root}: name one that holds experiments, or one experiment"
+            )
+        self.root = root
+        self.token = secrets.token_urlsafe(24)
+        self.board = Board(root)
+        self.read_only = read_only
+        self.threads = Threads()
+        self._socket = _listening(host, port)
+        self.server_address: tuple[str, int] = self._socket.getsockname()[:2]
+        config = uvicorn.Config(
+            self._application(Access(self.token, host)),
+            http=BoundedConnection,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_S,
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+        self._server = uvicorn.Server(config)
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.server_close()
+
+    @property
+    def address(self) -> str:
+        """Address to open, with the token."""
+        host, port = self.server_address
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{shown}:{port}/?token={self.token}"
+
+    @property
+    def is_ending(self) -> bool:
+        """True once the server is shutting down, so that streams end too."""
+        return self._server.should_exit
+
+    def serve_forever(self) -> None:
+        """Answer requests until `shutdown` is called from another thread, or Ctrl-C is pressed."""
+        self._ended.clear()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    def shutdown(self) -> None:
+        """End `serve_forever`, and wait for its end."""
+        self._server.should_exit = True
+        self._ended.wait()
+
+    def server_close(self) -> None:
+        """Stop listening, and end all waits for other processes and all checks for changes."""
+        self._server.should_exit = True  # also ends traces that are being recorded
+        self._socket.close()
+        self.threads.close()
+
+    def _application(self, access: Access) -> ASGIApp:
+        drawing = StaticFiles(directory=Path(plotly.__file__).parent / "package_data")
+
+        async def page(request: Request) -> Response:
+            return FileResponse(STATIC / "index.html")
+
+        async def plotly_script(request: Request) -> Response:
+            return await drawing.get_response(_PLOTLY, request.scope)
+
+        routes: list[BaseRoute] = [
+            *(endpoint.route(self) for endpoint in ENDPOINTS),
+            Route("/", page),
+            Route(f"/static/{_PLOTLY}", plotly_script),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        handlers = {HTTPException: refuse_http, Exception: refuse_fault}
+        application = Starlette(routes=routes, exception_handlers=handlers)
+        application.router.redirect_slashes = False
+        return Guard(application, access)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a listening socket, so that nothing else can take the port before the server runs."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise DashboardError(
+            f"port {port} of {host} cannot be used: {why}; name another --port or --host"
+        ) from error
+    # Accepted connections inherit this option. asyncio sets it only on sockets that were made with an
+    # explicit protocol number, unlike this one. Without it, the body of each answer would wait 40 ms until
+    # the client acknowledges the head.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made

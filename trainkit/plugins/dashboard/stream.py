@@ -1,0 +1,213 @@
+"""Streams of changes as server-sent events: of an experiment, the list of experiments, or the sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from trainkit.clock import SYSTEM, busy_s
+from trainkit.errors import StoreError
+from trainkit.plugins.dashboard.board import Board, Row
+from trainkit.plugins.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
+from trainkit.plugins.dashboard.processes import sessions
+from trainkit.plugins.dashboard.reading import NotFoundError, RowReader
+from trainkit.plugins.dashboard.threads import Threads
+from trainkit.tune.core.metrics import encode
+
+EVERY_S = 0.6
+"""Seconds between two checks for changes."""
+QUIET_S = 10.0
+"""Seconds without changes after which a comment is sent, so that the listener knows the stream is alive."""
+SHARE = 10
+"""Ratio of the pause after a check to the check's CPU time; the pause is at least the check's duration.
+
+On a busy machine, a check mostly waits for a CPU, which is no reason for a longer pause.
+"""
+MAX_ROWS = 200
+"""Maximum number of changed trials in one event. If there are more, the page must reload its trials."""
+MAX_EVENTS = 200
+
+Change = dict[str, Any]
+
+
+class Watched(Protocol):
+    """Server, as seen by streams."""
+
+    board: Board
+    threads: Threads
+
+    @property
+    def is_ending(self) -> bool:
+        """True once streams must end."""
+
+
+class Since(NamedTuple):
+    """State that a listener already knows.
+
+    Attributes:
+        generation: generation of the trials; None if nothing is known.
+        seq: number of the last log entry.
+        shown: the summary or the list, as JSON.
+    """
+
+    generation: int | None = None
+    seq: int = 0
+    shown: str = ""
+
+
+class ExperimentWatch:
+    """Watch on one experiment, which finds changes since the last check.
+
+    Args:
+        board: all experiments.
+        folder: folder of this experiment.
+    """
+
+    def __init__(self, board: Board, folder: Path) -> None:
+        self.name = f"experiment {folder.name}"
+        self._board, self._folder = board, folder
+        # The table is kept even if another watch does the check, because a new table restarts its
+        # generations.
+        self._table = board.table(folder)
+
+    def __call__(self, since: Since) -> tuple[Since, Change | None]:
+        """Check the experiment; return the new state, and the changes or None.
+
+        A listener without a state gets the summary, and is told to read the trials.
+
+        Raises:
+            StoreError: the experiment is gone, or its file is damaged.
+        """
+        generation = self._table.refresh(EVERY_S / 2)
+        newest = self._table.newest
+        summary = self._board.summary(self._folder, at_leisure=True)
+        if since.generation is None:
+            # Changes since the page was loaded are unknown, so the page must request the trials again.
+            rows, more = list[Row](), True
+        else:
+            rows, more = self._table.changed_since(since.generation, MAX_ROWS)
+        events, seq = [], newest
+        # A log that has become shorter belongs to another experiment of the same name.
+        if since.generation is not None and newest > since.seq:
+            with RowReader(self._folder) as reader:
+                events = reader.events_after(since.seq, MAX_EVENTS)
+            is_all = len(events) < MAX_EVENTS
+            seq = max([newest] * is_all + [each["seq"] for each in events])
+        shown = encode(summary)
+        changed = ["trials"] * bool(rows or more) + ["events"] * bool(events)
+        changed += ["summary"] * (shown != since.shown)
+        now = Since(generation, seq, shown)
+        if not changed:
+            return now, None
+        return now, {
+            "changed": changed,
+            "rows": rows,
+            "more": more,
+            "events": events,
+            "seq": seq,
+            "summary": summary,
+        }
+
+
+class ListWatch:
+    """Watch on a list that is read as a whole.
+
+    Args:
+        name: name of the list in events.
+        read: function that reads the list.
+        ignored: field of its entries that always changes.
+    """
+
+    def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
+        self.name = name
+        self._ignored = ignored
+        self._read = read
+
+    def __call__(self, since: Since) -> tuple[Since, Change | None]:
+        """Check the list; return the new state, and the list if it has changed, else None."""
+        found = self._read()
+        now = Since(
+            shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
+        )
+        return now, None if now == since else {"changed": [self.name], self.name: found}
+
+
+async def stream(call: Call) -> Response:
+    """Return a stream of changes."""
+    server: Watched = call.server
+    name = call.query["experiment"]
+    if call.query["sessions"]:
+        watch: ExperimentWatch | ListWatch = ListWatch("sessions", sessions, "age_s")
+    elif name:
+        watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
+    else:
+        watch = ListWatch("experiments", server.board.summaries)
+    first = await _look(server.threads, watch, Since())  # a failure now becomes the response's status
+    return StreamingResponse(_told(server, watch, first), media_type=STREAM)
+
+
+class _Found(NamedTuple):
+    """Result of a check.
+
+    Attributes:
+        known: new state of the listener.
+        news: changes as JSON; None if nothing has changed.
+        rest_s: seconds to pause after the check.
+    """
+
+    known: Since
+    news: str | None
+    rest_s: float
+
+
+async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
+    """Check once for all listeners with the same state."""
+
+    def look() -> _Found:
+        begun, busy = SYSTEM.monotonic(), busy_s()
+        known, change = watch(since)
+        news = None if change is None else encode({**change, "time": SYSTEM.now()})
+        return _Found(known, news, max(SHARE * (busy_s() - busy), SYSTEM.monotonic() - begun))
+
+    return await threads.share((watch.name, since), lambda: threads.look(look, watch.name))
+
+
+async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Found) -> AsyncIterator[str]:
+    last = SYSTEM.monotonic()
+    while not server.is_ending:
+        if found.news is not None:
+            yield f"event: change\ndata: {found.news}\n\n"
+            last = SYSTEM.monotonic()
+        elif SYSTEM.monotonic() - last > QUIET_S:
+            yield ": nothing has changed\n\n"
+            last = SYSTEM.monotonic()
+        try:
+            found = await _look(server.threads, watch, found.known)
+        except (StoreError, NotFoundError) as error:
+            yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
+            return
+        now, rest = SYSTEM.monotonic(), found.rest_s
+        # Sleep until the next common moment of all streams, so that one check serves all of them.
+        await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
+
+
+STREAMS = (
+    Endpoint(
+        "GET",
+        "/api/stream",
+        "What changes, as server-sent events.",
+        stream,
+        STREAM,
+        (
+            QueryParameter("experiment", "the experiment to watch; without it, the list of all", default=""),
+            QueryParameter("sessions", "1: your sessions", "integer", 0, 1),
+        ),
+        is_async=True,
+    ),
+)
+"""Endpoints whose responses do not end by themselves."""

@@ -1,0 +1,130 @@
+"""Callbacks for Keras 3's `model.fit` in a function trial, which report metrics and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from trainkit.errors import MissingDependencyError
+from trainkit.plugins.integrations.reporting import Metrics, Reporter, file_of, missing
+from trainkit.runtime import session
+from trainkit.tune.core.checkpoint import Checkpoint
+from trainkit.tune.core.checks import require, require_whole
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    if error.name == "keras":
+        raise missing("reporting from Keras", "keras") from error
+    raise MissingDependencyError(
+        f"Keras cannot be imported on the backend that it is set to: {error}. Set the environment variable "
+        "KERAS_BACKEND=torch before Python imports it, or install what that backend needs"
+    ) from error
+
+session.register("keras")  # imported once, because the import takes seconds in each trial
+
+FILENAME = "model.keras"
+EVENTS = tuple(
+    f"{phase}_{end}"
+    for phase in ("epoch", "train_batch", "test_batch", "predict_batch", "train", "test", "predict")
+    for end in ("begin", "end")
+)
+"""Events at which a report can be made; Keras has a method `on_...` for each."""
+On = str | Sequence[str]
+
+
+class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that reports the logs of `fit`, with the model as a checkpoint.
+
+    Use it as `model.fit(callbacks=[...])`. To resume from a checkpoint:
+    `model = KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and
+    `model.fit(..., initial_epoch=...)`. An event without logs, such as the beginning of an epoch, reports
+    nothing. A trial that is stopped ends inside `model.fit`.
+
+    Args:
+        checkpoint_on: the event, or events, that report a checkpoint, such as "epoch_end"; (): none.
+        report_metrics_on: the events that report without a checkpoint.
+        metrics: a name, a list of names, or a dictionary from reported names to Keras's; None: all.
+        filename: of the model in the checkpoint; Keras's format requires the suffix ".keras".
+        frequency: number of such events per checkpoint; the others report only metrics.
+
+    Raises:
+        ConfigError: Keras has no such event, or a value is out of range.
+        MissingDependencyError: Keras, or its backend, is not installed; raised when this module is imported.
+    """
+
+    def __init__(
+        self,
+        checkpoint_on: On = "epoch_end",
+        report_metrics_on: On = "epoch_end",
+        metrics: Metrics = None,
+        filename: str = FILENAME,
+        frequency: int = 1,
+    ) -> None:
+        super().__init__()
+        require_whole("frequency", frequency, 1)
+        self._reporter = Reporter(metrics)
+        self._saved_at = _events("checkpoint_on", checkpoint_on)
+        self._filename = filename if filename.endswith(".keras") else f"{filename}.keras"
+        self._frequency = frequency
+        self._seen = 0
+        for event in self._saved_at | _events("report_metrics_on", report_metrics_on):
+            setattr(self, f"on_{event}", partial(self._handle, event))
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
+        """Return the model in a checkpoint of this callback."""
+        return keras.saving.load_model(file_of(checkpoint, filename))
+
+    def _handle(self, event: str, *given: Any, logs: Mapping[str, Any] | None = None) -> None:
+        """Report the logs; Keras passes the number of an epoch or batch before them."""
+        found = logs if logs is not None else given[-1] if given and isinstance(given[-1], Mapping) else {}
+        due = False
+        if event in self._saved_at:
+            self._seen += 1
+            due = self._seen % self._frequency == 0
+        self._reporter.report(dict(found), self.model.save if due else None, self._filename)
+
+
+class KerasReportCallback(KerasCheckpointCallback):
+    """A callback that reports the logs of `fit`, without checkpoints.
+
+    Args:
+        metrics: as in KerasCheckpointCallback.
+        on: the event, or events, at which to report.
+    """
+
+    def __init__(self, metrics: Metrics = None, on: On = "epoch_end") -> None:
+        super().__init__((), on, metrics)
+
+
+def _events(name: str, given: On) -> set[str]:
+    events = {given} if isinstance(given, str) else set(given)
+    for event in sorted(events - set(EVENTS)):
+        require(event in EVENTS, f"{name}={event!r} is none of Keras's events: {', '.join(EVENTS)}")
+    return events
+
+
+def _by_metrics(
+    metrics: Metrics = None,
+    filename: str = FILENAME,
+    frequency: int = 1,
+    on: On = "epoch_end",
+    *,
+    report_metrics_on: On | None = None,
+    checkpoint_on: On | None = None,
+) -> KerasCheckpointCallback:
+    """Return the callback for the arguments of Ray 1.x, in this order, or for those of Ray 2."""
+    return KerasCheckpointCallback(
+        on if checkpoint_on is None else checkpoint_on,
+        on if report_metrics_on is None else report_metrics_on,
+        metrics,
+        filename,
+        frequency,
+    )
+
+
+ReportCheckpointCallback = KerasCheckpointCallback
+TuneReportCheckpointCallback = _by_metrics
+TuneReportCallback = KerasReportCallback

@@ -1,0 +1,124 @@
+"""Callbacks for PyTorch Lightning's Trainer in a function trial, which report metrics and checkpoints.
+
+Lightning comes as two packages, `lightning` and `pytorch_lightning`, with separate classes. The callbacks
+extend classes of a package that the process has already imported, if it has. An instance also belongs to the
+classes of every package that is imported when the instance is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Self
+
+from trainkit.plugins.integrations.reporting import Metrics, Reporter
+from trainkit.runtime import session
+from trainkit.tune.core.checks import load, require
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_FOUND = [name for name in PACKAGES if name in sys.modules] or [
+    name for name in PACKAGES if find_spec(name.partition(".")[0])
+]
+FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
+"""The package whose classes the callbacks extend by name."""
+for _package in PACKAGES:
+    session.register(_package)  # imported once, because the import takes seconds in each trial
+# These hooks return a value to Lightning, so they are no events.
+_NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
+HOOKS = frozenset(
+    name
+    for name, _ in inspect.getmembers(FIRST.Callback, inspect.isfunction)
+    if name.startswith("on_") and name not in _NO_EVENTS
+)
+"""Events that `on` may name."""
+
+
+class OfEitherPackage:
+    """A Lightning class whose instances work with a trainer of either imported package."""
+
+    NAME: str
+    """Name of the class in Lightning's package."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        kind: Any = cls
+        for package in filter(None, map(sys.modules.get, PACKAGES)):
+            theirs = class_in(package, cls.NAME)
+            if theirs not in cls.__mro__:  # not `issubclass`, which caches former bases of a class
+                own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
+                kind = type(cls.__name__, (cls, theirs), own)
+        made: Self = super().__new__(kind)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by the module's class, because the other process may have other packages imported."""
+        reduced: Any = super().__reduce_ex__(2)
+        return (OfEitherPackage.__new__, (getattr(self, "_named", type(self)),), *reduced[2:])
+
+
+def class_in(package: Any, name: str) -> type:
+    """Return a class by name, such as "callbacks.Callback", from a package of Lightning's."""
+    module, _, attribute = name.rpartition(".")
+    found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
+    return found
+
+
+class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ignore[misc]
+    """A callback that reports the Trainer's logged metrics, with a checkpoint.
+
+    Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint: `trainer.fit(model, ckpt_path=path)`,
+    where `path` is `filename` in the folder `tune.get_checkpoint().path`. The validation before training
+    is not reported. A trial that is stopped ends inside `trainer.fit`.
+
+    Args:
+        metrics: a name, a list of names, or a dictionary from reported names to Lightning's; None: all
+            of `trainer.callback_metrics`.
+        filename: of the file in the checkpoint.
+        save_checkpoints: False reports only metrics.
+        on: the event, or events, of Lightning's callbacks at which to report, with or without its `on_`.
+
+    Raises:
+        ConfigError: Lightning has no such event.
+        MissingDependencyError: Lightning is not installed; raised when this module is imported.
+    """
+
+    NAME = "callbacks.Callback"
+
+    def __init__(
+        self,
+        metrics: Metrics = None,
+        filename: str = "checkpoint",
+        save_checkpoints: bool = True,
+        on: str | Sequence[str] = "validation_end",
+    ) -> None:
+        super().__init__()
+        self._reporter = Reporter(metrics)
+        self._filename = filename
+        self._save_checkpoints = save_checkpoints
+        for name in [on] if isinstance(on, str) else on:
+            hook = name if name.startswith("on_") else f"on_{name}"
+            require(hook in HOOKS, f"on={name!r} is none of Lightning's events: {', '.join(sorted(HOOKS))}")
+            setattr(self, hook, self._handle)
+
+    def _handle(self, trainer: Any, *_: Any) -> None:
+        if not trainer.sanity_checking:
+            save = trainer.save_checkpoint if self._save_checkpoints else None
+            self._reporter.report(trainer.callback_metrics, save, self._filename)
+
+
+class LightningReportCallback(LightningCheckpointCallback):
+    """A callback that reports the Trainer's logged metrics, without checkpoints.
+
+    Args:
+        metrics: as in TuneReportCheckpointCallback.
+        on: as in TuneReportCheckpointCallback.
+    """
+
+    def __init__(self, metrics: Metrics = None, on: str | Sequence[str] = "validation_end") -> None:
+        super().__init__(metrics, save_checkpoints=False, on=on)
+
+
+TuneReportCheckpointCallback = LightningCheckpointCallback
+TuneReportCallback = LightningReportCallback

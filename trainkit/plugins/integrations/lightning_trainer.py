@@ -1,0 +1,201 @@
+"""Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
+
+If this process has imported both of Lightning's packages, instances belong to either, and a strategy is
+rebuilt with the package of the trainer that uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABCMeta
+from typing import Any, cast
+
+import torch
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.integrations.lightning import FIRST, PACKAGES, OfEitherPackage, class_in
+from trainkit.train.torch.context import report
+from trainkit.train.torch.prepare import get_device
+from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
+from trainkit.tune.core.checks import load
+from trainkit.tune.trial.context import get_context
+
+_environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning trainers", "lightning")
+
+
+def _lightnings(kind: type) -> type:
+    """Return the first Lightning class that a strategy extends."""
+    return next(base for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
+
+
+class _Extending(ABCMeta):
+    """Metaclass for a strategy that extends another package's class than its unchanged base does."""
+
+    theirs: type
+
+    def mro(cls) -> list[type]:
+        found, theirs = super().mro(), cls.__dict__["theirs"].__mro__
+        before = {*theirs, *_lightnings(found[1]).__mro__}
+        return [*(each for each in found if each not in before), *theirs]
+
+
+class _OnWorker(OfEitherPackage):
+    """Part of a strategy that gives the device and the samples of this worker."""
+
+    NEEDS_GPUS = False
+    world_size: int
+    global_rank: int
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._given = (arguments, options)
+
+    @property
+    def accelerator(self) -> Any:
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Any) -> None:
+        """Store the trainer's accelerator, which is the first sign of the trainer's package."""
+        kind = type(self)
+        for package in filter(None, map(sys.modules.get, PACKAGES)):
+            theirs = class_in(package, self.NAME)
+            if not isinstance(accelerator, package.accelerators.Accelerator) or _lightnings(kind) is theirs:
+                continue
+            base: Any = kind.__bases__[0] if isinstance(kind, _Extending) else kind
+            more = {"theirs": theirs, "__module__": kind.__module__}
+            self.__class__ = cast(Any, _Extending(kind.__name__, (base,), more))
+            arguments, options = self._given
+            _OnWorker.__init__(self, *arguments, **options)
+        self._accelerator = accelerator
+
+    def setup_environment(self) -> None:
+        if self.NEEDS_GPUS and self.root_device.type == "cpu":
+            raise ConfigError(
+                "RayFSDPStrategy needs GPUs, as Lightning gives PyTorch no CPU to shard on: ask for "
+                "ScalingConfig(use_gpu=True), or take RayDDPStrategy()"
+            )
+        super().setup_environment()  # type: ignore[misc]
+
+    @property
+    def root_device(self) -> torch.device:
+        return get_device()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+
+class RayDDPStrategy(_OnWorker, FIRST.strategies.DDPStrategy):  # type: ignore[misc]
+    """Lightning's `DDPStrategy` with its arguments, in the process group of the workers."""
+
+    NAME = "strategies.DDPStrategy"
+
+
+class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore[misc]
+    """Lightning's `FSDPStrategy` with its arguments, in the process group of the workers.
+
+    Raises:
+        ConfigError: when the trainer starts on a worker without a GPU.
+    """
+
+    NAME = "strategies.FSDPStrategy"
+    NEEDS_GPUS = True
+
+
+class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # type: ignore[misc]
+    """Lightning's `DeepSpeedStrategy` with its arguments, in the process group of the workers.
+
+    Raises:
+        lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
+    """
+
+    NAME = "strategies.DeepSpeedStrategy"
+
+
+class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
+    """Ranks of the workers, for `Trainer(plugins=[RayLightningEnvironment()])`."""
+
+    NAME = "plugins.environments.LightningEnvironment"
+
+    def world_size(self) -> int:
+        return get_context().get_world_size()
+
+    def global_rank(self) -> int:
+        return get_context().get_world_rank()
+
+    def local_rank(self) -> int:
+        return get_context().get_local_rank()
+
+    def node_rank(self) -> int:
+        return get_context().get_node_rank()
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the size is fixed."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the rank is fixed."""
+
+    def teardown(self) -> None:
+        """Do nothing: Lightning's method would remove WORLD_SIZE from the environment."""
+
+
+def prepare_trainer(trainer: Any) -> Any:
+    """Return a Lightning trainer unchanged if it trains together with the other workers.
+
+    Args:
+        trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or one with
+            another strategy of this module.
+
+    Raises:
+        ConfigError: it has another strategy, or a wrong rank or number of workers.
+    """
+    strategy, context = trainer.strategy, get_context()
+    if not isinstance(strategy, _OnWorker):
+        raise ConfigError(
+            f"prepare_trainer: {type(strategy).__name__} is not one of RayDDPStrategy, RayFSDPStrategy and "
+            "RayDeepSpeedStrategy: pass Trainer(strategy=RayDDPStrategy())"
+        )
+    environment = strategy.cluster_environment  # type: ignore[attr-defined]
+    found = (environment.global_rank(), environment.world_size())
+    if found != (context.get_world_rank(), context.get_world_size()):
+        raise ConfigError(
+            f"prepare_trainer: {type(environment).__name__} takes this for worker {found[0]} of {found[1]}, "
+            f"but it is worker {context.get_world_rank()} of {context.get_world_size()}: pass "
+            "Trainer(plugins=[RayLightningEnvironment()])"
+        )
+    return trainer
+
+
+class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type: ignore[misc]
+    """Callback that reports Lightning's logged values and a checkpoint after each training epoch.
+
+    The metrics are `trainer.callback_metrics`, with "epoch" and "step". The checkpoint holds the file
+    `checkpoint.ckpt`; resume from it with `trainer.fit(model, ckpt_path=...)`.
+
+    Args:
+        checkpoint_upload_mode: see `trainkit.train.report`.
+        validation: see `trainkit.train.report`.
+    """
+
+    NAME = "callbacks.Callback"
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+
+    def __init__(self, checkpoint_upload_mode: Any = None, validation: Any = False) -> None:
+        super().__init__()
+        self.checkpoint_upload_mode = checkpoint_upload_mode
+        self.validation = validation
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report; called by Lightning on all workers."""
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        with temporary_folder("trainkit_checkpoint_") as folder:
+            trainer.save_checkpoint(os.path.join(folder, self.CHECKPOINT_NAME), weights_only=False)
+            report(
+                metrics,
+                checkpoint=Checkpoint.from_directory(folder),
+                checkpoint_upload_mode=self.checkpoint_upload_mode,
+                validation=self.validation,
+            )

@@ -1,0 +1,196 @@
+"""Weights & Biases: a run per trial, written by the driver; or a run set up inside a trial."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.integrations.reporting import missing
+from trainkit.plugins.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
+from trainkit.tune.core.checks import is_number, require
+from trainkit.tune.core.metrics import flatten, without_objects
+
+_INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
+"""Reported values that describe the run and not its course."""
+_AXIS = "training_iteration"
+
+
+class WandbLoggerCallback(TrackerCallback):
+    """A callback that writes a Weights & Biases run per trial, in one group per experiment.
+
+    A trial that resumes, also by `Tuner.restore`, continues its run. A thread does all the work, so a slow
+    service slows no trial. A failing service is reported once. Metrics are drawn over the trial's iterations.
+    With WANDB_MODE=offline the runs are in the experiment's folder `wandb`, for `wandb sync`.
+
+    Args:
+        project: None: W&B's own, such as $WANDB_PROJECT.
+        group: None: the name of the experiment's folder.
+        api_key_file: file with the key in its first line; read when the callback is made.
+        api_key: the key itself; None, and no file: W&B's own, such as after `wandb login`.
+        excludes: names of metrics and hyperparameters that are left out, with all names below them.
+        log_config: True: each report sends the configuration, as hyperparameters may change in a trial.
+        upload_checkpoints: True: each checkpoint becomes an artifact.
+        save_checkpoints: older name of upload_checkpoints.
+        upload_timeout: seconds that the end of the experiment waits for W&B.
+        kwargs: for `wandb.init`.
+
+    Raises:
+        ConfigError: the key is given twice, or its file can't be read.
+        MissingDependencyError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        group: str | None = None,
+        api_key_file: str | None = None,
+        api_key: str | None = None,
+        excludes: Sequence[str] | None = None,
+        log_config: bool = False,
+        upload_checkpoints: bool = False,
+        save_checkpoints: bool = False,
+        upload_timeout: float = 1800,
+        **kwargs: Any,
+    ) -> None:
+        _require_wandb("WandbLoggerCallback")
+        super().__init__("Weights & Biases", timeout_s=upload_timeout)
+        self._project = project
+        self._group = group
+        self._api_key = _key(api_key, api_key_file)
+        self._excludes = tuple(excludes or ())
+        self._log_config = log_config
+        self._upload_checkpoints = upload_checkpoints or save_checkpoints
+        self._kwargs = kwargs
+        self._wandb: Any = None
+        self._left_to_user = False
+        self._runs: dict[str, Any] = {}
+
+    def connect(self) -> None:
+        self._wandb = importlib.import_module("wandb")
+        self._left_to_user = self._wandb.run is not None
+
+    def disconnect(self) -> None:
+        # W&B's service process ends here, unless the program has a run of its own.
+        if not self._left_to_user and self._wandb.run is None:
+            self._wandb.teardown()
+
+    def open_run(self, told: TrackedTrial) -> bool:
+        settings = {"console": "off", "silent": True, "x_disable_stats": True}
+        settings |= {} if self._api_key is None else {"api_key": self._api_key}
+        arguments = {
+            "project": self._project,
+            "group": self._group or told.group,
+            "id": told.key,
+            "name": told.name,
+            "config": without_objects(self._wanted(told.config)),
+            "dir": str(told.folder.parent),
+            "resume": "allow",
+            "reinit": "create_new",
+            "allow_val_change": True,
+            "settings": self._wandb.Settings(**settings),
+        }
+        run = self._wandb.init(**{**arguments, **self._kwargs})
+        run.define_metric(_AXIS)
+        run.define_metric("*", step_metric=_AXIS)
+        self._runs[told.trial_id] = run
+        return not run.resumed
+
+    def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
+        run = self._runs[told.trial_id]
+        for result in results:
+            metrics = {name: value for name, value in result.items() if name != "config"}
+            flat = flatten(self._wanted(metrics))
+            facts = {name: value for name, value in flat.items() if name in _INTO_CONFIG}
+            if self._log_config:
+                facts |= without_objects(self._wanted(result["config"]))
+            if facts:
+                run.config.update(facts, allow_val_change=True)
+            run.log({name: value for name, value in flat.items() if is_number(value)})
+
+    def save(self, told: TrackedTrial, checkpoint: Path) -> None:
+        if self._upload_checkpoints:
+            artifact = self._wandb.Artifact(name=f"checkpoint_{told.name}", type="model")
+            artifact.add_dir(str(checkpoint))
+            self._runs[told.trial_id].log_artifact(artifact)
+
+    def close_run(self, told: TrackedTrial, status: str) -> None:
+        self._runs.pop(told.trial_id).finish(exit_code=1 if status == "FAILED" else 0)
+
+    def _wanted(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in flatten(values).items()
+            if not any(name == each or name.startswith(f"{each}/") for each in self._excludes)
+        }
+
+
+def setup_wandb(
+    config: Mapping[str, Any] | None = None,
+    api_key: str | None = None,
+    api_key_file: str | None = None,
+    rank_zero_only: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """Start or continue a run for the calling trial; return the run.
+
+    In a trial, the run has the trial's name and the experiment's group, and its files are in the trial's
+    folder.
+
+    Args:
+        config: logged as the run's configuration.
+        api_key: None, and no file: W&B's own, such as after `wandb login`.
+        api_key_file: file with the key in its first line.
+        rank_zero_only: with torch.distributed, other ranks get a run that does nothing.
+        kwargs: for `wandb.init`; they override the arguments chosen here.
+
+    Raises:
+        ConfigError: the key is given twice, or its file can't be read.
+        MissingDependencyError: wandb is not installed.
+    """
+    _require_wandb("setup_wandb")
+    wandb: Any = importlib.import_module("wandb")
+    if rank_zero_only and process_rank() != 0:
+        return wandb.init(mode="disabled")
+    trial = running_trial()
+    arguments: dict[str, Any] = {
+        "config": without_objects(config or {}),
+        "resume": "allow",
+        "reinit": "finish_previous",
+        "allow_val_change": True,
+    }
+    if trial is not None:
+        folder = trial.get_trial_dir()
+        # Trials of two experiments may have the same id, and would share a run without the hash.
+        own = hashlib.blake2s(folder.encode(), digest_size=4).hexdigest()
+        arguments |= {
+            "id": f"{trial.get_trial_id()}_{own}",
+            "name": trial.get_trial_name(),
+            "group": trial.get_experiment_name(),
+            "dir": folder,
+        }
+    key = _key(api_key, api_key_file)
+    if key is not None:
+        arguments["settings"] = wandb.Settings(api_key=key)
+    return wandb.init(**{**arguments, **kwargs})
+
+
+def _require_wandb(what: str) -> None:
+    if find_spec("wandb") is None:
+        raise missing(what, "wandb")
+
+
+def _key(api_key: str | None, api_key_file: str | None) -> str | None:
+    if api_key_file is None:
+        return api_key
+    require(api_key is None, "give api_key or api_key_file, not both")
+    try:
+        lines = Path(api_key_file).expanduser().read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"api_key_file={api_key_file!r} cannot be read: {error}") from error
+    require(bool(lines and lines[0].strip()), f"api_key_file={api_key_file!r} holds no key in its first line")
+    return lines[0].strip()

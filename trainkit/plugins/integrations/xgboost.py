@@ -1,0 +1,93 @@
+"""Callbacks for `xgboost.train` in a function trial: each boosting round is a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.plugins.integrations.reporting import Change, Metrics, Reporter, file_of, missing
+from trainkit.tune.core.checkpoint import Checkpoint
+
+try:
+    import xgboost
+except ModuleNotFoundError as error:
+    raise missing("reporting from XGBoost", "xgboost") from error
+
+FILENAME = "model.ubj"
+
+
+class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
+    """A callback that reports the evaluation of each round, such as 'eval-logloss', and checkpoints.
+
+    To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
+
+    Args:
+        metrics: a name, a list of names, or a dictionary from reported names to XGBoost's; None: all.
+        filename: of the model in the checkpoint; its suffix selects the format.
+        frequency: number of rounds per checkpoint; 0: none during training.
+        checkpoint_at_end: True: the last model is a checkpoint too, with its metrics reported again.
+        results_postprocessing_fn: maps the selected metrics to the reported ones; `xgboost.cv` gives pairs
+            of mean and deviation.
+
+    Raises:
+        MissingDependencyError: XGBoost is not installed; raised when this module is imported.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics = None,
+        filename: str = FILENAME,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Change | None = None,
+    ) -> None:
+        super().__init__()
+        self._reporter = Reporter(metrics, results_postprocessing_fn)
+        self._filename = filename
+        self._frequency = frequency
+        self._at_end = checkpoint_at_end
+        self._last: dict[str, Any] = {}
+        self._saved = False
+
+    @classmethod
+    def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
+        """Return the xgboost.Booster in a checkpoint of this callback."""
+        booster = xgboost.Booster()
+        booster.load_model(file_of(checkpoint, filename))
+        return booster
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self._last = {
+            f"{data}-{metric}": values[-1]
+            for data, metrics in evals_log.items()
+            for metric, values in metrics.items()
+        }
+        self._saved = self._frequency > 0 and (epoch + 1) % self._frequency == 0
+        self._report(model, self._saved)
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        if self._at_end and not self._saved:
+            self._report(model, True)
+        return model
+
+    def _report(self, model: Any, saved: bool) -> None:
+        save = model.save_model if saved and isinstance(model, xgboost.Booster) else None
+        self._reporter.report(self._last, save, self._filename)
+
+
+class XGBoostReportCallback(XGBoostCheckpointCallback):
+    """A callback that reports the evaluation of each round, without checkpoints.
+
+    Args:
+        metrics: as in TuneReportCheckpointCallback.
+        results_postprocessing_fn: as in TuneReportCheckpointCallback.
+    """
+
+    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )
+
+
+TuneReportCheckpointCallback = XGBoostCheckpointCallback
+TuneReportCallback = XGBoostReportCallback

@@ -1,0 +1,640 @@
+"""Run of a script on a group of workers, like torchrun: each worker is a rank and runs the whole script.
+
+The launcher's process does not load torch. It passes its own standard streams to the ranks, so that their
+output appears unchanged, and the port where they meet, which it holds from the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from trainkit.errors import ActorDiedError, ConfigError, GangError, TaskError, message_of
+from trainkit.plugins.launch.libraries import watch_ranks
+from trainkit.resources import Bundle
+from trainkit.runtime import api as runtime
+from trainkit.runtime import signals
+from trainkit.runtime.local.system import devices, process
+from trainkit.runtime.restart_policy import signal_name
+from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
+from trainkit.train.distributed.rendezvous import set_torchrun_variables
+from trainkit.train.workers.member import GroupMember, WorkerSpec
+from trainkit.train.workers.placement import WorkerPlacement
+from trainkit.train.workers.worker_group import WorkerGroup
+
+_CHANNEL = "streams"
+_STORE = "store"
+_MOST_FDS = 3
+_LAST_WORDS_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """A script and its ranks.
+
+    Attributes:
+        command: the script, module or program, and its arguments.
+        kind: type of the command; a program runs in a separate process.
+        fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
+        num_workers: number of ranks.
+        bundle: resources of each rank.
+        variables: environment variables for all ranks; None removes one.
+        sees_own_gpus: True: each rank only sees its own GPUs, and LOCAL_RANK is 0; False: it sees all.
+        address, port: where the ranks meet; port 0: any free port.
+        max_restarts: how often all ranks are restarted after a failure.
+        restarts: number of restarts so far.
+        shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM.
+        search_path: the launcher's `sys.path`, without the folder of its own script.
+    """
+
+    command: tuple[str, ...]
+    kind: Literal["script", "module", "program"] = "script"
+    fresh: bool = False
+    num_workers: int = 1
+    bundle: Bundle = field(default_factory=lambda: {"CPU": 1.0})
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    sees_own_gpus: bool = False
+    address: str = "127.0.0.1"
+    port: int = 0
+    max_restarts: int = 0
+    restarts: int = 0
+    shutdown_s: float = 30.0
+    search_path: tuple[str, ...] = ()
+    use_local: bool = field(default=False, init=False)
+    meets: bool = field(default=True, init=False)
+    backend: str = field(default="", init=False)
+    # A rank may continue for hours after the others have ended, for example with a last evaluation.
+    timeout_s: float = field(default=float("inf"), init=False)
+
+    @classmethod
+    def of(
+        cls, command: Sequence[str], *, workers: str, cpus: float | None, gpus: float, **more: Any
+    ) -> ScriptOptions:
+        """Return the options of a command on this machine.
+
+        Args:
+            command: see `ScriptOptions`.
+            workers: number of ranks, in a form for `ranks_of`.
+            cpus: CPUs of each rank; None: 1, or all CPUs for a single rank.
+            gpus: number of GPUs that each rank sees alone; 0: each rank sees all GPUs.
+            **more: the other attributes.
+
+        Raises:
+            ConfigError: a value is wrong.
+        """
+        ranks = ranks_of(workers)
+        each = (1 if ranks > 1 else devices.cpu_count()) if cpus is None else cpus
+        if each <= 0 or gpus < 0 or more["max_restarts"] < 0 or more["shutdown_s"] < 0:
+            raise ConfigError(
+                f"{each:g} CPUs and {gpus:g} GPUs for a rank, {more['max_restarts']} restarts, "
+                f"{more['shutdown_s']:g} s to end: CPUs are more than 0, and the others 0 or more"
+            )
+        bundle = {"CPU": float(each), "GPU": gpus}
+        return cls(command=tuple(command), num_workers=ranks, bundle=bundle, sees_own_gpus=gpus > 0, **more)
+
+
+class ScriptError(Exception):
+    """Exception in a rank's script.
+
+    Args:
+        rank: the rank that raised it.
+        kind: name of the exception's class.
+        text: its traceback; "" if the script's own `sys.excepthook` has shown it.
+    """
+
+    def __init__(self, rank: int, kind: str, text: str) -> None:
+        super().__init__(rank, kind, text)
+        self.rank, self.kind, self.text = rank, kind, text
+
+
+# -- in the workers ---------------------------------------------------------------------------
+
+
+class RendezvousHost:
+    """Host of the store where the ranks meet; its process outlives the ranks."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def listen(self, folder: str) -> None:
+        """Serve a new store at the launcher's port; the previous store is gone.
+
+        Args:
+            folder: folder of the launcher's channel.
+        """
+        import torch.distributed as dist
+
+        self._store = None
+        (fd,) = descriptors(folder, _STORE)
+        with socket.socket(fileno=os.dup(fd)) as listening:
+            address, port = listening.getsockname()[:2]
+        self._store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
+            address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+        )
+
+
+class ScriptWorker(GroupMember):
+    """One rank of a script."""
+
+    _options: ScriptOptions
+    _rank: int
+
+    def start(self, spec: WorkerSpec[ScriptOptions]) -> frozenset[str]:
+        """Take over the launcher's streams, and set the environment variables of this rank."""
+        options = self._options = spec.options
+        rank = self._rank = spec.rank
+        for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(rank))):
+            os.dup2(fd, standard)
+            os.close(fd)
+        world_size, local = options.num_workers, spec.locality
+        if options.sees_own_gpus:
+            local = replace(local, rank=0)
+        set_torchrun_variables(f"tcp://{options.address}:{options.port}", rank, world_size, local)
+        for name, value in options.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        os.environ.update(
+            GROUP_RANK="0",
+            GROUP_WORLD_SIZE="1",
+            ROLE_RANK=str(rank),
+            ROLE_WORLD_SIZE=str(world_size),
+            TORCHELASTIC_RESTART_COUNT=str(options.restarts),
+            TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+        )
+        return frozenset()
+
+    def run(self) -> NoReturn:
+        """Run the script, and end this process like a program.
+
+        Raises:
+            ScriptError: the script raised an exception.
+            LostOthersError: the script raised it because another rank is gone.
+        """
+        end: BaseException | None = None
+        code = 0
+        try:
+            if self._options.fresh or self._options.kind == "program":
+                code = self._run_program()
+            else:
+                self._run_here()
+        except BaseException as raised:
+            end = raised
+        if end is not None and not isinstance(end, SystemExit | KeyboardInterrupt):
+            end = self._failure(end)  # The launcher receives it and shows only the cause.
+        killed_by = signal.SIGINT if isinstance(end, KeyboardInterrupt) else max(0, -code)
+        if isinstance(end, SystemExit):
+            code = process.exit_code(end)
+            if not isinstance(end.code, int | None):
+                show = sys.stderr.write if process.is_open(sys.stderr) else tell
+                show(f"{end.code}\n")
+        process.finish_program(None)
+        if isinstance(end, Exception):
+            raise end
+        code = process.flush_streams(code)
+        if killed_by:  # By the program's signal, so that waiting processes see this signal.
+            faulthandler.disable()
+            if killed_by != signal.SIGKILL:
+                signal.signal(killed_by, signal.SIG_DFL)
+            os.kill(os.getpid(), killed_by)
+        raise SystemExit(code)
+
+    def _run_here(self) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.argv[:] = command = self._options.command
+        sys.path[:] = self._options.search_path
+        if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
+            multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+        watch_ranks(self._rank, self._options.num_workers, say)
+        if self._options.kind == "module":
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        elif os.path.isdir(command[0]):
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            path = os.path.abspath(command[0])
+            sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+            # Unlike with `runpy.run_path`, the module stays `__main__` while threads and exit functions end.
+            loader = SourceFileLoader("__main__", path)
+            main = types.ModuleType("__main__")
+            main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
+            sys.modules["__main__"] = main
+            # dont_inherit: without this file's own `from __future__ import annotations`.
+            code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+            exec(code, main.__dict__)  # noqa: S102 - it is asked for
+
+    def _run_program(self) -> int:
+        options = self._options
+        python = [] if options.kind == "program" else [sys.executable, "-u"]
+        module = ["-m"] if options.kind == "module" else []
+        with subprocess.Popen([*python, *module, *options.command]) as program:
+            signals.hand_on(program.send_signal)
+            return program.wait()
+
+    def _failure(self, error: BaseException) -> Exception | SystemExit:
+        """Return the exception to report for an error, or the SystemExit of the script's `sys.excepthook`."""
+        text = _traceback(error)
+        if lost_peer(error):
+            return LostOthersError(None, text)
+        # torch.distributed's hook puts the rank before each line; the launcher's line already names it.
+        own = (None, "sys", "torch.distributed.distributed_c10d")
+        if getattr(sys.excepthook, "__module__", None) not in own:
+            try:
+                sys.excepthook(type(error), error, error.__traceback__)
+                text = ""
+            except SystemExit as end:
+                return end
+            except BaseException as broken:
+                text = f"Error in sys.excepthook:\n{_traceback(broken)}\nOriginal exception was:\n{text}"
+        return ScriptError(self._rank, type(error).__name__, text)
+
+
+def _traceback(error: BaseException) -> str:
+    """Return an error's traceback as text, and remove this module's frames from the error."""
+    shown = error.__traceback__
+    while shown is not None and shown.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        shown = shown.tb_next
+    error.__traceback__ = shown
+    return "".join(traceback.format_exception(error))
+
+
+# -- between the launcher and the workers -----------------------------------------------------
+
+
+def descriptors(folder: str, key: str) -> list[int]:
+    """Return open files of the launcher.
+
+    Args:
+        folder: folder of the launcher's channel.
+        key: key under which the launcher offers the files.
+
+    Raises:
+        LookupError: the launcher offers no files for this key, or has ended.
+    """
+    with _place(folder) as place, socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(place)
+        asking.sendall(key.encode())
+        if not (found := socket.recv_fds(asking, 1, _MOST_FDS)[1]):
+            raise LookupError(f"the launcher gives no open files for {key!r}")
+        return found
+
+
+@contextlib.contextmanager
+def _place(folder: str) -> Iterator[str]:
+    """Yield a path of the channel's socket that is short enough, however long the folder's path is."""
+    fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{_CHANNEL}"
+    finally:
+        os.close(fd)
+
+
+class DescriptorChannel:
+    """Socket where this program gives open files to the session's workers.
+
+    Args:
+        folder: a folder that only this user can open.
+
+    Attributes:
+        given: descriptors by key.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.given: Mapping[str, Sequence[int]] = {}
+        self._listening = socket.socket(socket.AF_UNIX)
+        with _place(folder) as place:
+            self._listening.bind(place)
+        self._listening.listen(socket.SOMAXCONN)
+        threading.Thread(target=self._serve, name="trainkit-streams", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            asking, _ = self._listening.accept()
+            with asking, contextlib.suppress(OSError):  # The client was killed or sends nothing.
+                asking.settimeout(_LAST_WORDS_S)
+                if fds := self.given.get(asking.recv(64).decode(errors="replace")):
+                    socket.send_fds(asking, [b"\0"], fds)
+
+
+# -- in the launcher --------------------------------------------------------------------------
+
+
+def every_rank(text: str) -> Callable[[int], int]:
+    """Return a function from a rank to the streams in a setting of torchrun: 1 stdout, 2 stderr, 3 both.
+
+    Args:
+        text: a setting such as "3" for all ranks, or "0:1,1:2" by rank.
+
+    Raises:
+        ConfigError: `text` has another form.
+    """
+    parts = [part.rpartition(":") for part in text.split(",")]
+    fits = all(
+        which in ("0", "1", "2", "3") and rank.isdecimal() == bool(colon) for rank, colon, which in parts
+    )
+    if not fits or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
+        raise ConfigError(
+            f"{text!r} names no streams: give 1 (stdout), 2 (stderr), 3 (both) or 0, or by rank, such as 0:3"
+        )
+    by_rank = {rank: int(which) for rank, _, which in parts}
+    return lambda rank: by_rank.get(str(rank), by_rank.get("", 0))
+
+
+@dataclass(kw_only=True)
+class RankStreams:
+    """Destinations of the ranks' output.
+
+    Attributes:
+        log_dir: folder for files; None: a temporary folder, if files are requested.
+        run_id: name of this run's folder in it.
+        redirects: streams that go to a file, in the form of torchrun's flag; see `every_rank`.
+        tee: streams that go to a file and, line by line, to the console.
+        shown: ranks whose output the console shows; None: all.
+        role: name in the prefix of these lines.
+    """
+
+    log_dir: str | None = None
+    run_id: str = "none"
+    redirects: str = "0"
+    tee: str = "0"
+    shown: frozenset[int] | None = None
+    role: str = "default"
+    _opened: list[int] = field(default_factory=list)
+    _copying: list[threading.Thread] = field(default_factory=list)
+
+    def open(self, attempt: int, ranks: int) -> dict[str, list[int]]:
+        """Return the descriptors of stdin, stdout and stderr by rank."""
+        return {
+            str(rank): [0, *(self._stream(attempt, rank, number) for number in (1, 2))]
+            for rank in range(ranks)
+        }
+
+    def sent(self) -> None:
+        """Close the descriptors, after the ranks have received them."""
+        while self._opened:
+            os.close(self._opened.pop())
+
+    def finish(self) -> None:
+        """Wait for the last lines of ended ranks."""
+        self.sent()
+        while self._copying:
+            self._copying.pop().join(_LAST_WORDS_S)
+
+    def _stream(self, attempt: int, rank: int, number: int) -> int:
+        console = number
+        if self.shown is not None and rank not in self.shown:
+            console = self._own(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        teed = every_rank(self.tee)(rank) & number
+        if not teed and not every_rank(self.redirects)(rank) & number:
+            return console
+        if self.log_dir is None:
+            self.log_dir = tempfile.mkdtemp(prefix="trainkit-run-")
+            say(f"the ranks' output is kept in {self.log_dir}")
+        folder = Path(self.log_dir, self.run_id, f"attempt_{attempt}", str(rank))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / ("stdout.log" if number == 1 else "stderr.log")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if not teed:
+            return self._own(file)
+        reading, writing = os.pipe()
+        prefix = f"[{self.role}{rank}]:".encode()
+        copying = threading.Thread(
+            target=_copy, args=(reading, file, os.dup(console), prefix), name="trainkit-tee", daemon=True
+        )
+        copying.start()
+        self._copying.append(copying)
+        return self._own(writing)
+
+    def _own(self, fd: int) -> int:
+        self._opened.append(fd)
+        return fd
+
+
+def _copy(reading: int, file: int, console: int, prefix: bytes) -> None:
+    with open(reading, "rb") as lines, open(file, "wb", 0) as kept, open(console, "wb", 0) as shown:
+        for line in lines:
+            kept.write(line)
+            shown.write(prefix + line)
+
+
+def ranks_of(asked: str) -> int:
+    """Return the number of ranks for `asked`: a number, "gpu", "cpu", or "auto" for GPUs if any, else CPUs.
+
+    Raises:
+        ConfigError: `asked` has another form, or this machine has no GPU.
+    """
+    gpus = devices.gpu_count()
+    if asked == "gpu" and not gpus:
+        raise ConfigError("a rank for each GPU was asked for, and this machine shows none")
+    if asked in ("gpu", "cpu", "auto"):
+        return gpus if gpus and asked != "cpu" else devices.cpu_count()
+    if not asked.isdecimal() or not int(asked):
+        raise ConfigError(f"--workers {asked}: give a number of ranks, 1 or more, or gpu, cpu or auto")
+    return int(asked)
+
+
+def say(text: str) -> None:
+    """Print a line of the launcher itself; allowed in a signal handler."""
+    tell(f"trainkit: {text}\n")
+
+
+def tell(text: str) -> None:
+    """Print text on standard error unchanged; characters that can't be encoded are escaped."""
+    left = text.encode(errors="backslashreplace")
+    while left:
+        left = left[os.write(2, left) :]
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Reason for the end of a run.
+
+    Attributes:
+        event: a line with the event and the rank.
+        code: exit code for the launcher.
+        text: the rank's traceback; "" if it has none or has already shown it.
+    """
+
+    event: str
+    code: int
+    text: str = ""
+
+
+class Launcher:
+    """A run of a script: its session, its ranks, and the reaction to a failed rank.
+
+    Args:
+        options: the script and its ranks.
+        streams: destinations of the ranks' output.
+    """
+
+    def __init__(self, options: ScriptOptions, streams: RankStreams) -> None:
+        self._options = options
+        self._streams = streams
+        self._ranks: dict[int, int] = {}
+        self._signal: int | None = None
+
+    def run(self) -> int:
+        """Run the script on all ranks; return the launcher's exit code.
+
+        Raises:
+            ConfigError: the port is in use.
+            InfeasibleError: the machine has too few GPUs.
+        """
+        options = self._options
+        with listening_at(options.address, options.port) as listening:
+            self._options = options = replace(options, port=listening.getsockname()[1])
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) != signal.SIG_IGN:  # A shell's background jobs ignore Ctrl-C.
+                    signal.signal(number, self._signalled)
+            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it.
+            runtime.init(
+                engine="local",
+                num_cpus=options.num_workers * options.bundle["CPU"],
+                preload=(__name__,),
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads} if threads else {}},
+                log_to_driver=False,
+            )
+            try:
+                return self._run(listening)
+            finally:
+                runtime.shutdown()
+
+    def _run(self, listening: socket.socket) -> int:
+        folder = str(runtime.scratch_dir())
+        channel = DescriptorChannel(folder)
+        host: Any = runtime.remote(RendezvousHost).options(num_cpus=0, label="rendezvous").remote()
+        placement = WorkerPlacement(self._options.bundle)
+        placement.take(self._options.num_workers)
+        most = self._options.max_restarts
+        restarts = 0
+        while True:
+            self._options = replace(self._options, restarts=restarts)
+            streams = self._streams.open(restarts, self._options.num_workers)
+            channel.given = {**streams, _STORE: [listening.fileno()]}
+            failure = self._attempt(placement, host.listen.remote(folder))
+            if self._signal is not None:
+                return 128 + self._signal
+            if failure is None:
+                return 0
+            say(failure.event)
+            tell(failure.text)
+            if restarts == most:
+                return failure.code
+            restarts += 1
+            say(f"all ranks are started again, restart {restarts} of {most}")
+
+    def _attempt(self, placement: WorkerPlacement, listening: Any) -> RankFailure | None:
+        group = WorkerGroup(self._options, placement, "rank", ScriptWorker)
+        group.is_end = self._is_end
+        pids: list[int] = []
+        try:
+            group.start(None)
+            self._streams.sent()
+            pids = group.call("apply", os.getpid)
+            for rank, pid in enumerate(pids):
+                with contextlib.suppress(ProcessLookupError):  # Killed; the next call reports this.
+                    self._ranks[rank] = os.pidfd_open(pid)
+            runtime.get(listening)  # The store must run before any script needs it.
+            group.call("run")
+        except (TaskError, GangError) as error:
+            return failure_of(error, self._options.num_workers, pids)
+        finally:
+            group.close(force=True)
+            while self._ranks:
+                os.close(self._ranks.popitem()[1])
+            self._streams.finish()
+        return None
+
+    def _is_end(self, error: BaseException) -> bool:
+        """Return True if a rank has ended cleanly, or after this program received a signal."""
+        return self._signal is not None or is_exit(error)
+
+    def _signalled(self, number: int, frame: types.FrameType | None) -> None:
+        if not self._ranks:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if self._signal is not None:
+            self._send(signal.SIGKILL)
+            return
+        self._signal = number
+        name, seconds = signal.Signals(number).name, self._options.shutdown_s
+        how = "has come" if signals.is_of_job(number) else "is sent"
+        say(f"{name} {how} to all ranks, which have {seconds:g} s to end; a second one ends them at once")
+        if how == "is sent":
+            self._send(number)
+        late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
+        late.daemon = True
+        late.start()
+
+    def _send(self, number: int, told: str = "") -> None:
+        for rank, fd in list(self._ranks.items()):
+            with contextlib.suppress(OSError):  # The rank has ended.
+                signal.pidfd_send_signal(fd, number)
+                if told:
+                    say(f"rank {rank} {told}")
+
+
+def listening_at(address: str, port: int) -> socket.socket:
+    """Return a socket that listens at this address and port.
+
+    Raises:
+        ConfigError: the port is in use, or the address does not belong to this machine.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"the ranks can't meet at {address}:{port} ({error}): give another port, or none for one that is "
+            "free; the address is this machine's"
+        ) from error
+
+
+def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> RankFailure:
+    """Return the report about a failure of the ranks.
+
+    Args:
+        error: error of the call to the ranks.
+        world_size: number of ranks.
+        pids: process ids by rank.
+
+    Raises:
+        BaseException: `error`, if no rank's script caused it.
+    """
+    others = "; the others were ended" if world_size > 1 else ""
+    cause = error.cause if isinstance(error, TaskError) else error.__cause__
+    lost = cause.cause if isinstance(cause, TaskError) else cause
+    if isinstance(cause, ScriptError):
+        event = f"rank {cause.rank} of {world_size} (pid {pids[cause.rank]}) raised {cause.kind}{others}"
+        return RankFailure(event, 1, cause.text)
+    if isinstance(lost, LostOthersError):
+        return RankFailure(
+            "a rank lost the others, and none has failed: they ended early, or did not come", 1, lost.text
+        )
+    if not isinstance(cause, ActorDiedError) or cause.pid not in pids:
+        raise error
+    code = cause.exit_code
+    how = f"was ended: {message_of(cause)}" if code is None else f"ended with exit code {code}"
+    if code is not None and code < 0:
+        how = f"was killed by {signal_name(-code)}"
+    rank = pids.index(cause.pid)
+    event = f"rank {rank} of {world_size} (pid {cause.pid}) {how}{others}"
+    return RankFailure(event, 1 if code is None else code if code > 0 else 128 - code)

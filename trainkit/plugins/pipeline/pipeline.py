@@ -1,0 +1,337 @@
+"""Pipeline parallelism: each worker holds one stage of the model, and batches are cut into microbatches.
+
+    microbatches ──▶ stage 0 ──activations──▶ stage 1 ──▶ ... ──▶ last stage, loss
+                             ◀──gradients────         ◀──     ◀──
+
+All stages work at the same time, each on another microbatch. The gradient of a step is the gradient of the
+whole batch. Several workers may hold one stage together and split its matrices. Workers with the same part
+then form a pipeline:
+
+    eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
+    data 0                                0     1                  2     3
+    data 1                                4     5                  6     7
+
+Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+arXiv:1811.06965; Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503
+(PipeDream-Flush, or 1F1B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.pipeline.schedule import Link, MicrobatchSchedule
+from trainkit.plugins.pipeline.stages import NOT_ALONE, Split, StageModel, cut
+from trainkit.train.distributed.mesh import DATA, MODEL, STAGE, data_parallel_group, make_mesh
+from trainkit.train.distributed.tensors import local
+from trainkit.train.strategies import gradients
+from trainkit.train.strategies.base import (
+    Criterion,
+    Models,
+    Optimizers,
+    Place,
+    StepSettings,
+    Strategy,
+    StrategySpec,
+)
+from trainkit.train.strategies.modules import compile_in_place, skeleton
+from trainkit.train.strategies.sharded import (
+    ParameterSlots,
+    check_fits,
+    placed_entry,
+    refuse_ddps_arguments,
+    refuse_unusable,
+)
+from trainkit.train.strategies.tensor import TensorParallel
+from trainkit.train.strategies.tensor_plan import split_model
+
+_SCHEDULES = ("1f1b", "gpipe")
+
+_MICROBATCHES_A_STAGE = 4
+"""Four microbatches for each stage keep the stages' idle time small (GPipe, section 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(StrategySpec):
+    """The model in stages, one on each worker. Further workers form further pipelines, which share the data.
+
+    Args:
+        degree: number of stages; None: given by `split`'s names, or else by the number of workers.
+        split: names of the modules at which the second and each later stage begins; or a function from the
+            model to the list of modules that it calls one after another. None cuts an `nn.Sequential`, or a
+            model whose method `stages()` returns this list, into parts of about equal parameter bytes.
+        schedule: "1f1b" keeps the activations of as many microbatches as there are stages; "gpipe" keeps the
+            activations of all microbatches.
+        microbatches: number of parts of a batch. If it does not divide the batch evenly, a smaller number
+            that does is used. None: four for each stage.
+        tensor: how the matrices of each stage are split over several workers; None: one worker holds each
+            stage. If only one of the two degrees is given, the other one follows from the number of workers.
+
+    Raises:
+        ConfigError: an argument has a wrong type or value.
+    """
+
+    spreads: ClassVar[bool] = True
+
+    degree: int | None = None
+    split: Split = None
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    microbatches: int | None = None
+    tensor: TensorParallel | None = None
+
+    def __post_init__(self) -> None:
+        rules = [
+            ("degree", _is_count_or_none(self.degree), "give a whole number of stages, or None"),
+            ("microbatches", _is_count_or_none(self.microbatches), "give a whole number, or None"),
+            ("schedule", self.schedule in _SCHEDULES, f"give one of {_SCHEDULES}"),
+            (
+                "split",
+                self.split is None or callable(self.split) or _is_names(self.split),
+                "give a list of names of blocks, or a function from the model to a list of modules",
+            ),
+            (
+                "tensor",
+                self.tensor is None
+                or (isinstance(self.tensor, TensorParallel) and self.tensor.data == "replicate"),
+                'give TensorParallel(...) with data="replicate", or None',
+            ),
+        ]
+        given = vars(self)
+        wrong = [f"Pipeline({name}={given[name]!r}): {fix}" for name, right, fix in rules if not right]
+        named = self._named
+        if not wrong and named is not None and self.degree not in (None, named):
+            wrong = [f"Pipeline(degree={self.degree}, split={self.split!r}): these names make {named} stages"]
+        if not wrong and self.tensor is not None and not (self.tensor.degree or self.degree or named):
+            wrong = [f"{self!r}: give the degree of the pipeline, or that of its tensor parallelism"]
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+
+    @property
+    def _named(self) -> int | None:
+        """Number of stages that follows from the names in `split`; None without names."""
+        return len(self.split) + 1 if isinstance(self.split, Sequence) else None
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of each pipeline."""
+        return self.degree or self._named or 1
+
+    @property
+    def parts(self) -> int:
+        """Number of workers that hold one stage together."""
+        return 1 if self.tensor is None else self.tensor.degree or 1
+
+    @property
+    def model_ways(self) -> int:
+        return self.stages * self.parts
+
+    @property
+    def reporter(self) -> int:
+        return (self.stages - 1) * self.parts
+
+    def for_workers(self, num_workers: int) -> Pipeline:
+        """Return a copy with the numbers of stages and of workers per stage filled in."""
+        stages = self.degree or self._named or max(num_workers // self.parts, 1)
+        tensor = None if self.tensor is None else self.tensor.for_workers(max(num_workers // stages, 1))
+        return replace(self, degree=stages, tensor=tensor)
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        if devices_per_worker > 1:
+            yield (
+                f"a stage is on one device, so of gpus_per_worker={devices_per_worker} only one "
+                f"would work: leave it out, and give num_workers={num_workers * devices_per_worker}"
+            )
+        if self.tensor is not None:
+            of_stage = num_workers // self.stages
+            yield from self.tensor.mistakes(num_workers=of_stage, devices_per_worker=1, step=step)
+
+    def build(self, place: Place) -> Strategy:
+        return PipelineStrategy(self.for_workers(place.group.world_size), place)
+
+
+class PipelineStrategy(Strategy):
+    """One stage of a pipeline, in one worker.
+
+    Args:
+        spec: the strategy, with a degree.
+        place: place of this worker.
+    """
+
+    def __init__(self, spec: Pipeline, place: Place) -> None:
+        super().__init__(place)
+        self.data = data_parallel_group(place.group, spec.model_ways)
+        self.averages = self.data.world_size > 1
+        self._spec = spec
+        ways = {DATA: self.data.world_size, STAGE: spec.stages}
+        if spec.tensor is not None:
+            ways[MODEL] = spec.parts
+        self._mesh = make_mesh(place.group, ways, self.devices[0])
+        self._copies = self._mesh.get_group(DATA)
+        self._link = Link(self._mesh.get_group(STAGE), self.devices[0])
+        self._sync = True
+        self._model: StageModel | None = None
+        self._relay: MicrobatchSchedule | None = None
+        self._slots: ParameterSlots | None = None
+        self._skeleton: nn.Module | None = None
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ConfigError("LBFGS needs all gradients on one worker: use another optimizer, or DDP()")
+        refuse_ddps_arguments("Pipeline", ddp_args, wrap=self._place.wrap)
+        if len(models) != 1:
+            raise ConfigError(
+                f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
+            )
+        model, degree, step = models[0], self._spec.stages, self._step
+        refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
+        # Cut before any change, so that an error leaves the user's model intact.
+        parts = cut(model, self._spec.split, degree)
+        self._slots = ParameterSlots([model], optimizers)
+        self._skeleton = skeleton(model)
+        self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
+        placed = StageModel(model, parts, self._link.index, self.devices[0], self._split_over_workers())
+        if step.channels_last:
+            placed.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if step.compile:
+            compile_in_place(placed.stage)
+        self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
+        for optimizer in optimizers:
+            gradients.step_by_kind(optimizer)
+        # Later only pairs of stages communicate, but NCCL needs all workers of a group for the first call.
+        dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
+        self._model = placed
+        self._relay = MicrobatchSchedule(
+            placed,
+            self._link,
+            step,
+            schedule=self._spec.schedule,
+            microbatches=self._spec.microbatches or _MICROBATCHES_A_STAGE * degree,
+        )
+        return [placed]
+
+    def _split_over_workers(self) -> Callable[[nn.Module], None] | None:
+        tensor = self._spec.tensor
+        if tensor is None:
+            return None
+        return lambda model: split_model(model, self._mesh[MODEL], tensor.plan, self.group)
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def forward_backward(
+        self,
+        model: nn.Module,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        loss = self._stages.forward_backward(criterion, features, target, scaled)
+        if self._sync and self.averages:
+            trained = [each for each in model.parameters() if each.requires_grad]
+            gradients.average_gradients(trained, self._copies)
+        return loss
+
+    def forward(
+        self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self._stages.forward(criterion, features, target)
+
+    def backward(self, loss: torch.Tensor) -> NoReturn:
+        raise ConfigError(NOT_ALONE)
+
+    def sync_gradients(self, now: bool) -> None:
+        self._sync = now
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        return gradients.SharedScaler(self.devices[0].type)
+
+    def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+        return gradients.clip(parameters, max_norm, self.devices[0], self._link.group)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        # Each pipeline has its own statistics, such as batch norm's. The first pipeline's are used.
+        if self.data.world_size > 1 and self._model is not None:
+            first = dist.get_global_rank(self._copies, 0)
+            for buffer in self._model.buffers():
+                dist.broadcast(local(buffer), src=first, group=self._copies)
+        yield
+
+    def leave(self) -> None:
+        # The schedule holds groups, so it is released before them.
+        self._relay = None
+        self.group.leave()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model.whole if isinstance(model, StageModel) else model
+
+    def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
+        slots = self._slots
+        return {
+            "models": [_held_state(self.unwrap(model)) for model in models],
+            "optimizers": [] if slots is None else slots.state(optimizers),
+        }
+
+    def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+        for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
+            held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
+            # A state that this worker returned itself holds only its own stage.
+            check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
+        if self._slots is not None:
+            self._slots.check(state["optimizers"])
+        super().load_state(models, optimizers, state)
+
+    def _load(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
+        for model, saved in zip(models, state["models"], strict=True):
+            own = self.unwrap(model)
+            held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
+            own.load_state_dict(held, strict=False)  # Other workers hold the other entries.
+        if self._slots is not None:
+            self._slots.load(optimizers, state["optimizers"])
+
+    def skeleton(self, model: nn.Module) -> nn.Module:
+        if self._skeleton is None:
+            raise ConfigError("the model was not placed: register() it in setup")
+        return self._skeleton
+
+    @property
+    def _stages(self) -> MicrobatchSchedule:
+        if self._relay is None:
+            raise ConfigError("this worker has parted from its pipeline: make a new TorchTrainer")
+        return self._relay
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
+
+
+def _is_names(value: Any) -> bool:
+    named = isinstance(value, (list, tuple)) and bool(value)
+    return named and all(isinstance(name, str) for name in value)
+
+
+def _held(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return this worker's parameters by name."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if not parameter.is_meta}
+
+
+def _held_state(model: nn.Module) -> dict[str, Any]:
+    """Return this worker's part of a model's state."""
+    state = model.state_dict()
+    for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
+        del state[name]
+    return state

@@ -1,0 +1,443 @@
+"""Schedule of a pipeline: microbatches through the stages, by torch's schedules, send and receive.
+
+    stage 0                     stage 1                     last stage
+    features ──▶ run ──values──▶ run ──values──▶ ... ──▶ run, criterion ◀── target, from stage 0
+             ◀── gradients ──    ◀── gradients ──
+
+The values between two stages have one shape for each shape of batch. The first batch of a shape determines
+it: one of its microbatches is sent through in advance, with a description of the values that follow.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.microbatch import merge_chunks
+
+from trainkit.errors import ConfigError
+from trainkit.plugins.pipeline.stages import StageModel
+from trainkit.train.distributed.tensors import is_spread, map_tensors, tensors_in
+from trainkit.train.strategies.base import StepSettings
+
+Sent = tuple[Any, torch.Tensor]
+"""A pending transfer, and the tensor that must stay alive until it is complete."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor between two stages."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Leaf:
+        return Leaf(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        """Return an uninitialized tensor to receive the value in."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def meta(self) -> torch.Tensor:
+        """Return a tensor without memory, from which torch's stages read shape and type."""
+        return self.empty("meta").requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A microbatch's value between two stages: one tensor, or a tuple of several."""
+
+    leaves: tuple[Leaf, ...]
+    several: bool
+
+    def __str__(self) -> str:
+        kinds = (f"{leaf.dtype} {leaf.shape}{' with gradient' * leaf.requires_grad}" for leaf in self.leaves)
+        return f"({', '.join(kinds)})"
+
+    def value(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the argument of the next stage."""
+        return tuple(tensors) if self.several else tensors[0]
+
+
+NOTHING = Passed((), False)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Connection of one stage to the other stages of its pipeline.
+
+    Attributes:
+        group: workers of the pipeline, in the order of stages.
+        device: device of the values.
+    """
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+    index: int = field(init=False)
+    stages: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", dist.get_rank(self.group))
+        object.__setattr__(self, "stages", dist.get_world_size(self.group))
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.stages - 1
+
+    def send(self, tensors: Sequence[torch.Tensor], stage: int) -> list[Sent]:
+        """Start sending to `stage`; the tensors must not change until `wait` returns."""
+        return [(dist.isend(tensor, self._rank(stage), group=self.group), tensor) for tensor in tensors]
+
+    def receive(self, tensors: Sequence[torch.Tensor], stage: int) -> list[torch.Tensor]:
+        """Fill `tensors` with values from `stage`."""
+        works = [dist.irecv(tensor, self._rank(stage), group=self.group) for tensor in tensors]
+        for work in works:
+            if work is not None:  # None if this worker is not in the group.
+                work.wait()
+        return list(tensors)
+
+    def check_same(self, shapes: str) -> list[Sent]:
+        """Raise ConfigError unless stage 0 has equal `shapes`; otherwise stages would wait forever."""
+        own = torch.tensor([zlib.crc32(shapes.encode())])
+        if self.first:
+            return [sent for stage in range(1, self.stages) for sent in self.send([own], stage)]
+        (theirs,) = self.receive([torch.empty_like(own)], 0)
+        if not torch.equal(own, theirs):
+            raise ConfigError(
+                f"stage {self.index} of a pipeline was given a batch of {shapes}, but stage 0 one of other "
+                f"shapes: split data by self.world_rank // {self.stages}, so that all are given the same"
+            )
+        return []
+
+    def send_description(self, passed: Passed, stage: int) -> None:
+        # Unpickling is safe here: both workers run the same program.
+        dist.send_object_list([passed], self._rank(stage), group=self.group, device=torch.device("cpu"))
+
+    def receive_description(self, stage: int) -> Passed:
+        received: list[Any] = [None]
+        dist.recv_object_list(received, self._rank(stage), group=self.group, device=torch.device("cpu"))
+        passed: Passed = received[0]
+        return passed
+
+    def _rank(self, stage: int) -> int:
+        return stage if self.group is None else dist.get_global_rank(self.group, stage)
+
+
+def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed]:
+    """Return a stage's output as tensors to send, and their description."""
+    several = isinstance(output, (tuple, list))
+    tensors = tuple(output) if several else (output,)
+    if not tensors or not all(
+        isinstance(tensor, torch.Tensor) and not is_spread(tensor) for tensor in tensors
+    ):
+        kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
+        raise ConfigError(
+            f"stage {index} of the pipeline returned {kinds or 'nothing'}; stages pass on a tensor or a "
+            f"tuple of tensors: cut the model elsewhere (split=), or change what the block there returns"
+        )
+    tensors = tuple(tensor.contiguous() for tensor in tensors)
+    leaves = tuple(Leaf.of(tensor) for tensor in tensors)
+    return tensors, Passed(leaves, several)
+
+
+def wait(sent: Sequence[Sent]) -> None:
+    """Wait until all transfers are complete, so that the tensors may change."""
+    for work, _ in sent:
+        work.wait()
+
+
+Criterion = Callable[..., torch.Tensor]
+
+_WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE)
+"""Pattern of the message with which torch's schedules report an error in a stage's own code."""
+
+# The loss is already divided by the number of microbatches. If torch also divided gradients after each batch,
+# accumulated gradients would be divided again. torch 2.6 never divides.
+_UNSCALED: dict[str, Any] = (
+    {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
+)
+
+_SHAPES_KEPT = 4
+"""Number of batch shapes with kept buffers: full and last batches, in training and validation."""
+
+
+class _Runner(nn.Module):
+    """Stage in the form for torch's schedule: tensors in, tensors out; the last stage returns the loss.
+
+    Because it computes the loss itself, a model's output may have any type, and no output is kept.
+    """
+
+    def __init__(self, model: StageModel, link: Link, step: StepSettings) -> None:
+        super().__init__()
+        self._model = model
+        self._link = link
+        self._step = step
+        self.incoming = self.outgoing = NOTHING
+        # Output of the last stage -> start value of backward, called for the microbatches in order.
+        self.finish: Callable[[Any], torch.Tensor] = torch.mean
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Run one microbatch of training; return the next stage's input, or the start value of backward."""
+        output = self.compute(tensors)
+        if not self._link.last:
+            tensors, passed = described(output, self._link.index)
+            if passed != self.outgoing:
+                raise ConfigError(
+                    f"stage {self._link.index} returned {passed}, but {self.outgoing} for another microbatch "
+                    f"of the same shape: what goes between two stages must be of one shape and type; and if "
+                    f"parameters were frozen or set free, save a checkpoint and load it into a new trainer"
+                )
+            return tensors
+        return self.finish(output)
+
+    def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the stage's output for one microbatch."""
+        if self._link.first:
+            value: Any = tuple(tensors)
+        else:
+            if self._step.channels_last:
+                tensors = [_channels_last(tensor) for tensor in tensors]
+            value = self.incoming.value(tensors)
+        with self._step.autocast(self._link.device):
+            return self._model.stage(value)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+class MicrobatchSchedule:
+    """Runner of batches through a pipeline. All workers call the same methods with batches of equal shape.
+
+    Args:
+        model: this worker's stage.
+        link: connection to the other stages.
+        step: precision and compilation.
+        schedule: "1f1b" or "gpipe".
+        microbatches: largest number of microbatches in a batch.
+    """
+
+    def __init__(
+        self, model: StageModel, link: Link, step: StepSettings, *, schedule: str, microbatches: int
+    ) -> None:
+        self._link = link
+        self._runner = _Runner(model, link, step)
+        self._step = step
+        self._one_f_one_b = schedule == "1f1b"
+        self._most = microbatches
+        # By shape of batch. The least recently used shape is removed first; all stages remove the same one.
+        self._known: OrderedDict[str, Any] = OrderedDict()
+
+    def forward_backward(
+        self,
+        criterion: Criterion,
+        features: Sequence[Any],
+        target: Any,
+        scaled: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Add the gradients of the mean loss; return this loss on the last stage, else None."""
+        link, runner = self._link, self._runner
+        count, shapes = self._microbatches(features, target), _shapes((features, target))
+        sent = link.check_same(shapes)
+        target = self._pass_target(target, sent)
+        losses: list[torch.Tensor] = []
+        targets = _parts(target, count)
+
+        def finish(output: Any) -> torch.Tensor:
+            with self._step.autocast(link.device):
+                loss = criterion(output, next(targets))
+            losses.append(loss.detach())
+            return (scaled(loss) / count).reshape(1)
+
+        if not link.last:
+            # A GradScaler must scale a loss before it unscales. The call also marks the start of the batch's
+            # gradients.
+            scaled(torch.zeros((), device=link.device))
+        runner.finish = finish
+        schedule, runner.incoming, runner.outgoing = self._remembered(
+            f"training {shapes}", lambda: self._schedule(count, features)
+        )
+        with _errors_of_the_user():
+            # The runner has the targets; torch only uses these to count microbatches.
+            counted = {"target": torch.empty(count)} if link.last else {}
+            schedule.step(*(features if link.first else ()), **counted)
+        wait(sent)
+        return torch.stack(losses).mean() if link.last else None
+
+    def forward(
+        self, criterion: Criterion, features: Sequence[Any], target: Any
+    ) -> tuple[Any, torch.Tensor] | None:
+        """Return (output, loss) of a batch without gradients on the last stage, None on the others."""
+        link, runner = self._link, self._runner
+        count, shapes = self._microbatches(features, target), _shapes((features, target))
+        with torch.no_grad():
+            sent = link.check_same(shapes)
+            target = self._pass_target(target, sent)
+            runner.incoming, runner.outgoing = self._remembered(
+                f"forward {shapes}", lambda: self._described(count, features, training=False)
+            )
+            outputs, sending = [], list(sent)
+            for part in _parts(features, count):
+                outputs.append(runner.compute(part if link.first else self._receive()))
+                if not link.last:
+                    tensors, _ = described(outputs.pop(), link.index)
+                    wait(sending)
+                    sending = link.send(tensors, link.index + 1)
+            wait(sending)
+            if not link.last:
+                return None
+            output = outputs[0] if count == 1 else merge_chunks(outputs, None)
+            with self._step.autocast(link.device):
+                return output, criterion(output, target)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _microbatches(self, features: Sequence[Any], target: Any) -> int:
+        """Return the largest number of microbatches that divides the batch, at most the requested one."""
+        if not features or not all(isinstance(item, torch.Tensor) and item.dim() for item in features):
+            raise ConfigError(
+                "a pipeline cuts batches along their first dimension, so a model's features must be tensors "
+                "that have one; let the block that needs anything else hold it"
+            )
+        sizes = [len(feature) for feature in features]
+        if len(set(sizes)) > 1:
+            raise ConfigError(f"a pipeline cuts features along their first dimensions, which are {sizes}")
+        count = next(n for n in range(min(self._most, sizes[0]), 0, -1) if sizes[0] % n == 0)
+        for leaf in tensors_in(target):
+            if not leaf.dim() or len(leaf) % count:
+                raise ConfigError(
+                    f"a target of shape {tuple(leaf.shape)} can't be cut like a batch of {sizes[0]}: its "
+                    f"first dimension must be a multiple"
+                )
+        return count
+
+    def _pass_target(self, target: Any, sent: list[Sent]) -> Any:
+        """Return stage 0's target on the last stage, because random transforms may differ between workers."""
+        link = self._link
+        if link.first and not link.last:
+            sent += link.send([leaf.contiguous() for leaf in tensors_in(target)], link.stages - 1)
+        elif link.last and not link.first:
+            received = iter(link.receive([_like(leaf) for leaf in tensors_in(target)], 0))
+            return map_tensors(lambda _: next(received), target)
+        return target
+
+    def _receive(self) -> list[torch.Tensor]:
+        """Receive the values of one microbatch from the previous stage."""
+        link = self._link
+        buffers = [leaf.empty(link.device) for leaf in self._runner.incoming.leaves]
+        return link.receive(buffers, link.index - 1)
+
+    def _remembered(self, key: str, make: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = make()
+            if len(self._known) > _SHAPES_KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _schedule(self, count: int, features: Sequence[torch.Tensor]) -> tuple[Any, Passed, Passed]:
+        """Return torch's schedule for one batch shape, with descriptions of the stage's input and output."""
+        link = self._link
+        incoming, outgoing = self._described(count, features, training=True)
+        stage = PipelineStage(
+            self._runner,
+            link.index,
+            link.stages,
+            link.device,
+            # Given explicitly, because torch would infer them by running the stage on uninitialized memory.
+            input_args=tuple(leaf.meta() for leaf in incoming.leaves),
+            output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
+            group=link.group,
+        )
+        # With fewer microbatches than stages both orders are equal, and torch's 1F1B refuses them.
+        kind = Schedule1F1B if self._one_f_one_b and count >= link.stages else ScheduleGPipe
+        return kind(stage, count, loss_fn=_first_of_both, **_UNSCALED), incoming, outgoing
+
+    def _described(
+        self, count: int, features: Sequence[torch.Tensor], *, training: bool
+    ) -> tuple[Passed, Passed]:
+        """Return input and output of the stage for one microbatch, from a trial run without side effects."""
+        link, runner = self._link, self._runner
+        if link.first:
+            part = next(_parts(features, count))
+            incoming = Passed(tuple(Leaf.of(tensor) for tensor in part), several=True)
+        else:
+            runner.incoming = incoming = link.receive_description(link.index - 1)
+            part = self._receive()
+            for tensor, leaf in zip(part, incoming.leaves, strict=True):
+                tensor.requires_grad_(leaf.requires_grad)
+        with _no_trace(runner, link.device), torch.set_grad_enabled(training):
+            output = runner.compute(part)
+            if link.last:
+                # In training the last stage returns the scaled loss.
+                dtype = torch.get_default_dtype()
+                return incoming, Passed((Leaf((1,), dtype, True),), several=False)
+            tensors, outgoing = described(output, link.index)
+        link.send_description(outgoing, link.index + 1)
+        wait(link.send([tensor.detach() for tensor in tensors], link.index + 1))
+        return incoming, outgoing
+
+
+def _like(leaf: torch.Tensor) -> torch.Tensor:
+    """Return an empty contiguous tensor of the shape of `leaf`, which may be channels_last on this worker."""
+    return torch.empty_like(leaf, memory_format=torch.contiguous_format)
+
+
+def _first_of_both(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return loss
+
+
+def _shapes(value: Any) -> str:
+    return ", ".join(f"{tuple(leaf.shape)} {leaf.dtype}" for leaf in tensors_in(value))
+
+
+def _parts(value: Any, count: int) -> Iterator[Any]:
+    """Yield `count` equal parts of `value`, cut along the first dimension of its tensors."""
+    for number in range(count):
+
+        def part(tensor: torch.Tensor, number: int = number) -> torch.Tensor:
+            size = len(tensor) // count
+            return tensor[number * size : (number + 1) * size]
+
+        yield map_tensors(part, value)
+
+
+@contextmanager
+def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore buffers, such as batch norm's statistics, and random generators after the block."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@contextmanager
+def _errors_of_the_user() -> Iterator[None]:
+    """Raise the error of the user's code instead of the error in which torch's schedule wraps it."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = error.__cause__
+        if cause is None or not _WRAPPED.search(str(error)):
+            raise
+        raise cause from cause.__cause__

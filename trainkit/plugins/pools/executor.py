@@ -1,0 +1,612 @@
+"""`concurrent.futures.Executor` based on the runtime's tasks.
+
+    submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
+
+Calls are sent ahead, so that each worker has some milliseconds of work queued. No long calls are sent ahead,
+but hundreds of calls that take microseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import math
+import sys
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
+from contextlib import AbstractContextManager
+from types import FunctionType
+from typing import Any, TypeVar
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    NotInitializedError,
+    SerializationError,
+    TaskError,
+    WorkerDiedError,
+)
+from trainkit.plugins.pools.worker import (
+    BrokenWorkerError,
+    EndedError,
+    InitializerError,
+    Preparation,
+    broken_pool,
+    guarded,
+    initializing,
+    run,
+    run_chunk,
+)
+from trainkit.resources import QUANTUM
+from trainkit.runtime.api import cancel, cluster_resources, put, wait
+from trainkit.runtime.options import ACTORS_ONLY, Options
+from trainkit.runtime.remote import RemoteFunction
+from trainkit.runtime.session import at_end, engine, running
+from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.streams import Callbacks
+
+T = TypeVar("T")
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+AHEAD_S = 0.02
+"""Seconds of work that is sent ahead to the workers."""
+MOST_AHEAD = 2_000
+"""Maximum number of calls that are sent ahead."""
+LOOK_EVERY = 32
+"""Number of finished calls after which the number of calls to send ahead is recomputed."""
+SHARED_BYTES = 1_000_000
+"""Size from which an array is put once for all calls that take it."""
+MOST_FUNCTIONS = 100
+"""Maximum number of functions that are registered, so that later calls send only their arguments."""
+LOOK_S = 0.5
+"""Seconds between checks that the session still exists."""
+SESSION_ENDED = "the session in which this executor was made has ended: make a new executor"
+
+
+def share(cpus: float, workers: int) -> float:
+    """Return the CPUs of a call, 1 or a fraction, such that `workers` calls fit into `cpus`.
+
+    Raises:
+        ConfigError: the workers are too many for any fraction.
+    """
+    part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
+    if not part:
+        raise ConfigError(f"max_workers={workers}: {cpus:g} CPU can't be shared by so many; give fewer")
+    return part
+
+
+def ahead(ended: int, seconds: float) -> int:
+    """Return the number of calls to send to the workers in addition to the running ones.
+
+    Args:
+        ended: number of recently finished calls.
+        seconds: time in which all workers together finished them.
+    """
+    return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
+
+
+_PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
+_unseen = threading.RLock()
+"""Lock for changes of the state of a future that no thread waits for yet."""
+
+
+class _LendingEvent(threading.Event):
+    """Event for `futures.wait` and `as_completed` in a worker. During a wait, it lends the worker's CPUs."""
+
+    def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._lending = lending
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self.is_set():
+            return True
+        with self._lending():
+            return super().wait(timeout)
+
+
+class _NestedWaiters(list[Any]):
+    """List of a future's waiters in a worker. It gives each waiter an event that lends CPUs."""
+
+    def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self._lending = lending
+
+    def append(self, waiter: Any) -> None:
+        if not isinstance(waiter.event, _LendingEvent):
+            waiter.event = _LendingEvent(self._lending)
+        super().append(waiter)
+
+
+class PoolFuture(futures.Future[T]):
+    """Future of a submitted call. Its callbacks run in their own thread, and may wait for other calls.
+
+    A condition and its locks are made only when a thread waits, adds a callback or cancels. For thousands of
+    futures, they would take most of the garbage collector's time.
+
+    Attributes:
+        call: function and arguments, until they are sent.
+        ref: reference to the result, from then until the result arrives.
+    """
+
+    ref: ObjectRef[T] | None = None
+    _seen: threading.Condition | None = None
+    _state = _PENDING
+    _result = _exception = None
+    _waiters = _done_callbacks = ()  # type: ignore[assignment]
+
+    def __init__(self, pool: Executor, call: _Call) -> None:
+        self._pool = pool
+        self.call: _Call | None = call
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """Condition that the base class locks and waits for."""
+        if self._seen is None:
+            with _unseen:
+                if self._seen is None:
+                    pool = self._pool
+                    self._waiters = _NestedWaiters(pool.lending) if pool.is_nested else []  # type: ignore[assignment]
+                    self._done_callbacks = []  # type: ignore[assignment]
+                    self._seen = threading.Condition()
+        return self._seen
+
+    def set_running_or_notify_cancel(self) -> bool:
+        with _unseen:
+            if self._seen is None and self._state == _PENDING:
+                self._state = _RUNNING
+                return True
+        return super().set_running_or_notify_cancel()
+
+    def done(self) -> bool:
+        return self._state not in (_PENDING, _RUNNING)
+
+    def add_done_callback(self, fn: Callable[[futures.Future[T]], object]) -> None:
+        if self.done():
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(self._pool.callback(fn))
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state == _FINISHED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
+
+    def lend_cpus(self, timeout: float | None) -> float | None:
+        """Wait for the call, in a worker while its CPUs are lent; return the remaining time."""
+        ref = self.ref
+        if ref is None or self.done() or not self._pool.is_nested:
+            return timeout
+        end = None if timeout is None else SYSTEM.monotonic() + timeout
+        wait([ref], timeout=timeout)
+        return None if end is None else max(0.0, end - SYSTEM.monotonic())
+
+    def is_in_callback(self) -> bool:
+        """Return whether this thread is running a callback of the executor."""
+        return self._pool.is_in_callback()
+
+    def set_result(self, result: T) -> None:
+        with _unseen:
+            is_unseen = self._seen is None and self._state == _RUNNING
+            if is_unseen:
+                self._result = result
+                self._state = _FINISHED
+        if not is_unseen:
+            self._settle(super().set_result, result)
+        self._pool.on_end(self)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        raised = self._pool.blamed(_as_raised(exception))
+        if isinstance(raised, InitializerError):
+            self._pool.break_by(raised)
+        self._settle(super().set_exception, raised)
+        self._pool.on_end(self)
+
+    def _settle(self, by: Callable[[Any], None], what: Any) -> None:
+        try:
+            by(what)
+        except futures.InvalidStateError:
+            if self._pool.has_session():  # otherwise, `shutdown` has failed it
+                raise
+
+
+def _as_raised(error: BaseException | None) -> BaseException | None:
+    """Return the error that the function raised, with the remote traceback as its cause."""
+    if isinstance(error, TaskError) and error.cause is not None:
+        from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
+
+        raised = error.cause.error if isinstance(error.cause, EndedError) else error.cause
+        raised.__cause__ = RemoteTraceback(f'\n"""\n{error.remote_traceback}"""')
+        return raised
+    if isinstance(error, WorkerDiedError):
+        return broken_pool(BrokenWorkerError, str(error), vars(error))
+    return error
+
+
+def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
+    """Fail waiting calls, except cancelled ones."""
+    for each in calls:
+        if each.set_running_or_notify_cancel():
+            futures.Future.set_exception(each, error)
+
+
+def _as_pickled(error: BaseException) -> BaseException:
+    """Return the error that pickling an argument raised, with a note that names the part at fault."""
+    cause = error.__cause__ if isinstance(error, SerializationError) else None
+    if cause is None:
+        return error
+    cause.add_note(str(error))
+    return cause
+
+
+class Executor(futures.Executor):
+    """Executor whose calls are tasks of the runtime, in processes that are forked warm, on every engine.
+
+    It replaces `ProcessPoolExecutor`. A future holds the function's own error, with the remote traceback as
+    its cause. A call whose worker dies is retried, three times unless `max_retries` says otherwise. Then only
+    this call fails, with an error that is also a `BrokenExecutor`. As in `ProcessPoolExecutor`, a failing
+    initializer breaks the executor. A function is sent once, with the current values of the global names that
+    it uses. The contents of a closure or a bound method are sent with each call.
+
+    Args:
+        max_workers: number of concurrent calls; None means the number of CPUs. A larger number shares the
+            CPUs.
+        mp_context: accepted as by `ProcessPoolExecutor`, without effect.
+        initializer: function that each worker calls before its first call of this executor.
+        initargs: its arguments, which are sent to each worker once.
+        max_tasks_per_child: number of calls after which a worker ends; None means never.
+        **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
+
+    Raises:
+        ConfigError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        mp_context: object = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        *,
+        max_tasks_per_child: int | None = None,
+        **options: Any,
+    ) -> None:
+        del mp_context
+        if max_workers is not None and max_workers < 1:
+            raise ConfigError(
+                f"max_workers must be greater than 0, not {max_workers!r}; None is one for each CPU"
+            )
+        if max_tasks_per_child is not None and (
+            type(max_tasks_per_child) is not int or max_tasks_per_child < 1
+        ):
+            raise ConfigError(
+                f"max_tasks_per_child={max_tasks_per_child!r}: give 1 or more; None is without end"
+            )
+        if initializer is not None and not callable(initializer):
+            raise ArgumentTypeError(f"initializer={initializer!r} can't be called: give a function")
+        if "num_returns" in options:
+            raise ConfigError("num_returns: a future has one result; return a tuple")
+        total = cluster_resources().get("CPU", 1.0)
+        self.workers = max_workers or max(1, int(total))
+        own = {"num_returns": 1, "max_calls": max_tasks_per_child, "num_cpus": share(total, self.workers)}
+        self._options = Options().updated({**own, **options}, foreign=ACTORS_ONLY)
+        self._engine = engine()
+        self._runs_any = RemoteFunction(run, self._options)
+        self._functions: dict[FunctionType, RemoteFunction[..., Any]] = {}
+        self._before = None
+        if initializer is not None:
+            self._before = Preparation(uuid.uuid4().hex, put((initializer, initargs)))
+        self._lock = threading.Lock()
+        self._quiet = threading.Condition(self._lock)
+        self._waiting: deque[PoolFuture[Any]] = deque()
+        self._sent: set[PoolFuture[Any]] = set()
+        self._callbacks = Callbacks()
+        self._turn = threading.Lock()
+        self._calling: int | None = None
+        self._owed_callbacks = 0
+        self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
+        # Calls sent ahead must wait for CPUs. With free CPUs, they would run beside the workers' calls.
+        cpus = self._options.num_cpus
+        fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
+        self._most_ahead = MOST_AHEAD if fills else 0
+        # A worker waits only for calls that are sent, because only these can run on the CPUs that it lends.
+        self._window = math.inf if self.is_nested else self.workers
+        self._refilled_at = self._window - 1
+        self._ended = 0
+        self._since = SYSTEM.monotonic()
+        self._is_shut_down = self._is_killed = False
+        self._failure: InitializerError | None = None
+        at_end(self._fail_all)  # engines differ in the errors of calls after a session
+        _open.add(self)
+        # Registered again each time, after the session's own handler, so that it runs before that handler.
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PoolFuture[T]:
+        """Start `fn(*args, **kwargs)` in a worker; references among the arguments become their values.
+
+        Raises:
+            RuntimeError: the executor is shut down.
+            InitializerError: its initializer failed.
+            NotInitializedError: the session in which the executor was made has ended.
+        """
+        if not self.has_session():
+            raise NotInitializedError(SESSION_ENDED)
+        future: PoolFuture[T] = PoolFuture(self, (fn, args, kwargs))
+        with self._lock:
+            if self._failure is not None:
+                raise broken_pool(
+                    InitializerError, str(self._failure), vars(self._failure)
+                ) from self._failure
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if len(self._sent) >= self._window:
+                self._waiting.append(future)
+                return future
+            self._sent.add(future)
+        self._send([future])
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+    ) -> Iterator[T]:
+        """Yield the results of `fn` for the items, in order; all calls are submitted at once.
+
+        An array of a megabyte or more that several calls take is put into shared memory once.
+
+        Args:
+            fn: function that takes an item of each iterable.
+            iterables: iterables of arguments; the shortest one ends the calls.
+            timeout: seconds from now after which the iterator raises TimeoutError; None means no limit.
+            chunksize: items per call; more than 1 pays off for items that take microseconds.
+        """
+        if chunksize < 1:
+            raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
+        items = _shared(zip(*iterables, strict=False))
+        if not items:
+            return iter(())
+        if chunksize == 1:
+            return super().map(fn, *zip(*items, strict=True), timeout=timeout)
+        chunks = super().map(run_chunk, itertools.repeat(fn), _chunked(items, chunksize), timeout=timeout)
+        return itertools.chain.from_iterable(chunks)
+
+    def submit_chunks(
+        self, fn: Callable[..., T], items: Iterable[tuple[Any, ...]], chunksize: int
+    ) -> Iterator[PoolFuture[list[T]]]:
+        """Start `fn(*item)` for each item, with `chunksize` items per call; yield futures of the results."""
+        left = iter(items)
+        while chunk := [*itertools.islice(left, chunksize)]:
+            yield self.submit(run_chunk, fn, chunk)
+
+    def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
+        """Return a callback that calls `fn` in another thread, one at a time; `shutdown` waits for it."""
+        self._callbacks.expect()
+        with self._lock:
+            self._owed_callbacks += 1
+
+        def call(future: futures.Future[Any]) -> None:
+            with self._turn:
+                self._calling = threading.get_ident()
+                try:
+                    fn(future)
+                finally:
+                    self._calling = None
+                    with self._lock:
+                        self._owed_callbacks -= 1
+                        self._quiet.notify_all()
+
+        return lambda future: self._callbacks.put(functools.partial(call, future))
+
+    def is_in_callback(self) -> bool:
+        """Return whether this thread is running one of the callbacks."""
+        return self._calling == threading.get_ident()
+
+    def has_session(self) -> bool:
+        """Return whether the session in which the executor was made is still running."""
+        return running() is self._engine
+
+    def blamed(self, error: BaseException | None) -> BaseException | None:
+        """Return `error`, or an InitializerError if the initializer ended the worker."""
+        if self._before is None or not isinstance(error, BrokenWorkerError) or error.pid is None:
+            return error
+        pool = self._before.pool
+        if not self.has_session() or not initializing(self._engine.scratch_dir(), pool, error.pid).exists():
+            return error
+        message = (
+            f"the executor's initializer has ended its worker ({error}): mend it, and make a new executor"
+        )
+        return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
+
+    def break_by(self, error: InitializerError) -> None:
+        """Fail waiting calls and accept no more, unless `error` comes from another executor's initializer."""
+        if self._before is None or error.pool != self._before.pool:
+            return
+        with self._lock:
+            self._failure = error
+            lost = self._drop_waiting()
+        _fail(lost, error)
+
+    def on_end(self, future: PoolFuture[Any]) -> None:
+        """Send waiting calls after one has ended; several at once if many are sent ahead."""
+        with self._lock:
+            self._sent.discard(future)
+            future.ref = None
+            self._ended += 1
+            if self._sent and (len(self._sent) > self._refilled_at or not self._waiting):
+                return
+            if self._ended >= LOOK_EVERY and self._most_ahead and not self.is_nested:
+                now = SYSTEM.monotonic()
+                more = min(self._most_ahead, ahead(self._ended, now - self._since))
+                self._window, self._refilled_at = self.workers + more, self.workers + more // 2 - 1
+                self._ended, self._since = 0, now
+            has_session = self.has_session()
+            calls = self._next_calls() if has_session else []
+            lost = [] if has_session else self._drop_waiting()
+        _fail(lost, NotInitializedError(SESSION_ENDED))
+        if calls:
+            self._send(calls)
+
+    def _fail_all(self) -> None:
+        """Fail all calls, because an engine may report nothing about them after its session has ended."""
+        error = NotInitializedError(SESSION_ENDED)
+        with self._lock:
+            waiting, sent = self._drop_waiting(), list(self._sent)
+            self._sent.clear()
+        _fail(waiting, error)
+        for each in sent:
+            if each.running():  # a call that another thread is about to send fails by itself
+                with contextlib.suppress(futures.InvalidStateError):  # it has just ended
+                    futures.Future.set_exception(each, error)
+
+    def _drop_waiting(self) -> list[PoolFuture[Any]]:
+        """Remove and return all waiting calls; the caller holds the lock."""
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        self._quiet.notify_all()
+        return dropped
+
+    def _next_calls(self) -> list[PoolFuture[Any]]:
+        """Remove and return the calls that may be sent now; the caller holds the lock."""
+        room = min(len(self._waiting), self._window - len(self._sent))
+        calls = [self._waiting.popleft() for _ in range(int(room))]
+        self._sent.update(calls)
+        if not self._sent:
+            self._quiet.notify_all()
+        return calls
+
+    def _send(self, calls: list[PoolFuture[Any]]) -> None:
+        # A loop instead of recursion: a call that can't be sent makes room for the next, maybe thousands of
+        # times.
+        while calls:
+            left = []
+            for number, future in enumerate(calls):
+                call, future.call = future.call, None
+                if call is None or not future.set_running_or_notify_cancel():
+                    left.append(future)
+                    continue
+                try:
+                    ref = future.ref = self._remote(*call)
+                    ref.future(future)
+                    if self._is_killed:  # another thread killed the workers meanwhile
+                        cancel(ref, force=True)
+                except BaseException as error:  # like `ProcessPoolExecutor`, the future holds the error
+                    futures.Future.set_exception(future, _as_pickled(error))
+                    left.append(future)
+                    if not isinstance(error, Exception):
+                        self._put_back(left, calls[number + 1 :])
+                        raise
+            with self._lock:
+                self._sent.difference_update(left)
+                calls = self._next_calls() if left else []
+
+    def _put_back(self, left: list[PoolFuture[Any]], calls: list[PoolFuture[Any]]) -> None:
+        """Undo the sending of `calls`, which Ctrl-C interrupted."""
+        with self._lock:
+            self._sent.difference_update(left, calls)
+            self._waiting.extendleft(reversed(calls))
+            self._quiet.notify_all()
+
+    def _remote(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
+        # The contents of a closure or a bound method may change between calls, so they are sent with each
+        # call.
+        if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
+            remote = self._functions.get(fn)
+            if remote is None:
+                if len(self._functions) >= MOST_FUNCTIONS:
+                    self._functions.clear()
+                remote = self._functions[fn] = RemoteFunction(guarded(fn), self._options)
+            return remote.remote(*args, **kwargs)
+        return self._runs_any.remote(self._before, fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more calls; with `wait`, return after submitted calls and their callbacks have ended.
+
+        Args:
+            wait: wait for the calls. Otherwise they continue, and the program waits for them at its end.
+            cancel_futures: cancel the calls that wait for a worker.
+        """
+        with self._lock:
+            self._is_shut_down = True
+            dropped = self._drop_waiting() if cancel_futures else []
+        for future in dropped:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        if wait:
+            for future in list(self._sent) if self.is_nested else ():
+                future.lend_cpus(None)
+            with self._quiet:
+                while (self._sent or self._waiting) and self.has_session():
+                    self._quiet.wait(LOOK_S)
+        if not self.has_session():
+            self._fail_all()
+        if not wait:
+            return
+        with self._quiet:
+            # A callback must not wait for itself.
+            while self._owed_callbacks and not self.is_in_callback():
+                self._quiet.wait(LOOK_S)
+        _open.discard(self)
+
+    def terminate_workers(self) -> None:
+        """Accept no more calls, cancel waiting ones, and kill the workers of running ones."""
+        self.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._is_killed = True
+            refs = [future.ref for future in self._sent if future.ref is not None]
+        if self.has_session():
+            for ref in refs:
+                cancel(ref, force=True)
+
+
+class Sharing:
+    """Arrays that several calls take. Each is put into shared memory once."""
+
+    def __init__(self) -> None:
+        self._put: dict[int, tuple[object, ObjectRef[Any]]] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return a reference to `value` if it is a large array, else `value` itself."""
+        numpy = sys.modules.get("numpy")
+        if (
+            numpy is None
+            or type(value) is not numpy.ndarray
+            or value.nbytes < SHARED_BYTES
+            or value.dtype.hasobject
+        ):
+            return value
+        # The array is kept with its id, because another object could get the same id after it is gone.
+        _, ref = self._put.get(id(value)) or (None, None)
+        if ref is None:
+            ref = put(value)
+            self._put[id(value)] = value, ref
+        return ref
+
+
+def _shared(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    sharing = Sharing()
+    return [tuple(map(sharing.of, item)) for item in items]
+
+
+def _chunked(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _finish_all() -> None:
+    for executor in list(_open):
+        executor.shutdown()

@@ -1,0 +1,1 @@
+"""Figures and traces of the ranks of a trainer."""

@@ -1,0 +1,190 @@
+"""Searcher on Nevergrad: evolution strategies, differential evolution, particle swarms and more."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from trainkit.plugins.searchers.unit_space import UnitSearcher, UnitSpace
+from trainkit.tune.core.checks import require, require_whole
+
+WORKERS = 2
+"""Assumed number of concurrent suggestions; with 1, Nevergrad picks optimizers that wait for each result."""
+
+OPEN_BUDGET = 100
+"""Assumed number of suggestions if the number of trials is unlimited; Nevergrad's own default."""
+
+
+class NevergradSearch(UnitSearcher):
+    """Search with an optimizer of Nevergrad: P. Bennet et al., "Nevergrad: Black-Box Optimization Platform"
+    (SIGEVOlution 14, 2021).
+
+    The optimizer lives as long as the search, and a restore repeats all of its suggestions. A foreign
+    configuration, such as one of `points_to_evaluate`, is reported to the optimizer if that accepts
+    such points. The other arguments are UnitSearcher's.
+
+    Args:
+        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne"; or
+            its object, such as `nevergrad.optimizers.OnePlusOne`, or a family's object with settings.
+        optimizer_kwargs: further arguments of the optimizer.
+        budget: number of suggestions that the optimizer plans for; None: `num_samples`, or 100 if unlimited.
+
+    Raises:
+        MissingDependencyError: Nevergrad is not installed.
+        ConfigError: an argument is wrong.
+    """
+
+    _module, _extra = "nevergrad", "nevergrad"
+    _shared: ClassVar = ("_space", "_form", "_make", "_given")
+    _least_initial = 0
+
+    def __init__(
+        self,
+        optimizer: Any = "TwoPointsDE",
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        budget: int | None = None,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(space, metric, mode, points_to_evaluate, 0, seed)
+        self._make = _maker(self._load(), optimizer)
+        if budget is not None:
+            require_whole("budget", budget, 1)
+        require(
+            optimizer_kwargs is None or isinstance(optimizer_kwargs, Mapping),
+            f"optimizer_kwargs={optimizer_kwargs!r}: give a dictionary of the optimizer's arguments",
+        )
+        self._given, self._keywords, self._budget = optimizer, dict(optimizer_kwargs or {}), budget
+        self._parametrization: Any = None
+        self._optimizer: Any = None
+        self._candidate: Any = None
+        """The optimizer's object for its last suggestion."""
+        self._candidates: dict[str, Any] = {}
+        """The optimizer's object for each running trial."""
+
+    @classmethod
+    def _load(cls) -> Any:
+        with _with_removed_name():
+            return super()._load()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        own = {"optimizer": self._given, "optimizer_kwargs": self._keywords, "budget": self._budget}
+        shared = super().arguments
+        del shared["n_initial_points"]
+        return shared | own
+
+    def _begin_model(self, form: UnitSpace) -> None:
+        if not form.sizes:
+            return
+        nevergrad = self._load()
+        self._parametrization = nevergrad.p.Dict(
+            **{
+                name: nevergrad.p.Scalar(lower=0, upper=1)
+                if size is None
+                else nevergrad.p.Choice(range(size))
+                for name, size in form.sizes.items()
+            }
+        )
+        budget = self._budget or (self.num_samples if self.num_samples > 0 else OPEN_BUDGET)
+        self._optimizer = self._make(
+            parametrization=self._parametrization,
+            budget=max(budget, WORKERS),
+            num_workers=WORKERS,
+            **self._keywords,
+        )
+
+    def _asked(self, seed: int) -> Mapping[str, Any]:
+        from numpy.random import RandomState
+
+        self._parametrization.random_state = RandomState(seed)
+        self._candidate = self._optimizer.ask()
+        value: Mapping[str, Any] = self._candidate.value
+        return value
+
+    def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any]:
+        self._candidate = None
+        config = super()._suggested(trial_id, fixed)
+        if self._candidate is not None and not fixed:
+            self._candidates[trial_id] = self._candidate
+        return config
+
+    def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
+        super()._forget(trial_id, result)
+        self._candidates.pop(trial_id, None)
+
+    def _tell(self, trial_id: str, value: float | None) -> None:
+        super()._tell(trial_id, value)
+        place, loss = self._known[trial_id]
+        candidate = self._candidates.pop(trial_id, None)
+        if self._optimizer is None or loss is None or math.isnan(loss):
+            return
+        if candidate is None:
+            whole = self.form.whole(place)
+            candidate = self._parametrization.spawn_child(new_value=whole)
+        with contextlib.suppress(self._load().errors.TellNotAskedNotSupportedError):
+            self._optimizer.tell(candidate, loss)
+
+    def replay(
+        self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
+    ) -> dict[str, Any] | None:
+        # Suggesting again gives the same configuration and restores the optimizer's state.
+        return None if same_space else super().replay(trial_id, config, same_space=False)
+
+
+def _maker(nevergrad: Any, optimizer: Any) -> Any:
+    """Return the class or factory of an optimizer, by name or as given.
+
+    Raises:
+        ConfigError: `optimizer` is neither, or can't be used here.
+    """
+    registry = nevergrad.optimizers.registry
+    found = registry.get(optimizer) if isinstance(optimizer, str) else optimizer
+    base = nevergrad.optimizers.base
+    is_class = isinstance(found, type) and issubclass(found, base.Optimizer)
+    require(
+        is_class or isinstance(found, base.ConfiguredOptimizer),
+        f"optimizer={optimizer!r}: give a name of nevergrad.optimizers.registry, as 'CMA', or what has that "
+        "name in nevergrad.optimizers",
+    )
+    require(
+        not isinstance(found, nevergrad.families.ParametrizedBO),
+        f"optimizer={optimizer!r}: it needs an old bayesian-optimization; take BayesOptSearch",
+    )
+    require(
+        not found.no_parallelization,
+        f"optimizer={optimizer!r}: it waits for each result before it suggests again; take 'CMA' or another",
+    )
+    return found
+
+
+@contextlib.contextmanager
+def _with_removed_name() -> Iterator[None]:
+    """Let Nevergrad import a name that bayesian-optimization 2 has removed.
+
+    Only Nevergrad's "BO" and similar optimizers use that name, and these are refused.
+    """
+    if "nevergrad" in sys.modules or importlib.util.find_spec("bayes_opt") is None:
+        yield
+        return
+    module = importlib.import_module("bayes_opt")
+    is_missing = not hasattr(module, "UtilityFunction")
+    if is_missing:
+        setattr(module, "UtilityFunction", None)  # noqa: B010
+    try:
+        yield
+    finally:
+        if is_missing:
+            del module.UtilityFunction
+
+
+if importlib.util.find_spec("nevergrad") is not None:
+    NevergradSearch._load()  # now, so that a script can import Nevergrad itself after this class

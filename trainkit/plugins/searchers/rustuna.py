@@ -1,0 +1,64 @@
+"""Searcher on Rustuna, which has Optuna's samplers in Rust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.plugins.searchers.unit_space import UnitSearcher
+
+
+class RustunaSearch(UnitSearcher):
+    """Search with Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023), arXiv:2304.11127.
+
+    The model does not know running trials. The other arguments are UnitSearcher's.
+
+    Args:
+        multivariate: True models all parameters together, False models each separately.
+    """
+
+    _module, _extra = "rustuna", "rustuna"
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        n_initial_points: int = 10,
+        seed: int | None = None,
+        multivariate: bool = True,
+    ) -> None:
+        super().__init__(space, metric, mode, points_to_evaluate, n_initial_points, seed)
+        self._multivariate = bool(multivariate)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments, "multivariate": self._multivariate}
+
+    def _asked(self, seed: int) -> Mapping[str, Any]:
+        rustuna = self._load()
+        sampler = rustuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=self._n_initial_points, multivariate=self._multivariate
+        )
+        study = rustuna.create_study(sampler=sampler, direction="minimize")
+        sizes = self.form.sizes
+        distributions = {
+            name: rustuna.distributions.FloatDistribution(0.0, 1.0)
+            if size is None
+            else rustuna.distributions.CategoricalDistribution(list(range(size)))
+            for name, size in sizes.items()
+        }
+        for place, loss in self._losses():
+            study.add_trial(
+                rustuna.create_trial(
+                    params=self.form.whole(place), distributions=distributions, values=[loss]
+                )
+            )
+        trial = study.ask()
+        return {
+            name: trial.suggest_float(name, 0.0, 1.0)
+            if size is None
+            else trial.suggest_categorical(name, list(range(size)))
+            for name, size in sizes.items()
+        }

@@ -1,0 +1,74 @@
+"""Searcher on scikit-optimize: Gaussian processes, forests and boosted trees."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from trainkit.plugins.searchers.unit_space import UnitSearcher
+from trainkit.tune.core.checks import require_one_of
+
+MODELS = ("GP", "RF", "ET", "GBRT")
+ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
+
+
+class SkOptSearch(UnitSearcher):
+    """Search with scikit-optimize.
+
+    Running trials count as the worst result so far. The other arguments are UnitSearcher's.
+
+    Args:
+        base_estimator: the model: "GP", a Gaussian process; "RF", a random forest; "ET", extremely random
+            trees; "GBRT", boosted trees.
+        acq_func: "LCB", lower confidence bound; "EI", expected improvement; "PI", probability of improvement;
+            "gp_hedge", a random choice of the three, weighted by their past gains.
+    """
+
+    _module, _extra = "skopt", "skopt"
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        points_to_evaluate: Sequence[Mapping[str, Any]] | None = None,
+        n_initial_points: int = 10,
+        seed: int | None = None,
+        base_estimator: str = "GP",
+        acq_func: str = "EI",
+    ) -> None:
+        super().__init__(space, metric, mode, points_to_evaluate, n_initial_points, seed)
+        require_one_of("base_estimator", base_estimator, MODELS)
+        require_one_of("acq_func", acq_func, ACQUISITIONS)
+        self._base_estimator, self._acq_func = base_estimator, acq_func
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            **super().arguments,
+            "base_estimator": self._base_estimator,
+            "acq_func": self._acq_func,
+        }
+
+    def _asked(self, seed: int) -> Mapping[str, Any]:
+        skopt = self._load()
+        sizes, (places, losses) = self.form.sizes, self._told()
+        dimensions = [
+            skopt.space.Real(0.0, 1.0) if size is None else skopt.space.Categorical(range(size))
+            for size in sizes.values()
+        ]
+        # The matrices are small: more threads would be slower and take CPUs from the trials.
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
+            model = skopt.Optimizer(
+                dimensions,
+                self._base_estimator,
+                n_initial_points=1,
+                acq_func=self._acq_func,
+                random_state=seed,
+            )
+            model.tell([list(place.values()) for place in places], losses)
+            return dict(zip(sizes, model.ask(), strict=True))

@@ -1,0 +1,60 @@
+"""Searcher on SMAC3, with a random forest and expected improvement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from trainkit.plugins.searchers.unit_space import UnitSearcher
+
+CHALLENGERS = 1000
+"""Number of positions that the model compares; SMAC's own default of 10,000 takes seconds."""
+
+
+class SMACSearch(UnitSearcher):
+    """Search with the model of SMAC3's hyperparameter optimization: M. Lindauer et al., "SMAC3: A Versatile
+    Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
+
+    Its random forest learns the logarithms of scaled losses. The next configuration has the largest expected
+    improvement. Running trials count as the worst result so far. The arguments are UnitSearcher's.
+    """
+
+    _module, _extra = "smac", "smac"
+
+    def _asked(self, seed: int) -> Mapping[str, Any]:
+        smac = self._load()
+        from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Float
+        from smac.runhistory import RunHistory
+
+        sizes, (places, losses) = self.form.sizes, self._told()
+        facade = smac.HyperparameterOptimizationFacade
+        space = ConfigurationSpace(seed=seed)
+        space.add(
+            [
+                Float(name, (0.0, 1.0)) if size is None else Categorical(name, list(range(size)))
+                for name, size in sizes.items()
+            ]
+        )
+        configs = [Configuration(space, values=place) for place in places]
+        # SMAC only writes into this folder if it runs the trials itself.
+        scenario = smac.Scenario(
+            space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
+        )
+        history = RunHistory()
+        for config, loss in zip(configs, losses, strict=True):
+            history.add(config, loss)
+        encoder = facade.get_runhistory_encoder(scenario)
+        encoder.runhistory = history
+        x, y = encoder.transform()
+        with threadpool_limits(1):
+            model = facade.get_model(scenario).train(x, y)
+            acquisition = facade.get_acquisition_function(scenario)
+            acquisition.update(
+                model=model, eta=float(y.min()), incumbent_array=x[y.argmin()], num_data=len(x), X=x
+            )
+            maximizer = facade.get_acquisition_maximizer(scenario, challengers=CHALLENGERS)
+            maximizer.acquisition_function = acquisition
+            return dict(next(iter(maximizer.maximize(configs, n_points=CHALLENGERS))))

@@ -1,0 +1,7 @@
+"""Conformance suites for pytest, to test your own engine, strategy, scheduler or searcher."""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"trainkit.plugins.testing.{suite}" for suite in ("engine", "scheduler", "searcher", "strategy"))
+)

@@ -1,1 +1,0 @@
-"""Graphs of remote calls."""

@@ -1,7 +1,0 @@
-"""Conformance suites for pytest, to test your own engine, strategy, scheduler or searcher."""
-
-import pytest
-
-pytest.register_assert_rewrite(
-    *(f"trainkit.testing.{suite}" for suite in ("engine", "scheduler", "searcher", "strategy"))
-)
