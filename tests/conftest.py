@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.tiers import LONGEST_TIERS, QUARTERS, TIERS, may_hold, order_of, tier_of
+from tests.tiers import LONGEST_TIERS, OUTSIDE, QUARTERS, TIERS, may_hold, order_of, tier_of
 from trainkit.runtime import session
 from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
@@ -192,17 +192,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def divide(items: list[pytest.Item], quarter: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Divide tests into those that a quarter runs, and the others.
 
-    Every quarter runs the tiers that need nothing from outside, and the first test of each file, so that
-    each outside thing is met every time. The other tests of the longest tiers are dealt out in turn.
+    Every quarter runs the tiers that need nothing from outside, and the first test of each file in `OUTSIDE`.
+    The other tests of the longest tiers are dealt out in turn.
     """
-    files: set[Path] = set()
+    met: set[Path] = set()
     dealt = itertools.cycle(range(QUARTERS))
     runs, rest = [], []
     for item in items:
-        is_first = item.path not in files
-        files.add(item.path)
-        is_long = any(item.get_closest_marker(tier) for tier in LONGEST_TIERS)
-        (runs if not is_long or (next(dealt) == quarter) or is_first else rest).append(item)
+        if not any(item.get_closest_marker(tier) for tier in LONGEST_TIERS):
+            runs.append(item)
+            continue
+        is_first = item.path not in met and item.path.relative_to(TESTS).as_posix() in OUTSIDE
+        met.add(item.path)
+        (runs if next(dealt) == quarter or is_first else rest).append(item)
     return runs, rest
 
 

@@ -22,6 +22,15 @@ LONGEST_TIERS = ("external", "slow")
 QUARTERS = 4
 """Into how many parts `--quarter` divides the longest tiers."""
 
+OUTSIDE = frozenset(
+    """
+    runtime/ray/test_ray.py plugins/dashboard/test_pages.py train/lightning/test_lightning_operator.py
+    plugins/integrations/test_mlflow.py plugins/searchers/test_external_searchers.py
+    test_docs.py test_docs_site.py recipes/test_scikit_digits.py test_benchmarks.py
+    """.split()
+)
+"""Files whose first test every quarter runs, so that each thing from outside is met at each change."""
+
 FOLDERS = {
     ".": "external",
     "cli": "process",
