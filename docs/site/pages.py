@@ -1,7 +1,7 @@
 """Hook of MkDocs: pages that are made when the site is built, and links that leave the folder of the pages.
 
 A reference page for each package that users import, from the list of its names in `__init__.pyi` and their
-docstrings; and a page with the code of each recipe, to which the links of other pages lead.
+docstrings; a list of these; and a page with the code of each recipe, to which the links of other pages lead.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made."""
     everything = f"::: {ERRORS}\n    options:\n      show_root_heading: false\n      heading_level: 1\n"
     _add(files, config, f"reference/{ERRORS}.md", f"# {ERRORS}\n\n{everything}")
+    rows = [f"- [{package}]({package}.md): {words.lower()}" for package, words in PACKAGES.items()]
+    _add(
+        files,
+        config,
+        "reference/index.md",
+        "\n".join(["# Reference", "", *rows, f"- [{ERRORS}]({ERRORS}.md)", ""]),
+    )
     documented: set[str] = set()
     for package, words in PACKAGES.items():
         names = exported(package)
