@@ -16,7 +16,7 @@ from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.schedulers import FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from trainkit.tune.search import BasicVariantGenerator, Searcher
-from trainkit.tune.search.trial_source import Proposals, TrialSource
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.restore import Restored, ResumeRule, restore_trials
 from trainkit.tune.store.writer import ExperimentStore
@@ -54,7 +54,9 @@ class Play:
         self.searcher = searcher or BasicVariantGenerator()
         searched = Space.of(space or {"x": tune.uniform(0, 1)})
         self.searcher.begin(searched, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
-        proposals = Proposals(self.searcher, searched)
+        source = TrialSource(
+            self.searcher, searched, prefix="test", trainable_name="f", request_of=request_of
+        )
         scheduler = scheduler or FIFOScheduler()
         scheduler.set_search_properties(
             self.plan.metric,
@@ -67,24 +69,14 @@ class Play:
         if store is not None:
             with store.reader() as reader:
                 restored = restore_trials(
-                    reader, proposals, scheduler, ResumeRule(), (), 1e6, StopRules.of(self.plan.stop)
+                    reader, source, scheduler, ResumeRule(), (), 1e6, StopRules.of(self.plan.stop)
                 )
                 store.commit(restored.records)
         for trial in restored.trials:
-            trial.request = request_of(trial.config) if request_of else PlacementGroupFactory([{"CPU": 1}])
-        source = TrialSource(
-            proposals,
-            varied=searched.varied,
-            prefix="test",
-            trainable_name="f",
-            request_of=request_of or (lambda config: PlacementGroupFactory([{"CPU": 1}])),
-            created=len(restored.trials),
-            added=restored.added,
-        )
+            trial.request = source.request(trial)
         self.controller = Controller(
             self.plan,
             source,
-            proposals,
             scheduler,
             ResourceLedger({"CPU": cpus}, max_concurrent),
             restored.trials,

@@ -16,7 +16,7 @@ from trainkit.tune.core.configs import Resume
 from trainkit.tune.core.metrics import encode
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.search.base import Searcher
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.restore import ResumeRule, differences
@@ -362,11 +362,11 @@ def test_a_grid_that_shrinks_keeps_its_old_trials(fit, tmp_path):
 
 
 def test_a_replayed_searcher_goes_on_as_if_it_had_been_asked():
-    def searcher() -> Proposals:
+    def searcher() -> TrialSource:
         made = BasicVariantGenerator(points_to_evaluate=[{"x": 1.0}])
         space = Space.of({"x": tune.uniform(0, 1), "n": tune.grid_search([1, 2])})
         made.begin(space, metric=None, mode=None, num_samples=4, seed=3)
-        return Proposals(made, space)
+        return TrialSource(made, space)
 
     asked, replayed = searcher(), searcher()
     for _ in range(5):

@@ -18,7 +18,7 @@ from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import FIFOScheduler
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict
 from trainkit.tune.search import BasicVariantGenerator
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.restore import replay
@@ -127,7 +127,7 @@ def test_a_replay_tells_the_scheduler_what_the_live_run_did(fit, tmp_path):
     replayed.set_search_properties("loss", "min", scheduler_generator(0))
     searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=1, seed=0)
     with ExperimentReader(tmp_path / "e") as reader:
-        replay(reader.log(), reader.trials(), Proposals(searcher, Space.of(space)), replayed)
+        replay(reader.log(), reader.trials(), TrialSource(searcher, Space.of(space)), replayed)
     assert replayed.log == live.log
 
 

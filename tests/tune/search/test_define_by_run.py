@@ -119,7 +119,7 @@ def test_what_it_has_drawn_before_is_drawn_anew_until_it_gives_up():
 
     search = Search(Row("small", lambda **given: OptunaSearch(small, **given)), {}, num_samples=9)
     assert sorted(config["x"] for config in search.run()) == ["a", "b", "c"]
-    assert "no configuration that is allowed and was not tried before" in search.proposals.reason
+    assert "no configuration that is allowed and was not tried before" in search.source.reason
 
 
 @pytest.mark.parametrize(

@@ -137,14 +137,14 @@ class Life(Search):
             super().tell(what, trial_id, result)
             return
         self.log.append((what, trial_id, result))
-        (self.proposals.on_pause if what == "pause" else self.proposals.on_unpause)(trial_id)
+        (self.source.on_pause if what == "pause" else self.source.on_unpause)(trial_id)
 
     def restored(self) -> Life:
         other = Life(self.row, self.space, self.num_samples, self.seed, self.arguments)
         for what, trial_id, value in self.log:
             if what == "suggest":
                 stored = decode_config(encode_config(value))
-                assert other.proposals.replay(trial_id, stored) == value
+                assert other.source.replay(trial_id, stored) == value
                 other.configs[trial_id] = value
             else:
                 other.tell(what, trial_id, value)

@@ -15,7 +15,7 @@ from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import BasicVariantGenerator, create_searcher
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
@@ -328,7 +328,7 @@ def test_values_arrive_as_they_were_given(value, searcher, place):
     )
     made = create_searcher(searcher)
     made.begin(space, metric="loss", mode="min", num_samples=2, seed=0)
-    config = Proposals(made, space).propose("t0")
+    config = TrialSource(made, space).propose("t0")
     found = [config["value"], *([config["in"]["deep"][0]] if place == "k" else [])]
     for each in found:
         assert each == value and kinds(each) == kinds(value)

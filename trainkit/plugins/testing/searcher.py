@@ -12,7 +12,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.search import Searcher
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import decode_config, encode_config
 from trainkit.tune.store.restore import with_objects
@@ -90,7 +90,7 @@ class Search:
         self.searcher.begin(
             space, metric="loss", mode="min", num_samples=self.num_samples * self.row.repeat, seed=self.seed
         )
-        self.proposals = Proposals(
+        self.source = TrialSource(
             self.searcher, space, seed=self.seed, allow_duplicates=self.allow_duplicates
         )
         self.log: list[tuple[str, str, Any]] = []
@@ -98,10 +98,10 @@ class Search:
 
     def next(self) -> dict[str, Any] | None:
         """Suggest a trial; return None if the search is over."""
-        if self.proposals.total_samples == len(self.configs):
+        if self.source.total == len(self.configs):
             return None
         trial_id = f"t_{len(self.configs):05d}"
-        config = self.proposals.propose(trial_id)
+        config = self.source.propose(trial_id)
         if not isinstance(config, dict):
             return None
         self.configs[trial_id] = config
@@ -118,9 +118,9 @@ class Search:
     def tell(self, what: str, trial_id: str, result: dict[str, Any]) -> None:
         self.log.append((what, trial_id, result))
         if what == "result":
-            self.proposals.on_trial_result(trial_id, result)
+            self.source.on_trial_result(trial_id, result)
         else:
-            self.proposals.on_trial_complete(trial_id, result, error=what == "error")
+            self.source.on_trial_complete(trial_id, result, error=what == "error")
 
     def run(self, number: int | None = None) -> list[dict[str, Any]]:
         """Run trials one after another, at most `number` of them; return all configurations so far."""
@@ -141,7 +141,7 @@ class Search:
             if what == "suggest":
                 stored = decode_config(encode_config(value))
                 objects = with_objects(Space.of(self.space))
-                assert other.proposals.replay(trial_id, objects(stored)) == value
+                assert other.source.replay(trial_id, objects(stored)) == value
                 other.configs[trial_id] = value
             else:
                 other.tell(what, trial_id, value)
@@ -226,12 +226,12 @@ class SearcherSuite:
         assert len(pairs) == len(set(pairs))
         if row.covers:
             assert len(pairs) == 12
-            assert search.proposals.reason.startswith("all 12 configurations of the space were tried")
+            assert search.source.reason.startswith("all 12 configurations of the space were tried")
 
     def test_duplicates_may_be_asked_for(self, row: Row) -> None:
         search = Search(row, {"a": tune.choice(["x", "y"])}, num_samples=6, allow_duplicates=True)
         assert len(search.run()) == 6 * row.repeat
-        assert search.proposals.reason == ""
+        assert search.source.reason == ""
 
     def test_points_come_first_and_as_often_as_they_are_given(self, row: Row) -> None:
         if not row.takes_points:

@@ -38,7 +38,7 @@ from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.trial_source import Proposals, TrialSource
+from trainkit.tune.search.trial_source import TrialSource
 
 NOT_PROMOTED = "not promoted"
 
@@ -48,8 +48,8 @@ class Controller:
 
     Args:
         plan: rules of the experiment.
-        source: source of trials.
-        proposals, scheduler: receivers of results; already rebuilt when an experiment is resumed.
+        source, scheduler: source of trials, and judge of reports; already rebuilt when an experiment is
+            resumed.
         ledger: resources for trials.
         trials: trials of the resumed experiment, in order; the PENDING trials will run.
         with_metric: ids of `trials` that have reported the metric.
@@ -64,7 +64,6 @@ class Controller:
         self,
         plan: Plan,
         source: TrialSource,
-        proposals: Proposals,
         scheduler: TrialScheduler,
         ledger: ResourceLedger,
         trials: Sequence[Trial] = (),
@@ -88,7 +87,6 @@ class Controller:
             plan=plan,
             stop=StopRules.of(plan.stop) if stop is None else stop,
             source=source,
-            proposals=proposals,
             scheduler=checked,
             ledger=ledger,
             estimate=TimeEstimate(plan.max_iteration),
@@ -303,7 +301,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         return True
     if idle and not exhausted:
         raise ConfigError(
-            f"{state.source.searcher_name} suggests nothing though no trial runs: "
+            f"{state.source.name} suggests nothing though no trial runs: "
             "it must return a configuration, or Searcher.FINISHED"
         )
     return False

@@ -109,8 +109,8 @@ def judge_report(
     """
     # The scheduler comes first, even for a bad report, because a replay also gives it every report.
     decision = state.scheduler.on_result(trial_id, result)
-    if decision.reason and state.proposals.hears_decisions:
-        state.proposals.on_trial_decision(trial_id, result, decision)
+    if decision.reason and state.source.hears_decisions:
+        state.source.on_trial_decision(trial_id, result, decision)
     try:
         _check_metric(state, trial_id, result)
         known = frozenset(result)

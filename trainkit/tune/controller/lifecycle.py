@@ -74,8 +74,8 @@ def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Report
     )
     if event.checkpoint is not None or event.problem:
         _take_along(state, active, event)
-    if state.proposals.hears_results:
-        guarded(state, event.time, state.proposals.on_trial_result, trial.trial_id, result)
+    if state.source.hears_results:
+        guarded(state, event.time, state.source.on_trial_result, trial.trial_id, result)
     # The decision on this report takes precedence over an end of the whole experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
@@ -199,7 +199,7 @@ def terminate(state: ControllerState, trial: Trial, time: float, reason: str) ->
         attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result = trial.trial_id, trial.last_result or None
     # The searcher comes first: the scheduler may end other trials now, and a replay needs a fixed order.
-    guarded(state, time, state.proposals.on_trial_complete, trial_id, result)
+    guarded(state, time, state.source.on_trial_complete, trial_id, result)
     guarded(state, time, state.scheduler.on_trial_complete, trial_id)
     heed_scheduler(state, time)
 
@@ -219,14 +219,14 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     attempt.set_status(state.step, trial, time, ERROR, reason, follows)
     attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result = trial.trial_id, trial.last_result or None
-    guarded(state, time, state.proposals.on_trial_complete, trial_id, result, True)
+    guarded(state, time, state.source.on_trial_complete, trial_id, result, True)
     guarded(state, time, state.scheduler.on_trial_error, trial_id)
     heed_scheduler(state, time)
     if state.plan.failure.fail_fast:
         end_experiment(state, FAIL_FAST, time)
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
-    endless = state.proposals.num_samples == -1 and math.isinf(state.budget_ends)
+    endless = state.source.num_samples == -1 and math.isinf(state.budget_ends)
     # The running trials count too, as some of them may only be slow to report.
     first = state.trials[: HOPELESS + len(state.active)]
     if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):

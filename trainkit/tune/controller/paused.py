@@ -100,7 +100,7 @@ def line_up(state: ControllerState, trial: Trial, time: float) -> None:
         return
     if trial_id in steering.pulled:
         steering.pulled.remove(trial_id)
-        guarded(state, time, state.proposals.on_unpause, trial_id)
+        guarded(state, time, state.source.on_unpause, trial_id)
         trial.attempt += 1
         set_status(state.step, trial, time, TrialStatus.PENDING, "resumed")
     (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
@@ -128,7 +128,7 @@ def begin_pause(
             logger.warning(BEGINS_ANEW, by, trial.name)
         state.begun_anew[trial.trial_id] = trial.iteration
     set_status(state.step, trial, time, TrialStatus.PAUSED, reason)
-    state.proposals.on_pause(trial.trial_id)
+    state.source.on_pause(trial.trial_id)
     _carry_out(state, trial, decision, time)
     return None
 
@@ -215,7 +215,7 @@ def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
 def resume(state: ControllerState, trial: Trial, time: float) -> None:
     """Resume a paused trial."""
     words = _resumed(state, trial)
-    state.proposals.on_unpause(trial.trial_id)
+    state.source.on_unpause(trial.trial_id)
     trial.attempt += 1
     set_status(state.step, trial, time, TrialStatus.PENDING, words)
 

@@ -18,7 +18,7 @@ from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Donor
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.trial_source import Proposals, TrialSource
+from trainkit.tune.search.trial_source import TrialSource
 
 
 class Line(Sequence[str]):
@@ -172,8 +172,8 @@ class ControllerState:
     Attributes:
         plan: rules of the experiment.
         stop: rules of `plan.stop`, which have already seen the earlier reports.
-        source: source of trials and of their resource requests.
-        proposals, scheduler: receivers of results, which also decide.
+        source: source of trials and of their resource requests, which receives the results.
+        scheduler: receiver of results, which decides.
         ledger: reserved resources of trials.
         estimate: estimate of the remaining time.
         trials: trials of the experiment, in the order of suggestion.
@@ -205,7 +205,6 @@ class ControllerState:
     plan: Plan
     stop: StopRules
     source: TrialSource
-    proposals: Proposals
     scheduler: CheckedScheduler
     ledger: ResourceLedger
     estimate: TimeEstimate

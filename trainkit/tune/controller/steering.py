@@ -161,7 +161,7 @@ def _add(state: ControllerState, event: ev.CommandGiven) -> str:
     try:
         tell_total(state, event.time)
     except ConfigError as error:
-        state.source.take_back()
+        state.source.added.take_back()
         raise ConfigError(f"{encode_config(config)} can't be added: {error}") from error
     lifecycle.heed_scheduler(state, event.time)
     state.step.records.append(ev.SettingsChanged({}, state.source.total))

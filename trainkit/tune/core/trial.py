@@ -342,19 +342,21 @@ class Namer:
     Args:
         name_of: `trial_name_creator`; None: names stay unchanged.
         dirname_of: `trial_dirname_creator`; None: folders stay unchanged.
-        taken: names of existing folders in the experiment's folder.
     """
 
     def __init__(
         self,
         name_of: Callable[[Trial], str] | None = None,
         dirname_of: Callable[[Trial], str] | None = None,
-        taken: Iterable[str] = (),
     ) -> None:
         self._name_of = name_of
         self._dirname_of = dirname_of
+        self._taken: set[str] = set()
+
+    def reserve(self, dirnames: Iterable[str]) -> None:
+        """Give no further trial one of these folders."""
         # Some file systems ignore case, so names are compared without it.
-        self._taken = {name.casefold() for name in taken} if dirname_of is not None else set()
+        self._taken |= {name.casefold() for name in dirnames}
 
     def name(self, trial: Trial) -> None:
         """Set the name and folder of `trial`.

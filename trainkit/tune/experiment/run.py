@@ -29,7 +29,7 @@ from trainkit.tune.core.checks import how_to_resume, went_beside
 from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
-from trainkit.tune.core.trial import Namer, TrialStatus, safe_name, trial_id_of
+from trainkit.tune.core.trial import TrialStatus, safe_name, trial_id_of
 from trainkit.tune.experiment import setup
 from trainkit.tune.experiment.setup import (
     describe_metric,
@@ -38,7 +38,7 @@ from trainkit.tune.experiment.setup import (
     restored_run_config,
     restored_tune_config,
 )
-from trainkit.tune.search.trial_source import TrialSource, evaluated_of
+from trainkit.tune.search.trial_source import evaluated_of
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque
 from trainkit.tune.sync.storage import Address, describe_address, new_place, stored_address
@@ -190,6 +190,7 @@ class ExperimentRun:
         try:
             return self._fit()
         finally:
+            self._parts_unused = False
             running.end_if_asked()
 
     def _fit(self) -> running.ResultGrid:
@@ -210,14 +211,14 @@ class ExperimentRun:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
             # The results are read from the file. Freeing these objects avoids a second copy of thousands of
             # trials.
-            del controller, self._searcher, self._proposals, self._scheduler
+            del controller, self._searcher, self._source, self._scheduler
             grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
             raise grid.errors[0]
         return grid
 
     def _run_once(
-        self, opened: contextlib.ExitStack, *, again: bool = False
+        self, opened: contextlib.ExitStack
     ) -> tuple[running.Controller, running.Executor, running.ExperimentStore | running.MemoryStore]:
         """Run the experiment; `opened` closes the store that this call opens."""
         store = None
@@ -229,9 +230,9 @@ class ExperimentRun:
         else:
             store = opened.enter_context(contextlib.closing(self._open_store()))
             self._take_settings(store)
-        if not again:
-            self._take_parts()  # new parts, as the parts of an earlier call have seen its trials
-        running.parts.warn_if_never_perturbed(self._tune, self._run, self._proposals.total_samples)
+        if not self._parts_unused:
+            self._take_parts()
+        running.parts.warn_if_never_perturbed(self._tune, self._run, self._source.total)
         at_once = self._tune.max_concurrent_trials or None
         # Steps in this process use no session and run one at a time.
         existing = {"CPU": 1.0} if self._bound.here else running.engine().cluster_resources()
@@ -255,7 +256,7 @@ class ExperimentRun:
             except (ConfigError, StoreError):
                 if self._in_memory or not running.is_taken(self.folder, None):
                     raise
-                return self._run_once(opened, again=True)  # another program took the name
+                return self._run_once(opened)  # another program took the name
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
@@ -263,12 +264,12 @@ class ExperimentRun:
     def _require_first(self, ledger: ResourceLedger) -> None:
         """Check that the first trial could run; its request may depend on its configuration."""
         trial_id = trial_id_of(self._facts["prefix"], 0)
-        config = self._proposals.ahead(trial_id)
+        config = self._source.ahead(trial_id)
         if isinstance(config, dict):
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                self._proposals.on_trial_complete(trial_id, error=True)  # frees external records
+                self._source.on_trial_complete(trial_id, error=True)  # frees external records
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
@@ -277,9 +278,12 @@ class ExperimentRun:
             facts = reader.facts()
         known, now = self._facts["tune_config"], facts["tune_config"]
         changed = {name: now[name] for name in SETTABLE if now[name] != known.get(name)}
+        total = self._facts.get("first_total_samples")
         self._facts |= facts
         self._tune = dataclasses.replace(self._tune, **changed)
         self._take_plan()
+        if changed or total != self._facts.get("first_total_samples"):
+            self._parts_unused = False
 
     def _go_beside(self) -> None:
         """Choose the next free name, such as "name_2", if an experiment of the requested name exists.
@@ -318,7 +322,7 @@ class ExperimentRun:
                 log = list(reader.log())
                 trials = reader.trials()  # read after the log, so that it contains all trials of the log
             self._take_parts(rehearsal=True)
-            running.replay(log, trials, self._proposals, self._scheduler, space_since=self._space_since)
+            running.replay(log, trials, self._source, self._scheduler, space_since=self._space_since)
             configs = {trial.trial_id: trial.config for trial in trials}
             grid = running.ResultGrid.load(self.folder, **self._goal, configs=configs)
         return grid
@@ -341,25 +345,10 @@ class ExperimentRun:
                     "%s was paused by %s, so nothing starts: `trainkit resume %s` lets it go on",
                     *(self.folder, by, self.folder),
                 )
-        source = TrialSource(
-            self._proposals,
-            varied=self._space.varied,
-            prefix=self._facts["prefix"],
-            trainable_name=self._bound.name,
-            experiment_path=str(self.folder),
-            request_of=self._bound.request,
-            created=len(restored.trials),
-            namer=Namer(
-                self._tune.trial_name_creator,
-                self._tune.trial_dirname_creator,
-                (trial.dirname for trial in restored.trials),
-            ),
-            added=restored.added,
-        )
+        self._source.experiment_path = str(self.folder)
         controller = running.Controller(
             self._plan,
-            source,
-            self._proposals,
+            self._source,
             self._scheduler,
             ledger,
             restored.trials,
@@ -455,7 +444,7 @@ class ExperimentRun:
             logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
         restored = running.restore_trials(
             reader,
-            self._proposals,
+            self._source,
             self._scheduler,
             rule,
             self._plan.metrics,
@@ -464,12 +453,12 @@ class ExperimentRun:
             space_since=self._space_since,
             checkpoints=self._run.checkpoint_config,
         )
-        if self._proposals.corrected:
+        if self._source.corrected:
             logger.warning(
                 "%s suggests something else than before for %d of %d trials, as one does that is another, or "
                 "draws without a seed: their results it learns from as far as it can take them",
-                self._proposals.name,
-                self._proposals.corrected,
+                self._source.name,
+                self._source.corrected,
                 len(restored.trials),
             )
         lost = sorted({*self._facts.get("containers", [])} - {*self._space.containers})
@@ -509,10 +498,20 @@ class ExperimentRun:
         self._plan = setup.make_plan(self._tune, self._run, self.metric, self.objectives, saves=saves)
 
     def _take_parts(self, *, rehearsal: bool = False) -> None:
+        """Make searcher, scheduler and stop rules, which one run or one replay may use."""
+        self._parts_unused = not rehearsal
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
-        self._proposals = setup.make_proposals(self._tune, self._space, self._searcher, self._seed)
+        self._source = setup.make_source(
+            self._tune,
+            self._space,
+            self._searcher,
+            self._seed,
+            prefix=self._facts["prefix"],
+            trainable_name=self._bound.name,
+            request_of=self._bound.request,
+        )
         # The scheduler starts with the first number of trials; a replay reports later changes to it.
-        total = self._facts.get("first_total_samples", self._proposals.total_samples)
+        total = self._facts.get("first_total_samples", self._source.total)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 

@@ -15,10 +15,10 @@ from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, Syn
 from trainkit.tune.controller.rules import Plan, StopRules, describe_stop, stop_of
 from trainkit.tune.core import seeds
 from trainkit.tune.core.objectives import Objective
-from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trainables import older_arguments
-from trainkit.tune.core.trial import experiment_prefix
+from trainkit.tune.core.trial import Namer, experiment_prefix
 from trainkit.tune.schedulers import (
     SCHEDULERS,
     FIFOScheduler,
@@ -34,7 +34,7 @@ from trainkit.tune.search import (
     described_searcher,
 )
 from trainkit.tune.search.base import called
-from trainkit.tune.search.trial_source import Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
 from trainkit.tune.sync.storage import Address, describe_address
@@ -152,9 +152,27 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
     return searcher
 
 
-def make_proposals(tune: TuneConfig, space: Space, searcher: Searcher, seed: int) -> Proposals:
-    """Return the component between the searcher and new trials."""
-    return Proposals(searcher, space, seed=seed, allow_duplicates=tune.allow_duplicates)
+def make_source(
+    tune: TuneConfig,
+    space: Space,
+    searcher: Searcher,
+    seed: int,
+    *,
+    prefix: str,
+    trainable_name: str,
+    request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
+) -> TrialSource:
+    """Return the source of trials, with the configurations of the searcher."""
+    return TrialSource(
+        searcher,
+        space,
+        seed=seed,
+        allow_duplicates=tune.allow_duplicates,
+        prefix=prefix,
+        trainable_name=trainable_name,
+        request_of=request_of,
+        namer=Namer(tune.trial_name_creator, tune.trial_dirname_creator),
+    )
 
 
 def make_scheduler(

@@ -12,7 +12,7 @@ makes the same choices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import encode_config, holds_opaque
 from trainkit.tune.space.tree import in_config, spell
 
+ONE_CPU = PlacementGroupFactory([{"CPU": 1}])
+
 TRIES = 20
 """Suggestions rejected in a row before the searcher is asked for alternatives."""
 
@@ -37,27 +39,86 @@ PATIENCE = 200
 """Suggestions rejected in a row before the search ends, if the searcher has no alternatives."""
 
 
-class Proposals:
-    """The interface between an experiment and its searcher: configurations in, results out.
+@dataclass(slots=True)
+class Additions:
+    """Configurations that users add to a running experiment.
+
+    Attributes:
+        waiting: configurations without a trial yet, oldest first, each with how many were added before it.
+        number: number of configurations added in all.
+        left_out: number of those that get no trial.
+    """
+
+    waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
+    number: int = 0
+    left_out: int = 0
+
+    def add(self, config: dict[str, Any]) -> None:
+        """Add a configuration."""
+        self.waiting.append((self.number, config))
+        self.number += 1
+
+    def take_back(self) -> None:
+        """Remove the last configuration."""
+        self.waiting.pop()
+        self.number -= 1
+
+    def leave_out(self, number: int) -> None:
+        """Leave out the configuration before which `number` others were added."""
+        self.waiting = deque(each for each in self.waiting if each[0] != number)
+        self.left_out += 1
+
+    def take(self) -> None:
+        """Remove the first configuration, which has a trial now."""
+        self.waiting.popleft()
+
+
+class TrialSource:
+    """Source of trials between an experiment and its searcher: trials out, in order, and results in.
 
     Args:
         searcher: a searcher that has begun.
-        space: the experiment's.
-        seed: of the experiment.
+        space: space of the experiment.
+        seed: seed of the experiment.
         allow_duplicates: True: a drawn configuration may be tried again.
+        prefix: common prefix of all trial ids of the experiment.
+        trainable_name: name for trials and folders.
+        request_of: returns the resources of a trial with this configuration; may be the user's function;
+            None: one CPU.
+        namer: gives trials the user's names.
 
     Attributes:
-        name: the searcher's class name, for messages.
-        space: the experiment's.
+        name: class name of the searcher, for messages.
+        space: space of the experiment.
+        experiment_path: path of the experiment's folder; '' without a folder.
         hears_results, hears_decisions: True if the searcher overrides the method for these.
+        created: number of existing trials.
+        added: configurations that users have added.
     """
 
     def __init__(
-        self, searcher: Searcher, space: Space, *, seed: int = 0, allow_duplicates: bool = False
+        self,
+        searcher: Searcher,
+        space: Space,
+        *,
+        seed: int = 0,
+        allow_duplicates: bool = False,
+        prefix: str = "",
+        trainable_name: str = "",
+        request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
+        namer: Namer | None = None,
     ) -> None:
         self._searcher = called(searcher)
         self.name = type(searcher).__name__
         self.space = space
+        self._prefix = prefix
+        self._trainable_name = trainable_name
+        self._request_of = request_of
+        self._namer = namer or Namer()
+        self.experiment_path = ""
+        self.created = 0
+        self.added = Additions()
+        self._finished = False
         self.hears_results, self.hears_decisions = (
             getattr(getattr(searcher, verb), "__func__", None) is not getattr(Searcher, verb)
             for verb in ("on_trial_result", "on_trial_decision")
@@ -79,25 +140,84 @@ class Proposals:
         """Reason why fewer trials than requested exist, once no more will come."""
 
     @property
-    def total_samples(self) -> int | None:
-        """Upper limit of the number of trials; None: unlimited."""
-        return self._searcher.total_samples
-
-    @property
     def num_samples(self) -> int:
         """Number of samples that the searcher makes; -1: unlimited."""
         return self._searcher.num_samples
 
     @property
-    def adds_beside(self) -> bool:
-        """True if an added configuration is an extra trial, because the searcher's own trials all run."""
+    def exhausted(self) -> bool:
+        """True once no further trial will come."""
+        return not self.added.waiting and (self._finished or self.to_come == 0)
+
+    @property
+    def total(self) -> int | None:
+        """Upper limit of the number of trials; None: unlimited.
+
+        An added configuration usually counts as one of the samples, like a point to evaluate. It is an extra
+        trial beside a grid, which is always tried whole, and after all samples were suggested.
+        """
+        total = self._suggested
+        return None if total is None else max(total, self._enough)
+
+    @property
+    def _suggested(self) -> int | None:
+        """Number of trials from the searcher, and of extra trials beside it; None: unlimited."""
+        total = self._searcher.total_samples
         # A searcher that ends although num_samples is -1 suggests a fixed list.
-        return bool(self.space.axes) or self._searcher.in_units or self.num_samples == -1
+        beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
+        added = self.added.number - self.added.left_out if beside else 0
+        return None if total is None else total + added
+
+    @property
+    def _enough(self) -> int:
+        """Number of existing trials and of waiting added configurations."""
+        return self.created + len(self.added.waiting)
+
+    @property
+    def to_come(self) -> int | None:
+        """Upper limit of the number of trials still to come; None: unlimited."""
+        total = self.total
+        if self._finished:
+            return len(self.added.waiting)
+        return None if total is None else total - self.created
 
     @property
     def hears_again(self) -> bool:
         """True if the searcher may be notified twice of the end of a trial."""
         return self._searcher.hears_again
+
+    def next_trial(self) -> Trial | None:
+        """Return the next trial; None if no more come, or not yet.
+
+        Raises:
+            ConfigError: the searcher raised, or returned something else than a configuration.
+        """
+        if self.exhausted:
+            return None
+        trial_id = trial_id_of(self._prefix, self.created)
+        config: dict[str, Any] | str | None
+        if self.added.waiting and trial_id not in self._ahead:
+            config = self.note(trial_id, self.added.waiting[0][1])
+            self.added.take()
+        else:
+            config = self.propose(trial_id)
+        self._finished = self._finished or isinstance(config, str)
+        if not isinstance(config, dict):
+            return None
+        trial = make_trial(trial_id, self.created, config, self._trainable_name, self.space.varied)
+        trial.experiment_path = self.experiment_path
+        self._namer.name(trial)
+        self.created += 1
+        return trial
+
+    def request(self, trial: Trial) -> PlacementGroupFactory:
+        """Return the resource request of `trial`, from a function of the user's that may raise."""
+        return ONE_CPU if self._request_of is None else self._request_of(trial.config)
+
+    def go_on_after(self, trials: Sequence[Trial]) -> None:
+        """Continue after the trials of a restored experiment."""
+        self.created = len(trials)
+        self._namer.reserve(trial.dirname for trial in trials)
 
     def propose(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the configuration of a new trial; None: wait for results; FINISHED: no more will come.
@@ -152,9 +272,15 @@ class Proposals:
             self._ahead[trial_id] = config
         return self._ahead.get(trial_id)
 
-    def is_ahead(self, trial_id: str) -> bool:
-        """Return True if `ahead` has asked for this trial's configuration."""
-        return trial_id in self._ahead
+    def add(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a configuration to be tried next; return it with missing values drawn.
+
+        Raises:
+            ConfigError: it does not belong to the space.
+        """
+        config = self.completed(given, self.added.number)
+        self.added.add(config)
+        return config
 
     def completed(self, given: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Return a configuration that a user adds, with missing values drawn.
@@ -184,11 +310,30 @@ class Proposals:
         return config
 
     def resize(self, num_samples: int) -> None:
-        """Change the searcher's number of samples, including those already suggested; -1: unlimited.
+        """Change the searcher's number of samples, including those already suggested.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: more trials than that exist or wait, or the number of trials would not change.
         """
+        before, total_before, enough = self.num_samples, self._suggested, self._enough
+        self._resize_searcher(num_samples)
+        total = self._suggested
+        if total == total_before and num_samples != before:
+            self._resize_searcher(before)
+            many = "no other number of trials" if total is None else f"{total} trials, as many as before"
+            raise ConfigError(
+                f"num_samples={num_samples} makes {many}, as {self.name} counts them: give another "
+                "number, add configurations one by one, or stop the experiment"
+            )
+        if total is not None and total < enough:
+            self._resize_searcher(before)
+            raise ConfigError(
+                f"num_samples={num_samples} makes {total} trials, and {enough} were suggested already: give "
+                "more, or stop the experiment"
+            )
+        self._finished = False
+
+    def _resize_searcher(self, num_samples: int) -> None:
         try:
             self._searcher.resize(num_samples)
         except ConfigError:
@@ -201,14 +346,7 @@ class Proposals:
 
     def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
         """Start a trial with an added configuration; the searcher learns from it if it can."""
-        try:
-            is_known = self._searcher.note(trial_id, config)
-        except Exception as error:
-            raise ConfigError(
-                f"{self.name}.note() raised {type(error).__name__}, told of trial {trial_id}: "
-                f"{message_of(error)}"
-            ) from error
-        if not is_known:
+        if not self._tell("note", trial_id, config):
             self._unknown.add(trial_id)
         return self._accept(trial_id, config)
 
@@ -258,8 +396,7 @@ class Proposals:
         Raises:
             ConfigError: the searcher raised.
         """
-        if trial_id not in self._unknown:
-            self._tell("on_trial_result", trial_id, result)
+        self._tell("on_trial_result", trial_id, result)
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         """Notify the searcher of the scheduler's decision on the last report, if it had a reason.
@@ -267,8 +404,7 @@ class Proposals:
         Raises:
             ConfigError: the searcher raised.
         """
-        if trial_id not in self._unknown:
-            self._tell("on_trial_decision", trial_id, result, decision)
+        self._tell("on_trial_decision", trial_id, result, decision)
 
     def on_pause(self, trial_id: str) -> None:
         """Notify the searcher of a trial's pause.
@@ -276,8 +412,7 @@ class Proposals:
         Raises:
             ConfigError: the searcher raised.
         """
-        if trial_id not in self._unknown:
-            self._tell("on_pause", trial_id)
+        self._tell("on_pause", trial_id)
 
     def on_unpause(self, trial_id: str) -> None:
         """Notify the searcher of the resumption of a paused trial.
@@ -285,8 +420,7 @@ class Proposals:
         Raises:
             ConfigError: the searcher raised.
         """
-        if trial_id not in self._unknown:
-            self._tell("on_unpause", trial_id)
+        self._tell("on_unpause", trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -298,12 +432,15 @@ class Proposals:
         """
         again = trial_id in self._results
         self._results[trial_id] = None if error else result
-        if trial_id not in self._unknown and (not again or self.hears_again):
+        if not again or self.hears_again:
             self._tell("on_trial_complete", trial_id, result, error)
 
-    def _tell(self, verb: str, trial_id: str, *news: Any) -> None:
+    def _tell(self, verb: str, trial_id: str, *news: Any) -> Any:
+        """Call a method of the searcher, unless it does not know the trial."""
+        if trial_id in self._unknown:
+            return None
         try:
-            getattr(self._searcher, verb)(trial_id, *news)
+            return getattr(self._searcher, verb)(trial_id, *news)
         except Exception as error:
             raise ConfigError(
                 f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: "
@@ -378,202 +515,6 @@ def _reaches(config: Any, path: tuple[Any, ...]) -> bool:
         except (KeyError, IndexError, TypeError):
             return False
     return True
-
-
-@dataclass(slots=True)
-class Additions:
-    """Configurations that users add to a running experiment.
-
-    Attributes:
-        waiting: configurations without a trial yet, oldest first, each with how many were added before it.
-        number: number of configurations added in all.
-        left_out: number of those that get no trial.
-    """
-
-    waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
-    number: int = 0
-    left_out: int = 0
-
-    def add(self, config: dict[str, Any]) -> None:
-        """Add a configuration."""
-        self.waiting.append((self.number, config))
-        self.number += 1
-
-    def take_back(self) -> None:
-        """Remove the last configuration."""
-        self.waiting.pop()
-        self.number -= 1
-
-    def leave_out(self, number: int) -> None:
-        """Leave out the configuration before which `number` others were added."""
-        self.waiting = deque(each for each in self.waiting if each[0] != number)
-        self.left_out += 1
-
-    def take(self) -> None:
-        """Remove the first configuration, which has a trial now."""
-        self.waiting.popleft()
-
-
-class TrialSource:
-    """The source of trials, in the order suggested.
-
-    Args:
-        proposals: source of the configurations.
-        varied: names of the hyperparameters that are not constant.
-        prefix: common prefix of all trial ids of the experiment.
-        trainable_name: for names and folders.
-        experiment_path: path of the experiment's folder; '' if it has none.
-        request_of: returns the resources of a trial with this configuration; may be the user's function.
-        created: number of existing trials.
-        namer: gives trials the user's names.
-        added: configurations that users have added, in order.
-    """
-
-    def __init__(
-        self,
-        proposals: Proposals,
-        *,
-        varied: set[str],
-        prefix: str,
-        trainable_name: str,
-        experiment_path: str = "",
-        request_of: Callable[[dict[str, Any]], PlacementGroupFactory],
-        created: int = 0,
-        namer: Namer | None = None,
-        added: Additions | None = None,
-    ) -> None:
-        self._added = added or Additions()
-        self._proposals = proposals
-        self._prefix = prefix
-        self._trainable_name = trainable_name
-        self._experiment_path = experiment_path
-        self._request_of = request_of
-        self._varied = varied
-        self._finished = False
-        self._namer = namer or Namer()
-        self.created = created
-
-    @property
-    def exhausted(self) -> bool:
-        """True once no further trial will come."""
-        return not self._added.waiting and (self._finished or self.to_come == 0)
-
-    @property
-    def total(self) -> int | None:
-        """Upper limit of the number of trials; None: unlimited.
-
-        An added configuration usually counts as one of the samples, like a point to evaluate. It is an extra
-        trial beside a grid, which is always tried whole, and after all samples were suggested.
-        """
-        total = self._suggested
-        return None if total is None else max(total, self._enough)
-
-    @property
-    def _suggested(self) -> int | None:
-        """Number of trials from the searcher, and of extra trials beside it; None: unlimited."""
-        total = self._proposals.total_samples
-        return None if total is None else total + self._beside
-
-    @property
-    def _beside(self) -> int:
-        number = self._added.number - self._added.left_out
-        return number if number and self._proposals.adds_beside else 0
-
-    @property
-    def _enough(self) -> int:
-        """Number of existing trials and of waiting added configurations."""
-        return self.created + len(self._added.waiting)
-
-    @property
-    def to_come(self) -> int | None:
-        """Upper limit of the number of trials still to come; None: unlimited."""
-        total = self.total
-        if self._finished:
-            return len(self._added.waiting)
-        return None if total is None else total - self.created
-
-    def add(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a configuration to be tried next; return it with missing values drawn.
-
-        Raises:
-            ConfigError: it does not belong to the space.
-        """
-        config = self._proposals.completed(given, self._added.number)
-        self._added.add(config)
-        return config
-
-    def take_back(self) -> None:
-        """Remove the configuration that was added last."""
-        self._added.take_back()
-
-    def resize(self, num_samples: int) -> None:
-        """Change the searcher's number of samples, including those already suggested.
-
-        Raises:
-            ConfigError: more trials than that exist or wait, or the number of trials would not change.
-        """
-        before, total_before, enough = self._proposals.num_samples, self._suggested, self._enough
-        self._proposals.resize(num_samples)
-        total = self._suggested
-        if total == total_before and num_samples != before:
-            self._proposals.resize(before)
-            many = "no other number of trials" if total is None else f"{total} trials, as many as before"
-            raise ConfigError(
-                f"num_samples={num_samples} makes {many}, as {self.searcher_name} counts them: give another "
-                "number, add configurations one by one, or stop the experiment"
-            )
-        if total is not None and total < enough:
-            self._proposals.resize(before)
-            raise ConfigError(
-                f"num_samples={num_samples} makes {total} trials, and {enough} were suggested already: give "
-                "more, or stop the experiment"
-            )
-        self._finished = False
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples that the searcher makes; -1: unlimited."""
-        return self._proposals.num_samples
-
-    @property
-    def searcher_name(self) -> str:
-        """Class name of the searcher, for messages."""
-        return self._proposals.name
-
-    @property
-    def reason(self) -> str:
-        """Reason why fewer trials than requested came; empty if all came."""
-        return self._proposals.reason
-
-    def next_trial(self) -> Trial | None:
-        """Return the next trial; None if no more come, or not yet.
-
-        Raises:
-            ConfigError: the searcher raised, or returned something else than a configuration.
-        """
-        if self.exhausted:
-            return None
-        trial_id = trial_id_of(self._prefix, self.created)
-        config: dict[str, Any] | str | None
-        if self._added.waiting and not self._proposals.is_ahead(trial_id):
-            config = self._proposals.note(trial_id, self._added.waiting[0][1])
-            self._added.take()
-        else:
-            config = self._proposals.propose(trial_id)
-        if config is None:
-            return None
-        if isinstance(config, str):
-            self._finished = True
-            return None
-        trial = make_trial(trial_id, self.created, config, self._trainable_name, self._varied)
-        trial.experiment_path = self._experiment_path
-        self._namer.name(trial)
-        self.created += 1
-        return trial
-
-    def request(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the resource request of `trial`, from a function of the user's that may raise."""
-        return self._request_of(trial.config)
 
 
 def make_trial(

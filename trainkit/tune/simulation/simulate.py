@@ -26,13 +26,11 @@ from trainkit.tune.core.checks import (
     require_whole,
 )
 from trainkit.tune.core.configs import CheckpointConfig
-from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.stoppers import Stopper
-from trainkit.tune.core.trial import Failure, Namer, SavedCheckpoint, Trial, experiment_prefix, safe_name
+from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, experiment_prefix, safe_name
 from trainkit.tune.experiment import parts, setup
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
-from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.simulation.executor import (
     Agenda,
     Failures,
@@ -288,9 +286,11 @@ def simulate(
     name = getattr(objective, "__name__", type(objective).__name__)
     space = setup.make_space(param_space, tune)
     searcher = setup.make_searcher(tune, space, seed)
-    proposals = setup.make_proposals(tune, space, searcher, seed)
-    scheduler = setup.make_scheduler(tune, space, seed, searcher, proposals.total_samples)
-    parts.warn_if_never_perturbed(tune, run, proposals.total_samples)
+    prefix, trainable_name = experiment_prefix(seed, safe_name(name)), safe_name(name)[:100]
+    source = setup.make_source(tune, space, searcher, seed, prefix=prefix, trainable_name=trainable_name)
+    total = source.total
+    scheduler = setup.make_scheduler(tune, space, seed, searcher, total)
+    parts.warn_if_never_perturbed(tune, run, total)
     metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
@@ -304,22 +304,8 @@ def simulate(
         checkpoints=CheckpointConfig(num_to_keep=1),
         keeps_processes=resume and stragglers == 0,
     )
-    request = PlacementGroupFactory([{"CPU": 1}])
-    prefix = experiment_prefix(seed, safe_name(name))
-    controller = Controller(
-        plan,
-        TrialSource(
-            proposals,
-            varied=space.varied,
-            prefix=prefix,
-            trainable_name=safe_name(name)[:100],
-            request_of=lambda config: request,
-            namer=Namer(tune.trial_name_creator, tune.trial_dirname_creator),
-        ),
-        proposals,
-        scheduler,
-        ResourceLedger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True),
-    )
+    ledger = ResourceLedger({"CPU": workers}, tune.max_concurrent_trials or None, simulated=True)
+    controller = Controller(plan, source, scheduler, ledger)
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(
         objective,
@@ -341,7 +327,7 @@ def simulate(
         "seed_given": True,
         "prefix": prefix,
         "space": space.tree,
-        "total_samples": proposals.total_samples,
+        "total_samples": total,
         "objective": [metric, mode],
         "objectives": [[each.metric, each.mode] for each in objectives],
         **setup.describe_settings(tune, run),

@@ -25,7 +25,7 @@ from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, TrialScheduler, Verdict, words_for
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search.trial_source import Additions, Proposals
+from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.domains import Spelled
 from trainkit.tune.space.search_space import Space, spell
 from trainkit.tune.space.serialization import OPAQUE, complete, encode_config, holds_opaque, is_opaque
@@ -273,7 +273,6 @@ class Restored:
         with_metric: ids of trials that have reported the metrics.
         records: changes by the restore, to be committed before anything runs.
         steering: commands that apply.
-        added: configurations that users have added.
         commands: ids of the commands that were given.
         owed: for each paused trial, a pending decision on an exchange or on other resources.
     """
@@ -283,13 +282,12 @@ class Restored:
     records: list[ev.Record] = field(default_factory=list)
     owed: dict[str, Decision] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
-    added: Additions = field(default_factory=Additions)
     commands: set[str] = field(default_factory=set)
 
 
 def restore_trials(
     reader: ExperimentReader,
-    proposals: Proposals,
+    source: TrialSource,
     scheduler: TrialScheduler,
     rule: ResumeRule,
     metrics: Sequence[str],
@@ -299,17 +297,17 @@ def restore_trials(
     space_since: int = 0,
     checkpoints: CheckpointConfig | None = None,
 ) -> Restored:
-    """Replay the file's log into `proposals`, `scheduler` and `stop`, and set the status of each trial.
+    """Replay the file's log into `source`, `scheduler` and `stop`, and set the status of each trial.
 
     Args:
         reader: reader of the file.
-        proposals: proposals as at the start of the experiment.
+        source: source of trials as at the start of the experiment.
         scheduler: scheduler as at the start of the experiment.
         rule: rule for the trials.
         metrics: metrics that every trial must report.
         time: current time.
         stop: rules of RunConfig(stop=...) that have seen no report yet.
-        space_since: index of the first trial from the space of `proposals`.
+        space_since: index of the first trial from the space of `source`.
         checkpoints: policy for checkpoints from now on; None: unchanged.
 
     Raises:
@@ -333,7 +331,7 @@ def restore_trials(
         replayed = replay(
             log,
             trials,
-            proposals,
+            source,
             scheduler,
             metrics,
             stop=stop,
@@ -342,7 +340,7 @@ def restore_trials(
         )
     restored.with_metric = replayed.with_metric
     steering = restored.steering = replayed.steering
-    restored.added, restored.commands = replayed.added, replayed.commands
+    restored.commands = replayed.commands
     for number, words in replayed.left_out:
         restored.records.append(ev.Noted(time, ev.LEFT_OUT, encode({"number": number, "words": words})))
         logger.warning("%s: %s", reader.folder, words)
@@ -360,17 +358,18 @@ def restore_trials(
         if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed and not pulled:
             _owe(restored, trial, replayed.owed[trial.trial_id], scheduler, time)
         if trial.status is TrialStatus.PENDING and trial.trial_id in replayed.paused:
-            proposals.on_unpause(trial.trial_id)
+            source.on_unpause(trial.trial_id)
         trial.last_result["config"] = trial.config
         if trial.status.is_finished and not before[trial.trial_id].is_finished:
-            proposals.on_trial_complete(trial.trial_id, trial.last_result)
+            source.on_trial_complete(trial.trial_id, trial.last_result)
             consulted.on_trial_complete(trial.trial_id)
         if before[trial.trial_id].is_finished and not trial.status.is_finished and consulted.hears_again:
             consulted.on_trial_again(trial.trial_id)
         if trial.status is TrialStatus.PAUSED and before[trial.trial_id] is not TrialStatus.PAUSED:
-            proposals.on_pause(trial.trial_id)
+            source.on_pause(trial.trial_id)
         if trial.status is TrialStatus.PENDING and (trial.trial_id, trial.attempt) in started:
             trial.attempt += 1
+    source.go_on_after(trials)
     return restored
 
 
@@ -383,7 +382,6 @@ class Replayed:
         paused: ids of trials that are paused for the searcher.
         owed: for each trial, the scheduler's last decision if the log shows no consequence of it.
         steering: commands that apply.
-        added: configurations that users have added and that no trial has tried yet.
         left_out: added configurations that no longer fit the space: number of earlier additions, and reason.
         commands: ids of all commands that were given.
     """
@@ -392,7 +390,6 @@ class Replayed:
     paused: set[str] = field(default_factory=set)
     owed: dict[str, Decision] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
-    added: Additions = field(default_factory=Additions)
     left_out: list[tuple[int, str]] = field(default_factory=list)
     commands: set[str] = field(default_factory=set)
 
@@ -407,7 +404,7 @@ _NO_NEWS = (
 def replay(
     log: Iterable[LogEntry],
     trials: Sequence[Trial],
-    proposals: Proposals,
+    source: TrialSource,
     scheduler: TrialScheduler,
     metrics: Sequence[str] = (),
     *,
@@ -415,12 +412,12 @@ def replay(
     going_on: Collection[str] = (),
     space_since: int = 0,
 ) -> Replayed:
-    """Replay the log into `proposals`, `scheduler` and `stop`, and complete the configurations.
+    """Replay the log into `source`, `scheduler` and `stop`, and complete the configurations.
 
     Args:
         log: entries of the log.
         trials: trials as the file has them.
-        proposals: proposals as at the start of the experiment.
+        source: source of trials as at the start of the experiment.
         scheduler: scheduler as at the start of the experiment.
         metrics: metrics for `Replayed.with_metric`.
         stop: stop rules to update, or None.
@@ -432,7 +429,7 @@ def replay(
     """
     consulted = CheckedScheduler(scheduler)
     by_id = {trial.trial_id: trial for trial in trials}
-    objects = with_objects(proposals.space)
+    objects = with_objects(source.space)
     last: dict[str, dict[str, Any]] = {}
     replayed = Replayed()
     with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
@@ -443,11 +440,11 @@ def replay(
         match kind:
             case "trial":
                 trial = by_id[trial_id]
-                added = bool(replayed.added.waiting)
+                added = bool(source.added.waiting)
                 if added:
-                    replayed.added.take()
+                    source.added.take()
                 suggested = _remember(
-                    proposals, trial, objects, same_space=trial.index >= space_since, added=added
+                    source, trial, objects, same_space=trial.index >= space_since, added=added
                 )
                 if trial_id in going_on and holds_opaque(trial.config):
                     raise _unknown_object(trial)
@@ -456,21 +453,21 @@ def replay(
                 last[trial_id] = data
                 if metrics and all(is_number(lookup(data, metric)) for metric in metrics):
                     with_metric.add(trial_id)
-                proposals.on_trial_result(trial_id, data)
+                source.on_trial_result(trial_id, data)
                 decision = consulted.on_result(trial_id, data)
                 owed[trial_id] = decision
                 if decision.reason:
-                    proposals.on_trial_decision(trial_id, data, decision)
+                    source.on_trial_decision(trial_id, data, decision)
                 if stop is not None:
                     stop.told_again(trial_id, data)
             case TrialStatus.PAUSED:
                 paused.add(trial_id)
-                proposals.on_pause(trial_id)
+                source.on_pause(trial_id)
             case TrialStatus.PENDING:
                 steering.pulled.discard(trial_id)
                 if trial_id in paused:
                     paused.remove(trial_id)
-                    proposals.on_unpause(trial_id)
+                    source.on_unpause(trial_id)
             case "pulled":
                 steering.pulled.add(trial_id)
             case ev.COMMAND:
@@ -478,16 +475,16 @@ def replay(
                 if data["done"]:
                     steering.take(data["verb"], data["arguments"], data["by"], data["time"])
                 if data["done"] and data["verb"] == "add":
-                    replayed.added.add(data["arguments"]["config"])
+                    source.added.add(data["arguments"]["config"])
             case ev.LEFT_OUT:
-                replayed.added.leave_out(data["number"])
+                source.added.leave_out(data["number"])
             case ev.TOTAL:
                 consulted.resize(data)
             case Verdict.RESUME:
                 consulted.on_trial_resume(trial_id)
                 if trial_id in paused:
                     paused.remove(trial_id)
-                    proposals.on_unpause(trial_id)
+                    source.on_unpause(trial_id)
             case ev.REARRANGED:
                 if data.get("before") is not None:
                     owed.pop(trial_id, None)
@@ -506,8 +503,8 @@ def replay(
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
                 # A searcher that supports resumed trials also gets this end, on which it based suggestions.
-                if ended or proposals.hears_again:
-                    proposals.on_trial_complete(trial_id, last.get(trial_id), error=error)
+                if ended or source.hears_again:
+                    source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
                     continue
                 tell = consulted.on_trial_error if error else consulted.on_trial_complete
@@ -518,17 +515,17 @@ def replay(
         # These verdicts were carried out in the first run, unless that run was cut off or had another
         # scheduler. The log then shows their consequences and removes them from `owed`.
         owed.update(consulted.verdicts())
-    replayed.left_out = _complete_added(replayed.added, proposals)
+    replayed.left_out = _complete_added(source)
     return replayed
 
 
-def _complete_added(added: Additions, proposals: Proposals) -> list[tuple[int, str]]:
+def _complete_added(source: TrialSource) -> list[tuple[int, str]]:
     """Complete the added configurations; return those that don't fit the space, with reasons."""
-    left_out = []
+    left_out, added = [], source.added
     waiting, added.waiting = added.waiting, deque()
     for number, given in waiting:
         try:
-            added.waiting.append((number, proposals.completed(given, number)))
+            added.waiting.append((number, source.completed(given, number)))
         except ConfigError as error:
             left_out.append((number, f"{encode_config(given)} was added, and is not tried: {error}"))
     added.left_out += len(left_out)
@@ -536,7 +533,7 @@ def _complete_added(added: Additions, proposals: Proposals) -> list[tuple[int, s
 
 
 def _remember(
-    proposals: Proposals,
+    source: TrialSource,
     trial: Trial,
     objects: Callable[[dict[str, Any]], dict[str, Any]],
     *,
@@ -550,11 +547,11 @@ def _remember(
     """
     stored = objects(trial.suggested)
     if added:
-        config: dict[str, Any] | None = proposals.note(trial.trial_id, stored)
+        config: dict[str, Any] | None = source.note(trial.trial_id, stored)
     else:
-        config = proposals.replay(trial.trial_id, stored, same_space=same_space)
+        config = source.replay(trial.trial_id, stored, same_space=same_space)
     if config is None:
-        raise ConfigError(f"{proposals.name} gives no suggestion for trial {trial.trial_id} any more")
+        raise ConfigError(f"{source.name} gives no suggestion for trial {trial.trial_id} any more")
     suggested: dict[str, Any] = complete(stored, config)
     trial.tried = [complete(objects(each), config) for each in trial.tried]
     trial.config = complete(objects(trial.config), config)
