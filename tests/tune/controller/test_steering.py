@@ -433,7 +433,7 @@ def test_after_any_commands_a_restore_comes_to_the_same_state_and_all_ends(data)
             live, statuses = steering_of(play.controller), play.statuses()
             failed = [trial.trial_id for trial in play.controller.trials if trial.failures]
             total, suggested = play.controller.total_samples, configs(play)
-            waiting = [config for _, config in play.controller._state.source._added.waiting]
+            waiting = [config for _, config in play.controller._state.source.added.waiting]
             told_total, decided = first.total_samples, list(decided)
             with store.reader() as reader:
                 arguments["num_samples"] = reader.facts()["tune_config"]["num_samples"]
@@ -447,7 +447,7 @@ def test_after_any_commands_a_restore_comes_to_the_same_state_and_all_ends(data)
             assert again.controller.total_samples == again_first.total_samples == total == told_total
             assert decided_again[: len(decided)] == decided, "a replay decides as the live run did"
             assert configs(again)[: len(suggested)] == suggested
-            waiting_again = [config for _, config in again.controller._state.source._added.waiting]
+            waiting_again = [config for _, config in again.controller._state.source.added.waiting]
             assert [*configs(again)[len(suggested) :], *waiting_again][: len(waiting)] == waiting
             restored = steering_of(again.controller)
             assert (restored.paused_by, restored.holds) == (live.paused_by, live.holds)

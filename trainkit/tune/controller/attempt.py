@@ -69,27 +69,25 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
     }
 
 
-def keep_checkpoint(
-    step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str, iteration: int
+def add_checkpoint(
+    step: ev.Step,
+    policy: CheckpointConfig,
+    trial: Trial,
+    dirname: str,
+    iteration: int,
+    *,
+    adopted: bool = False,
 ) -> None:
-    """Add the checkpoint in `dirname`, saved at `iteration`, and drop the checkpoints that it displaces."""
+    """Add the checkpoint in `dirname`, saved at `iteration`, and drop the checkpoints that it displaces.
+
+    With `adopted`, another trial saved it, so no report of this trial ranks it.
+    """
     number = int(dirname.rsplit("_", 1)[1])
-    score = checkpoint_score(policy, trial.last_result)
+    score = checkpoint_score(policy, {} if adopted else trial.last_result)
     saved = SavedCheckpoint.after(number, dirname, iteration, score, trial.last_result)
     trial.checkpoints.append(saved)
     trial.next_checkpoint = number + 1
-    step.records.append(ev.CheckpointAdded(trial, trial.attempt, saved))
-    drop_checkpoints(step, policy, trial, running=True)
-
-
-def adopt_checkpoint(step: ev.Step, policy: CheckpointConfig, trial: Trial, dirname: str) -> None:
-    """Add the checkpoint in `dirname` that another trial saved; no report of this trial ranks it."""
-    number = int(dirname.rsplit("_", 1)[1])
-    score = checkpoint_score(policy, {})
-    saved = SavedCheckpoint.after(number, dirname, trial.iteration, score, trial.last_result)
-    trial.checkpoints.append(saved)
-    trial.next_checkpoint = number + 1
-    step.records.append(ev.CheckpointAdded(trial, trial.attempt + 1, saved))
+    step.records.append(ev.CheckpointAdded(trial, trial.attempt + adopted, saved))
     drop_checkpoints(step, policy, trial, running=True)
 
 
@@ -123,6 +121,12 @@ def set_status(
     step.records.append(
         ev.StatusChanged(trial, time, status, reason, trial.attempt, trial.failures, failure, retried)
     )
+
+
+def wait_again(step: ev.Step, trial: Trial, time: float, reason: str) -> None:
+    """Let the trial wait for its next attempt."""
+    trial.attempt += 1
+    set_status(step, trial, time, TrialStatus.PENDING, reason)
 
 
 Outcome = tuple[TrialStatus, str]
@@ -193,3 +197,29 @@ class ActiveAttempt:
     def is_saving(self) -> bool:
         """True if the trial may still save a checkpoint of its current state."""
         return self.saving or self.is_pausing
+
+
+def take_report(
+    step: ev.Step, policy: CheckpointConfig, active: ActiveAttempt, event: ev.Reported
+) -> dict[str, Any]:
+    """Record a report and the checkpoint that came with it; return the report as users see it."""
+    trial, origin = active.trial, active.origin
+    if origin is None:
+        raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
+    result = full_result(event.metrics, origin, done=event.done)
+    trial.iteration, trial.last_result = event.iteration, result
+    step.records.append(
+        ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
+    )
+    take_along(step, policy, trial, event)
+    return result
+
+
+def take_along(
+    step: ev.Step, policy: CheckpointConfig, trial: Trial, event: ev.Reported | ev.Finished
+) -> None:
+    """Keep the checkpoint and record the problem of an event, if it has them."""
+    if event.checkpoint is not None:
+        add_checkpoint(step, policy, trial, event.checkpoint, event.iteration)
+    if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome
+        step.records.append(ev.Noted(event.time, "cleanup", event.problem, trial.trial_id))

@@ -21,9 +21,7 @@ from trainkit.runtime.restart_policy import MOST_LOSSES
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller import lifecycle, paused, steering
 from trainkit.tune.controller.attempt import ActiveAttempt, drop_checkpoints
-from trainkit.tune.controller.estimate import TimeEstimate
-from trainkit.tune.controller.failures import too_many_losses
-from trainkit.tune.controller.judging import (
+from trainkit.tune.controller.ending import (
     begin_budget,
     break_off,
     end_deadline,
@@ -31,6 +29,9 @@ from trainkit.tune.controller.judging import (
     end_if_due,
     guarded,
 )
+from trainkit.tune.controller.estimate import TimeEstimate
+from trainkit.tune.controller.failures import too_many_losses
+from trainkit.tune.controller.judging import end_trial, heed_scheduler, take_up_owed
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, MOST_AT_ONCE, Ending, Plan, StopRules
 from trainkit.tune.controller.run_queue import is_over, next_trial, trials_to_come
 from trainkit.tune.controller.state import ControllerState, Steering, WaitingTrials
@@ -124,8 +125,8 @@ class Controller:
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        lifecycle.heed_scheduler(state, time)  # verdicts caused by trials that the restore has ended
-        guarded(state, time, paused.take_up_owed, state, self._owed, time)
+        heed_scheduler(state, time)  # verdicts caused by trials that the restore has ended
+        guarded(state, time, take_up_owed, state, self._owed, time)
         _fill(state, time)
         return state.step.take()
 
@@ -221,7 +222,7 @@ class Controller:
             aside = [trial for trial in state.held.values() if trial.status is TrialStatus.PENDING]
             for trial in [*state.waiting, *aside]:
                 paused.leave_lines(state, trial)
-                lifecycle.terminate(state, trial, time, f"{self.ending}: not run")
+                end_trial(state, trial, time, f"{self.ending}: not run")
             _let_paused_go(state, time, f"{self.ending}: {NOT_PROMOTED}")
         ended = self.ending or self.why_fewer or "all trials have ended"
         state.step.records.append(ev.Noted(time, "ended", ended))
@@ -251,7 +252,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
     if trial.status is TrialStatus.PAUSED and trial.alone and state.active:
         paused.resume(state, trial, time)
         state.waiting.add(trial)  # it must wait until nothing else runs
-        lifecycle.heed_scheduler(state, time)
+        heed_scheduler(state, time)
         return True
     if not state.ledger.reserve(trial.trial_id, trial.request):
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
@@ -261,7 +262,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
         return False
     if trial.status is TrialStatus.PAUSED:
         paused.resume(state, trial, time)
-        lifecycle.heed_scheduler(state, time)
+        heed_scheduler(state, time)
     active = ActiveAttempt(trial)
     state.active[trial.trial_id] = active
     state.estimate.started(trial.trial_id, time)
@@ -277,7 +278,7 @@ def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
     state.by_id[trial.trial_id] = trial
     state.step.records.append(ev.TrialAdded(trial))
     state.scheduler.on_trial_add(trial.trial_id, trial.config)
-    lifecycle.heed_scheduler(state, time)
+    heed_scheduler(state, time)
     state.none_come = False
     return lifecycle.set_request(state, trial, time)
 
@@ -294,7 +295,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         state.none_come = True
         state.step.records.append(ev.Noted(time, ev.NO_MORE_TRIALS))
         state.scheduler.on_no_more_trials()
-        lifecycle.heed_scheduler(state, time)
+        heed_scheduler(state, time)
         return True
     if idle and state.paused:  # the scheduler will not choose these trials any more
         _let_paused_go(state, time, NOT_PROMOTED)
@@ -311,7 +312,7 @@ def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
         if paused.forget_pause(state, trial):  # False if the end of another trial has ended this one
             words = guarded(state, time, paused.why_not_chosen, state, trial)
-            lifecycle.terminate(state, trial, time, f"{reason}: {words}" if words else reason)
+            end_trial(state, trial, time, f"{reason}: {words}" if words else reason)
 
 
 # --- ends of the experiment -------------------------------------------------------------------
@@ -346,7 +347,7 @@ def _on_tick(state: ControllerState, event: ev.Tick) -> None:
 
 def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:
     trial = guarded(state, event.time, paused.end_adoption, state, event)
-    lifecycle.heed_scheduler(state, event.time)
+    heed_scheduler(state, event.time)
     if trial is not None and not lifecycle.set_request(state, trial, event.time):
         paused.forget_pause(state, trial)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 from trainkit.tune.core.trial import Trial
 
@@ -82,7 +84,7 @@ class _Lengths:
             at_risk -= 1
         if survival > 1e-9:  # the longest trial still runs: to its maximum length, or as long again
             last = max([*finished, *elapsed])
-            end = max(last, _median(full)) if full else last + (self._area(last) if self._steps else last)
+            end = max(last, median_high(full)) if full else last + (self._area(last) if self._steps else last)
             self._steps.append((end, 0.0))
         self.mean = self._area(math.inf)
 
@@ -96,14 +98,8 @@ class _Lengths:
 
     def quantile(self, share: float) -> float:
         """Return the length that this share of trials stays below."""
-        low, high = 0, len(self._steps) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if 1 - self._steps[middle][1] > share:
-                high = middle
-            else:
-                low = middle + 1
-        return self._steps[low][0]
+        place = bisect_right(self._steps, share, key=lambda step: 1 - step[1])
+        return self._steps[min(place, len(self._steps) - 1)][0]
 
     def rest(self, running: RunningTrial) -> float:
         """Return the expected remaining seconds of a trial, given the time that it has run."""
@@ -120,10 +116,6 @@ class _Lengths:
                 before, survival = length, after
         rest /= survival_now
         return rest if full is None else min(rest, full - running.elapsed_s)
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 class TimeEstimate:

@@ -1,112 +1,60 @@
-"""Judgement of reports and of the experiment: what ends a trial, and what ends all trials early."""
+"""Judgement of trials: the scheduler decides, then the stop rules; and the decisions are carried out.
+
+A decision on a report becomes the outcome of its trial. Decisions on waiting trials act at once.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from trainkit.errors import MetricError, message_of
+from trainkit.errors import ConfigError, MetricError, message_of
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.rules import BROKEN, TIME_BUDGET, Ending
+from trainkit.tune.controller import paused
+from trainkit.tune.controller.attempt import FINISHED, ActiveAttempt, drop_checkpoints, set_status
+from trainkit.tune.controller.ending import end_if_due, guarded
+from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checks import setting
 from trainkit.tune.core.metrics import keep_added, lookup, number_of
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, Verdict
+from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for
 
-T = TypeVar("T")
-
-
-def begin_budget(state: ControllerState, time: float) -> None:
-    """Start the running time and the time budget of the experiment."""
-    budget_s = state.plan.time_budget_s
-    state.began = time
-    state.budget_ends = math.inf if budget_s is None else time + budget_s
+# Module constants, as each report checks them and reading an attribute of an enumeration is slow.
+PAUSED, TERMINATED, ERROR = TrialStatus.PAUSED, TrialStatus.TERMINATED, TrialStatus.ERROR
 
 
-def end_deadline(state: ControllerState) -> float:
-    """Return the latest time for the next check of the time limits."""
-    if state.ending is not None:
-        return math.inf
-    if state.stop.ends_none:
-        return state.budget_ends
-    return min(state.budget_ends, state.began + state.stop.deadline_s - state.spent_s)
+def judge(state: ControllerState, active: ActiveAttempt, result: dict[str, Any], event: ev.Reported) -> None:
+    """Judge a report: set the outcome of its trial, and end the experiment if a rule requires it."""
+    if state.source.hears_results:
+        guarded(state, event.time, state.source.on_trial_result, active.trial.trial_id, result)
+    # The decision on this report takes precedence over an end of the whole experiment.
+    guarded(state, event.time, _decide, state, active, result, event)
+    if not state.has_reports:
+        guarded(state, event.time, _require_metric, state, result)
+    end_if_due(state, event.time)
+    result["done"] = active.outcome is not None and active.outcome[0] in (TERMINATED, ERROR)
 
 
-def end_if_due(state: ControllerState, time: float) -> None:
-    """End the experiment if a time limit or a stopper requires it."""
-    if state.ending is not None:
-        return
-    elapsed_s = state.spent_s + time - state.began
-    if time >= state.budget_ends:
-        end_experiment(state, TIME_BUDGET, time)
-    elif not state.stop.ends_none and (why := guarded(state, time, state.stop.end, elapsed_s)):
-        end_experiment(state, Ending(why), time)
+def _decide(
+    state: ControllerState, active: ActiveAttempt, result: dict[str, Any], event: ev.Reported
+) -> None:
+    active.outcome = FINISHED if event.done else active.outcome
+    decision = _decision(state, result, event)
+    if isinstance(decision, Failure):
+        active.outcome, active.failure = (ERROR, ""), decision
+    else:
+        _take_decision(state, active, decision, event.time)
 
 
-def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: Any) -> T | None:
-    """Call a searcher, scheduler or stopper; if it raises, record the error and end the experiment."""
-    try:
-        return ask(*args)
-    except Exception as error:
-        state.error = state.error or error
-        end_experiment(state, BROKEN, time)
-        return None
-
-
-def break_off(state: ControllerState, error: Exception, time: float) -> None:
-    """End the experiment with an error, unless it is already ending."""
-    if state.ending is None:
-        state.error = error
-        end_experiment(state, BROKEN, time)
-
-
-def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
-    """Stop every trial at its next report, and start no more trials."""
-    if state.ending is not None:
-        return
-    state.ending = ending
-    state.step.records.append(ev.Noted(time, "ending", ending.why))
-    status = TrialStatus.PENDING if ending.resumable else TrialStatus.TERMINATED
-    for active in state.active.values():
-        active.must_end((status, ending.why), time, state.plan.grace_s)
-
-
-def require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
-    """Check the experiment's first report for a misspelt metric.
-
-    Raises:
-        MetricError: `result` has the metric by another spelling, which the message gives.
-    """
-    state.has_reports = True
-    for metric in state.plan.metrics:
-        if lookup(result, metric) is None and misspelt(metric, result) is not None:
-            raise MetricError(
-                f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
-                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
-            )
-
-
-def judge_report(
-    state: ControllerState,
-    trial_id: str,
-    result: dict[str, Any],
-    metrics: dict[str, Any],
-    *,
-    done: bool = False,
-) -> Decision | Failure:
+def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported) -> Decision | Failure:
     """Return the decision on a report, or the failure that the report means.
 
-    Args:
-        state: state of the controller.
-        trial_id: trial that reports.
-        result: the report.
-        metrics: metrics of the report for the store; values that a stop rule adds to `result` are copied
-            here.
-        done: True if the report says that the trial is over although its function has not returned.
+    Values that a stop rule adds to `result` are copied to the metrics of the event, for the store.
     """
+    trial_id, metrics = event.trial_id, event.metrics
+    says_done = not event.done and bool(metrics.get("done"))  # though its function has not returned
     # The scheduler comes first, even for a bad report, because a replay also gives it every report.
     decision = state.scheduler.on_result(trial_id, result)
     if decision.reason and state.source.hears_decisions:
@@ -121,7 +69,7 @@ def judge_report(
     except Exception as error:  # raised by the user's stop function or stopper
         message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
         return Failure.raised(error, message)
-    if reached is None and done:
+    if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
         # A stop overrides the decision; without an exchange, the record must not contain the exchange's
@@ -152,3 +100,159 @@ def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
     metric = lacking[0]
     text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
     return Failure("MetricError", text, retry=False)
+
+
+def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
+    """Check the experiment's first report for a misspelt metric.
+
+    Raises:
+        MetricError: `result` has the metric by another spelling, which the message gives.
+    """
+    state.has_reports = True
+    for metric in state.plan.metrics:
+        if lookup(result, metric) is None and misspelt(metric, result) is not None:
+            raise MetricError(
+                f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
+                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+            )
+
+
+# --- decisions on reports ---------------------------------------------------------------------
+
+
+def _take_decision(state: ControllerState, active: ActiveAttempt, decision: Decision, time: float) -> None:
+    """Record the decision on a report, and set the outcome of its trial."""
+    trial = active.trial
+    _require_known_donors(state, trial.trial_id, decision)
+    if decision.reason or decision.verdict is not Verdict.CONTINUE:
+        state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+    if decision.verdict is Verdict.STOP:
+        active.outcome = TERMINATED, words_for(decision, state.scheduler.label)
+    elif decision.verdict is Verdict.PAUSE and active.may_pause:
+        active.outcome = PAUSED, words_for(decision, state.scheduler.label)
+        active.pause = decision
+    heed_scheduler(state, time)
+    held = state.ending is None and bool(state.steering.who_holds(trial.trial_id))
+    if active.is_pausing and state.ending is None and not held and _runs_on(state, active, time):
+        active.outcome = None
+        heed_scheduler(state, time)
+    if held and active.outcome is None:
+        _pull(state, active)
+    active.saving = decision.save and active.outcome is None
+
+
+def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
+    """Return True if a trial that should pause continues instead, because it would be resumed next.
+
+    The function records this case.
+    """
+    decision, trial = active.pause, active.trial
+    if decision is None or decision.request is not None:
+        return False
+    if decision.donors:
+        among = [state.active.get(donor.trial_id) for donor in decision.donors]
+        to_come = state.plan.saves or any(one is not None and one.is_saving for one in among)
+        if to_come or paused.may_pause(state, trial, decision):
+            return False
+        # No checkpoint exists, and a restart gains nothing.
+        paused.note_no_exchange(state, trial, decision, time)
+        paused.resumed(state, trial)
+        return True
+    if not state.plan.keeps_processes or not would_go_on_at_once(state, active.trial):
+        return False
+    paused.resumed(state, active.trial)
+    return True
+
+
+def _pull(state: ControllerState, active: ActiveAttempt) -> None:
+    """Pause a trial at its report on a user's command, if it has a checkpoint or can save one."""
+    trial = active.trial
+    if trial.checkpoint is None and not state.plan.saves:
+        return
+    reason = f"paused by {state.steering.who_holds(trial.trial_id)}"
+    active.pause = Decision(Verdict.PAUSE, {BY_COMMAND: reason})
+    active.outcome = PAUSED, reason
+    state.steering.pulled.add(trial.trial_id)
+    state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, active.pause))
+
+
+# --- on trials that wait ----------------------------------------------------------------------
+
+
+def heed_scheduler(state: ControllerState, time: float) -> None:
+    """Carry out the scheduler's new decisions on waiting trials."""
+    if not state.scheduler.gives_verdicts:
+        return
+    verdicts = guarded(state, time, state.scheduler.verdicts)
+    if verdicts:
+        for trial, reason in guarded(state, time, _applied, state, verdicts, time) or ():
+            end_trial(state, trial, time, reason)
+
+
+def _applied(
+    state: ControllerState, verdicts: Sequence[tuple[str, Decision]], time: float
+) -> list[tuple[Trial, str]]:
+    """Carry out the decisions on waiting trials; return the trials to end, with reasons."""
+    ended = []
+    for trial_id, decision in verdicts:
+        if trial_id not in state.by_id:
+            raise ConfigError(
+                f"{state.scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
+            )
+        _require_known_donors(state, trial_id, decision)
+        trial, active = state.by_id[trial_id], state.active.get(trial_id)
+        if trial.status.is_finished or (active is not None and active.is_ending):
+            continue
+        state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
+        stopped = decision.verdict is Verdict.STOP
+        reason = words_for(decision, state.scheduler.label)
+        if active is not None and stopped:
+            active.outcome = TERMINATED, reason
+        elif active is not None:
+            active.pause = decision
+        elif stopped and paused.leave_lines(state, trial):
+            ended.append((trial, reason))
+        elif trial.status is PAUSED and paused.leave_line(state, trial):
+            paused.exchange(state, trial, decision, time)
+    return ended
+
+
+def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: float) -> None:
+    """Carry out decisions on paused trials that the end of the earlier run prevented."""
+    for trial_id, decision in owed.items():
+        _require_known_donors(state, trial_id, decision)
+        if paused.leave_line(state, state.by_id[trial_id]):
+            paused.carry_out(state, state.by_id[trial_id], decision, time)
+
+
+def _require_known_donors(state: ControllerState, trial_id: str, decision: Decision) -> None:
+    """Check that all donors are trials of the experiment.
+
+    Raises:
+        ConfigError: a donor's id is unknown.
+    """
+    for donor in decision.donors:
+        if donor.trial_id not in state.by_id:
+            raise ConfigError(
+                f"the scheduler {state.scheduler.name} lets trial {trial_id} take over the state of "
+                f"{donor.trial_id!r}, which no trial has for an id: name donors by the ids that "
+                "on_trial_add() told it"
+            )
+
+
+def end_trial(
+    state: ControllerState, trial: Trial, time: float, reason: str, failure: Failure | None = None
+) -> None:
+    """End a trial that has no process, by its failure if it failed."""
+    state.estimate.ended(trial.trial_id)
+    state.steering.forget(trial.trial_id)
+    status = TERMINATED if failure is None else ERROR
+    set_status(state.step, trial, time, status, reason, failure)
+    if trial.checkpoints:
+        drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
+    trial_id, result, failed = trial.trial_id, trial.last_result or None, failure is not None
+    # The searcher comes first: the scheduler may end other trials now, and a replay needs a fixed order.
+    guarded(state, time, state.source.on_trial_complete, trial_id, result, failed)
+    scheduler = state.scheduler
+    guarded(state, time, scheduler.on_trial_error if failed else scheduler.on_trial_complete, trial_id)
+    heed_scheduler(state, time)

@@ -1,4 +1,9 @@
-"""Life of a trial: the transitions between its statuses."""
+"""Life of a trial: what follows from each event of its process.
+
+Reported --> attempt: recorded --> judging: judged, and its outcome set --> Advance, Save or Stop
+Finished --> paused: PAUSED, or PENDING again, or judging: TERMINATED, or a failure
+Failed   --> failures: PENDING for a retry, or judging: ERROR
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,13 @@ from typing import Any
 from trainkit.tune.controller import attempt, paused
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.attempt import ActiveAttempt
+from trainkit.tune.controller.ending import end_experiment, guarded
 from trainkit.tune.controller.failures import HOPELESS, TIMEOUT, Retry, timeout_words, what_follows
-from trainkit.tune.controller.judging import (
-    end_experiment,
-    end_if_due,
-    guarded,
-    judge_end,
-    judge_report,
-    require_metric,
-)
+from trainkit.tune.controller.judging import end_trial, heed_scheduler, judge, judge_end
 from trainkit.tune.controller.rules import BY_SIGTERM, FAIL_FAST, FAILED_TRIALS
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.schedulers.base import Decision, Verdict, words_for
+from trainkit.tune.schedulers.base import Decision, Verdict
 
 # Module constants, as each report checks a dozen and reading an attribute of an enumeration is slow.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
@@ -64,58 +63,12 @@ def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started
 
 
 def _on_reported(state: ControllerState, active: ActiveAttempt, event: ev.Reported) -> None:
-    trial, origin = active.trial, active.origin
-    if origin is None:
-        raise RuntimeError(f"trial {trial.trial_id} reported before it was started")
-    result = attempt.full_result(event.metrics, origin, done=event.done)
-    trial.iteration, trial.last_result = event.iteration, result
-    state.step.records.append(
-        ev.ResultAdded(trial, trial.attempt, event.iteration, event.time, event.metrics, result)
-    )
-    if event.checkpoint is not None or event.problem:
-        _take_along(state, active, event)
-    if state.source.hears_results:
-        guarded(state, event.time, state.source.on_trial_result, trial.trial_id, result)
-    # The decision on this report takes precedence over an end of the whole experiment.
-    guarded(state, event.time, _decide, state, active, result, event)
-    if not state.has_reports:
-        guarded(state, event.time, require_metric, state, result)
-    end_if_due(state, event.time)
-    result["done"] = active.outcome is not None and active.outcome[0] in (TERMINATED, ERROR)
+    result = attempt.take_report(state.step, state.plan.checkpoints, active, event)
+    judge(state, active, result, event)
     if event.done:
         _finish(state, active, event.time)
     else:
         _go_on(state, active, event.time)
-
-
-def _decide(
-    state: ControllerState, active: ActiveAttempt, result: dict[str, Any], event: ev.Reported
-) -> None:
-    """Set the trial's outcome from the decision on this report."""
-    trial = active.trial
-    active.outcome = attempt.FINISHED if event.done else active.outcome
-    says_done = not event.done and bool(event.metrics.get("done"))
-    decision = judge_report(state, trial.trial_id, result, event.metrics, done=says_done)
-    if isinstance(decision, Failure):
-        active.outcome, active.failure = (ERROR, ""), decision
-        return
-    if decision.donors:
-        paused.require_known_donors(state, trial.trial_id, decision)
-    if decision.reason or decision.verdict is not Verdict.CONTINUE:
-        state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
-    if decision.verdict is Verdict.STOP:
-        active.outcome = TERMINATED, words_for(decision, state.scheduler.label)
-    elif decision.verdict is Verdict.PAUSE and active.may_pause:
-        active.outcome = PAUSED, words_for(decision, state.scheduler.label)
-        active.pause = decision
-    heed_scheduler(state, event.time)
-    held = state.ending is None and bool(state.steering.who_holds(trial.trial_id))
-    if active.is_pausing and state.ending is None and not held and paused.runs_on(state, active, event.time):
-        active.outcome = None
-        heed_scheduler(state, event.time)
-    if held and active.outcome is None:
-        paused.pull(state, active)
-    active.saving = decision.save and active.outcome is None
 
 
 def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
@@ -131,25 +84,16 @@ def _go_on(state: ControllerState, active: ActiveAttempt, time: float) -> None:
     state.step.actions.append(ev.Stop(active.trial.trial_id, save))
 
 
-def _take_along(state: ControllerState, active: ActiveAttempt, event: ev.Reported | ev.Finished) -> None:
-    """Keep the checkpoint and record the problem of an event, if it has them."""
-    trial, policy = active.trial, state.plan.checkpoints
-    if event.checkpoint is not None:
-        attempt.keep_checkpoint(state.step, policy, trial, event.checkpoint, event.iteration)
-    if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome
-        state.step.records.append(ev.Noted(event.time, "cleanup", event.problem, trial.trial_id))
-
-
 def _on_saved(state: ControllerState, active: ActiveAttempt, event: ev.Saved) -> None:
     active.saving = False
     if event.checkpoint is not None:
         policy = state.plan.checkpoints
-        attempt.keep_checkpoint(state.step, policy, active.trial, event.checkpoint, event.iteration)
+        attempt.add_checkpoint(state.step, policy, active.trial, event.checkpoint, event.iteration)
     _go_on(state, active, event.time)
 
 
 def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finished) -> None:
-    _take_along(state, active, event)
+    attempt.take_along(state.step, state.plan.checkpoints, active.trial, event)
     active.outcome = active.outcome or attempt.FINISHED
     _finish(state, active, event.time, event.problem)
 
@@ -170,38 +114,20 @@ def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) 
 def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem: str = "") -> None:
     """Settle the end of a trial whose process has nothing more to do, or ended with a problem."""
     trial, (status, reason) = active.trial, active.outcome or attempt.FINISHED
-    if active.failure is not None:
-        fail(state, trial, active.failure, time)
-        return
-    must_report = status is TERMINATED and not active.excused
-    if must_report and (failure := judge_end(state, trial)):
+    failure = active.failure
+    if failure is None and status is TERMINATED and not active.excused:
+        failure = judge_end(state, trial)
+    if failure is None:
+        _let_go(state, trial, time)
+        if status is PAUSED:
+            decision = active.pause or Decision(Verdict.PAUSE)
+            failure = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
+        elif status is PENDING:
+            attempt.wait_again(state.step, trial, time, reason)
+        else:
+            end_trial(state, trial, time, reason)
+    if failure is not None:
         fail(state, trial, failure, time)
-        return
-    _let_go(state, trial, time)
-    if status is PAUSED:
-        decision = active.pause or Decision(Verdict.PAUSE)
-        refused = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
-        if refused is not None:
-            fail(state, trial, refused, time)
-    elif status is PENDING:
-        trial.attempt += 1
-        attempt.set_status(state.step, trial, time, status, reason)
-    else:
-        terminate(state, trial, time, reason)
-
-
-def terminate(state: ControllerState, trial: Trial, time: float, reason: str) -> None:
-    """End a trial that has no process, without a failure."""
-    state.estimate.ended(trial.trial_id)
-    state.steering.forget(trial.trial_id)
-    attempt.set_status(state.step, trial, time, TERMINATED, reason)
-    if trial.checkpoints:
-        attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
-    trial_id, result = trial.trial_id, trial.last_result or None
-    # The searcher comes first: the scheduler may end other trials now, and a replay needs a fixed order.
-    guarded(state, time, state.source.on_trial_complete, trial_id, result)
-    guarded(state, time, state.scheduler.on_trial_complete, trial_id)
-    heed_scheduler(state, time)
 
 
 def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) -> None:
@@ -213,15 +139,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
         return
     trial.failures += 1
     trial.failure = follows
-    state.estimate.ended(trial.trial_id)
-    state.steering.forget(trial.trial_id)
-    reason = f"{follows.kind}: {follows.message}"[:200]
-    attempt.set_status(state.step, trial, time, ERROR, reason, follows)
-    attempt.drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
-    trial_id, result = trial.trial_id, trial.last_result or None
-    guarded(state, time, state.source.on_trial_complete, trial_id, result, True)
-    guarded(state, time, state.scheduler.on_trial_error, trial_id)
-    heed_scheduler(state, time)
+    end_trial(state, trial, time, f"{follows.kind}: {follows.message}"[:200], follows)
     if state.plan.failure.fail_fast:
         end_experiment(state, FAIL_FAST, time)
     state.failed += 1
@@ -266,8 +184,7 @@ def lose_all(state: ControllerState, time: float) -> None:
         trial, outcome = active.trial, active.outcome
         if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
             _let_go(state, trial, time)
-            trial.attempt += 1
-            attempt.set_status(state.step, trial, time, PENDING, LOST)
+            attempt.wait_again(state.step, trial, time, LOST)
             paused.line_up(state, trial, time)
         else:
             _finish(state, active, time, LOST)
@@ -317,16 +234,6 @@ def set_request(state: ControllerState, trial: Trial, time: float) -> bool:
         fail(state, trial, Failure.raised(error), time)
         return False
     return True
-
-
-def heed_scheduler(state: ControllerState, time: float) -> None:
-    """Carry out the scheduler's new decisions on waiting trials."""
-    if not state.scheduler.gives_verdicts:
-        return
-    verdicts = guarded(state, time, state.scheduler.verdicts)
-    if verdicts:
-        for trial, reason in guarded(state, time, paused.apply_verdicts, state, verdicts, time) or ():
-            terminate(state, trial, time, reason)
 
 
 _HANDLERS: Mapping[type[ev.Event], Callable[[ControllerState, ActiveAttempt, Any], None]] = {

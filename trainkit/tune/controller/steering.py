@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from trainkit.errors import ConfigError, message_of
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller import lifecycle, paused
-from trainkit.tune.controller.judging import end_experiment
+from trainkit.tune.controller.ending import end_experiment
+from trainkit.tune.controller.judging import end_trial, heed_scheduler
 from trainkit.tune.controller.rules import Ending
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checks import is_finite
@@ -76,7 +77,7 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
         return f"trial {trial.trial_id} ends at its next report"
     waits = trial.status is TrialStatus.PENDING
     if paused.leave_lines(state, trial):
-        lifecycle.terminate(state, trial, time, f"{words}: not run" if waits else words)
+        end_trial(state, trial, time, f"{words}: not run" if waits else words)
     return f"trial {trial.trial_id} has ended"
 
 
@@ -163,7 +164,7 @@ def _add(state: ControllerState, event: ev.CommandGiven) -> str:
     except ConfigError as error:
         state.source.added.take_back()
         raise ConfigError(f"{encode_config(config)} can't be added: {error}") from error
-    lifecycle.heed_scheduler(state, event.time)
+    heed_scheduler(state, event.time)
     state.step.records.append(ev.SettingsChanged({}, state.source.total))
     return f"{encode_config(config)} is tried next"
 
@@ -208,7 +209,7 @@ def _resize(state: ControllerState, num_samples: int, time: float) -> None:
         state.source.resize(before)
         raise ConfigError(f"num_samples={num_samples} can't be set: {error}") from error
     state.none_come = False
-    lifecycle.heed_scheduler(state, time)
+    heed_scheduler(state, time)
 
 
 def tell_total(state: ControllerState, time: float) -> None:

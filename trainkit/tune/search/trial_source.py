@@ -74,7 +74,7 @@ class Additions:
 
 
 class TrialSource:
-    """Source of trials between an experiment and its searcher: trials out, in order, and results in.
+    """Source of trials between an experiment and its searcher: it creates trials, and passes results on.
 
     Args:
         searcher: a searcher that has begun.
