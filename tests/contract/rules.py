@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from tests.contract.source import Breach, Import, Module, Source
+from tests.contract.source import DOCUMENTED, Breach, Import, Module, Source
 
 READINGS = {"time", "time_ns", "monotonic", "monotonic_ns"}
 RIDDLES = re.compile(r"\s*(What|Whether|Who|As|The same|See)\b")
@@ -310,6 +310,62 @@ def small_files(source: Source, least: int, reasons: Collection[str] = ()) -> li
         and len(importers[module.name]) == 1
         and module.file not in reasons
     ]
+
+
+def halves(source: Source, least: int, reasons: Collection[str] = ()) -> list[Breach]:
+    """Find files with two or more parts that do not use each other.
+
+    A part is a set of the file's classes, functions and constants that are connected by names.
+
+    Args:
+        source: of the package.
+        least: lines that a part must have to count.
+        reasons: the files that may hold several parts.
+    """
+    breaches = []
+    for module in source:
+        parts = [part for part in _parts(module) if sum(map(_height, part)) >= least]
+        if len(parts) < 2 or module.file in reasons:
+            continue
+        names = [max(part, key=_height) for part in parts]
+        listed = " and ".join(f"{getattr(node, 'name', 'constants')} (line {node.lineno})" for node in names)
+        fix = "give each part a file, or say in limits.py why they stand together"
+        breaches.append(module.breach(1, f"{listed} do not use each other", fix))
+    return breaches
+
+
+def _parts(module: Module) -> Iterator[list[ast.stmt]]:
+    """Yield the connected parts of a module's statements."""
+    members = [node for node in module.tree.body if _defined(node)]
+    owner = {name: number for number, node in enumerate(members) for name in _defined(node)}
+    near: dict[int, set[int]] = {number: {number} for number in range(len(members))}
+    for number, node in enumerate(members):
+        for name in (found.id for found in ast.walk(node) if isinstance(found, ast.Name)):
+            near[number].add(owner.get(name, number))
+            near[owner.get(name, number)].add(number)
+    while near:
+        part: set[int] = set()
+        new = {next(iter(near))}
+        while new:
+            part |= new
+            new = set().union(*(near.pop(number) for number in new)) - part
+        yield [members[number] for number in sorted(part)]
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """Return the names that a statement at the top of a file defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    walked = (found for target in targets if isinstance(target, ast.expr) for found in ast.walk(target))
+    return {found.id for found in walked if isinstance(found, ast.Name)}
+
+
+def _height(node: ast.stmt) -> int:
+    """Return the number of lines of a statement without its docstring."""
+    first = node.body[0] if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) else None
+    described = (first.end_lineno or 0) - first.lineno + 1 if first else 0
+    return (node.end_lineno or 0) - node.lineno + 1 - described
 
 
 def double_classes(source: Source, doors: Collection[str]) -> list[Breach]:

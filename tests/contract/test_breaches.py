@@ -197,6 +197,28 @@ def test_a_small_file_with_one_importer(write: Write) -> None:
     assert rules.small_files(source, 5, {"house/crumb.py"}) == []
 
 
+def test_a_file_of_two_parts(write: Write) -> None:
+    text = """
+        LIMIT = 3
+
+        def knead():
+            return LIMIT
+
+        def bake():
+            return knead()
+
+        def sell():
+            return 1
+
+        class Shop:
+            open = sell()
+    """
+    source = write({"loaf.py": text, "shop.py": "class Shop: ...\n\n\n\ndef sell(): return Shop()"})
+    only(rules.halves(source, 4), "loaf.py:1", "do not use each other", "give each part a file")
+    assert rules.halves(source, 4, {"house/loaf.py"}) == []
+    assert rules.halves(source, 5) == []
+
+
 def test_a_class_name_that_occurs_twice(write: Write) -> None:
     text = "if True:\n    class Lease: ..."
     source = write(

@@ -155,6 +155,11 @@ def test_small_files_have_a_reason(source: Source) -> None:
     hold_breaches("small files", found)
 
 
+def test_a_file_is_one_part(source: Source) -> None:
+    found = rules.halves(source, limits.LINES_OF_A_PART, limits.SEVERAL_PARTS)
+    hold_breaches("files with two unconnected parts", found)
+
+
 def test_other_programs_are_short() -> None:
     long = {
         str(path.relative_to(ROOT)): count
