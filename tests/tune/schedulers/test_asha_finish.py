@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.tune.schedulers.promoted_trials import PromotedTrials, asha
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import words_for
 
@@ -186,7 +185,7 @@ class CutShort(tune.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [14, 24, 34])
+@pytest.mark.parametrize("after", [24])
 @pytest.mark.parametrize("errored", [False, True])
 def test_a_trial_that_a_restore_leaves_as_it_was_holds_nobody_up(after, errored, inline, results):
     tuner = tune.Tuner(
@@ -207,9 +206,3 @@ def test_a_trial_that_a_restore_leaves_as_it_was_holds_nobody_up(after, errored,
     reached = {result.config["x"]: result.metrics["training_iteration"] for result in grid}
     assert reached == {1: 4, 2: 20, 3: 1, 4: 1, 5: 1}
     assert [result.config["x"] for result in grid if result.error] == [1]
-
-
-@pytest.mark.parametrize("arguments", [{"finish": True}, {"finish": 2, "type": "promotion"}])
-def test_finish_is_for_promotion(arguments):
-    with pytest.raises(ConfigError, match="finish="):
-        ASHAScheduler(**arguments)

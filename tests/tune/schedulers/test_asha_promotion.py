@@ -125,28 +125,6 @@ def test_5_equal_scores_are_promoted_as_they_came():
     assert promotions([1] * 6) == [[], [], [0], [], [], [1]]
 
 
-def test_5_as_many_are_promoted_in_random_orders_as_published():
-    """Of 243 in random order 89.2 on average, of which 8.2 are not among the best 81."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for _ in range(60):
-        order = rng.permutation(243).tolist()
-        through = [order[number] for each in promotions(order) for number in each]
-        rows.append((len(through), sum(value < 243 - 81 for value in through)))
-    for column, published in zip(np.transpose(rows), (89.2, 8.2), strict=True):
-        assert column.mean() == pytest.approx(published, abs=0.05 + 4 * column.std() / 60**0.5)
-
-
-@pytest.mark.parametrize(("n", "wrong"), [(27, 1.6), (81, 3.5)])
-def test_5_wrong_promotions_grow_slower_than_the_entries(n, wrong):
-    rng = np.random.default_rng(1)
-    counts = []
-    for _ in range(60):
-        order = rng.permutation(n).tolist()
-        counts.append(sum(order[at] < n - n // 3 for each in promotions(order) for at in each))
-    assert np.mean(counts) == pytest.approx(wrong, abs=0.05 + 4 * np.std(counts) / 60**0.5)
-
-
 # --- laws -----------------------------------------------------------------------------------------
 
 LEVELS = (1, 2, 4, 8)
@@ -198,25 +176,6 @@ def test_2_and_3_who_is_promoted_and_when_a_new_one_starts(table, order, workers
             assert decision.verdict is (STOP if score == -math.inf else PAUSE)
 
 
-@given(tables, orders, st.integers(1, 8), st.integers(0, 100))
-def test_6_min_of_the_negated_metric_decides_the_same(table, order, workers, seed):
-    shops = []
-    for mode, sign in (("max", 1), ("min", -1)):
-        shop = shop_of(table, asha(mode, seed, max_t=8, reduction_factor=2), sign)
-        shop.run(workers, order)
-        shops.append(shop)
-    assert shops[0].jobs == shops[1].jobs
-    for one, other in zip(shops[0].decisions, shops[1].decisions, strict=True):
-        assert one.verdict is other.verdict
-        assert {**one.reason, "cutoff": 0} == {**other.reason, "cutoff": 0}
-        assert one.reason.get("cutoff", 0) == -other.reason.get("cutoff", 0)
-
-
-@given(st.integers(1, 60), st.integers(2, 5))
-def test_7_a_constant_metric_is_thinned_out(n, eta):
-    assert [number for each in promotions([0.5] * n, eta) for number in each] == list(range(n // eta))
-
-
 @given(st.lists(scores, max_size=40), st.integers(2, 4))
 def test_8_nan_and_infinity_stop_and_count_as_the_worst(values, eta):
     worst = [value if math.isfinite(value) else -1e308 for value in values]
@@ -224,39 +183,6 @@ def test_8_nan_and_infinity_stop_and_count_as_the_worst(values, eta):
     for with_bad, without in zip(promotions(values, eta), promotions(worst, eta), strict=True):
         assert not bad & set(with_bad)
         assert with_bad == [number for number in without if number not in bad]
-
-
-def test_9_a_jump_is_judged_once_on_the_highest_level():
-    scheduler = asha(max_t=1000, reduction_factor=4)
-    for name in ("jumper", "slow"):
-        scheduler.on_trial_add(name)
-    reason = scheduler.on_result("jumper", {"training_iteration": 20, "m": 1.0}).reason
-    assert (reason["rung"], reason["entries"], reason["skipped"]) == (16, 1, 2)
-    assert scheduler.on_result("slow", {"training_iteration": 1, "m": 0.0}).reason["entries"] == 1
-    scheduler.on_trial_resume("jumper")
-    assert scheduler.on_result("jumper", {"training_iteration": 21, "m": -9.0}) == Decision(CONTINUE)
-    scheduler.on_trial_resume("slow")
-    assert scheduler.on_result("slow", {"training_iteration": 4, "m": 0.0}).reason["entries"] == 1
-
-
-@given(tables, orders, st.integers(1, 4), orders)
-def test_10_late_and_backward_reports_change_nothing(table, order, workers, disturbances):
-    clean, disturbed = (shop_of(table, asha(max_t=8, reduction_factor=2)) for _ in range(2))
-    noise = iter(disturbances)
-    on_result = disturbed.scheduler.on_result
-
-    def noisy(trial_id, result):
-        decision = on_result(trial_id, result)
-        t = result["training_iteration"]
-        again = {"training_iteration": min(t, next(noise, 9) % 9), "m": 5.0}
-        assert on_result(trial_id, again).reason.get("rule") in (None, "waits", "late report")
-        return decision
-
-    disturbed.scheduler.on_result = noisy  # type: ignore[method-assign]
-    clean.run(workers, order)
-    disturbed.run(workers, order)
-    assert clean.jobs == disturbed.jobs
-    assert clean.decisions == disturbed.decisions
 
 
 def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():
@@ -279,18 +205,6 @@ def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():
     assert scheduler.choose_trial_to_run([], ["a", "b", "c", "d", "e"]) == "a"
     scheduler.on_trial_resume("a")
     assert scheduler.on_result("a", {"training_iteration": 3, "m": 0.0}) == Decision(CONTINUE)
-
-
-def test_11_a_result_without_the_metric_still_ends_at_max_t():
-    scheduler = asha(max_t=9, reduction_factor=3)
-    scheduler.on_trial_add("a")
-    assert scheduler.on_result("a", {"training_iteration": 1}) == Decision(CONTINUE)
-    # It is judged at its next report, which has reached the same rung.
-    assert scheduler.on_result("a", {"training_iteration": 2, "m": 1.0}).reason["rung"] == 1
-    scheduler.on_trial_resume("a")
-    assert scheduler.on_result("a", {"training_iteration": 12}) == Decision(
-        STOP, {"rule": "max_t", "max_t": 9}
-    )
 
 
 @pytest.mark.parametrize(("eta", "k"), [(2, 4), (3, 3), (4, 2)])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainkit import tune
-from trainkit.errors import ConfigError, MetricError, SpaceError
+from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import schedulers as sch
 from trainkit.tune.search import TuneBOHB
 
@@ -37,7 +37,7 @@ POPULATIONS = ("pbt", "pbt, synch", "pb2")
 
 def pbt(**given: Any) -> sch.PopulationBasedTraining:
     given = {"hyperparam_mutations": {"lr": tune.loguniform(1e-3, 1.0)}, **given}
-    return sch.PopulationBasedTraining(**TIME, perturbation_interval=2, **given)
+    return sch.PopulationBasedTraining(**{**TIME, "perturbation_interval": 2, **given})
 
 
 def simulate(objective: Any, scheduler: str | sch.TrialScheduler, space: Any = None, **settings: Any) -> Any:
@@ -62,21 +62,12 @@ def statuses(results: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nan_everywhere_ends(scheduler, value):
-    results = simulate(lambda config, t, rng: {"loss": value, "done": t == LAST}, scheduler)
+def test_nan_everywhere_ends(scheduler):
+    results = simulate(lambda config, t, rng: {"loss": math.nan, "done": t == LAST}, scheduler)
     assert len(results) == 12
     assert statuses(results) == {"TERMINATED"}
     if scheduler.startswith(("asha", "hyperband", "bohb", "resources")):  # no rung lets NaN pass
         assert sum(len(result.history) for result in results) < 12 * LAST
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_nan_in_turns_ends(scheduler):
-    def objective(config, t, rng):
-        return {"loss": math.nan if (t + config["n"]) % 2 else config["lr"] / t, "done": t == LAST}
-
-    assert statuses(simulate(objective, scheduler)) == {"TERMINATED"}
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -144,46 +135,53 @@ def test_without_a_metric_nothing_starts(scheduler):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("cls", "arguments", "words"),
     [
-        (lambda: sch.ASHAScheduler(max_t=5, grace_period=6), ["grace_period=6", "max_t=5"]),
-        (lambda: sch.ASHAScheduler(max_t=5, grace_period=6, type="promotion"), ["grace_period=6", "max_t=5"]),
-        (lambda: sch.ASHAScheduler(max_t=100, brackets=5), ["brackets=5", "1 to 4"]),
-        (lambda: sch.HyperBandScheduler(max_t=0), ["max_t=0"]),
-        (lambda: sch.HyperBandScheduler(reduction_factor=1), ["reduction_factor=1"]),
-        (lambda: sch.HyperBandForBOHB(max_t=math.nan), ["max_t=nan"]),
-        (lambda: sch.MedianStoppingRule(min_samples_required=0), ["min_samples_required=0"]),
-        (lambda: pbt(quantile_fraction=0.6), ["quantile_fraction=0.6"]),
-        (lambda: pbt(hyperparam_mutations={}), ["hyperparam_mutations"]),
-        (lambda: pbt(hyperparam_mutations={"lr": 0.1}), ["lr", "0.1"]),
-        (lambda: pbt(hyperparam_mutations={"lr": []}), ["lr"]),
-        (lambda: sch.PB2(hyperparam_bounds={"lr": [1.0, 0.1]}), ["lr"]),
-        (lambda: sch.PB2(hyperparam_bounds={}), ["hyperparam_bounds"]),
+        (sch.ASHAScheduler, {"max_t": 0}, "max_t=0"),
+        (sch.ASHAScheduler, {"max_t": math.inf}, "max_t=inf"),
+        (sch.ASHAScheduler, {"grace_period": 0}, "grace_period=0"),
+        (sch.ASHAScheduler, {"grace_period": 101}, "grace_period=101.*max_t=100"),
+        (sch.ASHAScheduler, {"reduction_factor": 1}, "reduction_factor=1"),
+        (sch.ASHAScheduler, {"brackets": 5}, "brackets=5.*1 to 4"),
+        (sch.ASHAScheduler, {"grace_period": 100, "brackets": 2}, "1 to 1.*1 rung"),
+        (sch.ASHAScheduler, {"grace_period": 1e-6, "reduction_factor": 1.000001}, "1000 rungs"),
+        (sch.ASHAScheduler, {"mode": "maximum"}, "'maximum'"),
+        (sch.ASHAScheduler, {"time_attr": ""}, "time_attr=''"),
+        (sch.ASHAScheduler, {"type": "halving"}, "'halving'.*'stopping' and 'promotion'"),
+        (sch.ASHAScheduler, {"finish": True}, "finish="),
+        (sch.ASHAScheduler, {"finish": 2, "type": "promotion"}, "finish="),
+        (sch.HyperBandScheduler, {"max_t": 0}, "max_t=0"),
+        (sch.HyperBandScheduler, {"reduction_factor": 1}, "reduction_factor=1: give a number of at least 2"),
+        (sch.HyperBandForBOHB, {"max_t": math.nan}, "max_t=nan"),
+        (sch.ParetoScheduler, {"metric": "loss", "mode": "min"}, "metric"),
+        (sch.ParetoScheduler, {"metric": ["a", "b"]}, "metric"),
+        (sch.MedianStoppingRule, {"grace_period": -1}, "grace_period=-1: give a number of at least 0"),
+        (sch.MedianStoppingRule, {"min_time_slice": "1"}, "min_time_slice='1'"),
+        (sch.MedianStoppingRule, {"min_samples_required": 0}, "min_samples_required=0: give a whole number"),
+        (sch.MedianStoppingRule, {"pool": "running"}, "pool='running' is none of 'all', 'completed'"),
+        (sch.MedianStoppingRule, {"compare": "mean"}, "compare='mean' is none of 'average', 'value'"),
+        (pbt, {"hyperparam_mutations": None}, "nothing to explore"),
+        (pbt, {"hyperparam_mutations": {}}, "nothing to explore"),
+        (pbt, {"hyperparam_mutations": {"lr": 0.1}}, "lr.*0.1"),
+        (pbt, {"hyperparam_mutations": {"lr": []}}, "empty"),
+        (pbt, {"quantile_fraction": 0.6}, "quantile_fraction=0.6"),
+        (pbt, {"perturbation_interval": 0}, "perturbation_interval"),
+        (pbt, {"burn_in_period": -1}, "burn_in_period"),
+        (pbt, {"resample_probability": 1.5}, "resample_probability"),
+        (pbt, {"perturbation_factors": (1.2, -0.8)}, "perturbation_factors"),
+        (pbt, {"custom_explore_fn": 3}, "custom_explore_fn"),
+        (pbt, {"tie": "loudest"}, "tie"),
+        (sch.PB2, {"hyperparam_bounds": None}, "hyperparam_bounds=None: give each value.s bounds"),
+        (sch.PB2, {"hyperparam_bounds": {"lr": [1]}}, r"\['lr'\]=\[1\]: give \[smallest, largest\]"),
+        (sch.PB2, {"hyperparam_bounds": {"lr": [0.1, 0.01]}}, "the smallest value comes first"),
+        (sch.PB2, {"hyperparam_bounds": {"lr": [1, 1]}}, "the two differ"),
+        (sch.PB2, {"hyperparam_bounds": {"net": {"lr": "fast"}}}, r"\['net'\]\['lr'\]='fast'"),
+        (sch.PB2, {"hyperparam_bounds": {"lr": tune.randn()}}, "or a domain such as"),
     ],
 )
-def test_arguments_are_checked_where_they_are_given(make, words):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tune.loguniform(0, 1),
-        lambda: tune.loguniform(-1, 1),
-        lambda: tune.uniform(1, 0),
-        lambda: tune.randint(3, 3),
-        lambda: tune.choice([]),
-    ],
-)
-@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "bohb", "pbt"])
-def test_a_forbidden_bound_starts_nothing(make, scheduler):
-    began = []
-    with pytest.raises((SpaceError, ConfigError)):
-        simulate(lambda config, t, rng: began.append(1) or {"loss": 1.0}, scheduler, {"lr": make()})
-    assert not began
+def test_arguments_are_checked_where_they_are_given(cls, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        cls(**arguments)
 
 
 # --- mutations ------------------------------------------------------------------------------------

@@ -49,8 +49,9 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("trainable", [forgetful, Forgetful])
-@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize(
+    ("name", "trainable"), [("HyperBand", forgetful), ("ASHA", Forgetful), ("PBT", forgetful)]
+)
 def test_they_begin_anew_with_one_warning(fit, caplog, trainable, name):
     grid = fit(
         trainable, SPACE, metric="m", mode="max", max_concurrent_trials=1, scheduler=SCHEDULERS[name]()

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import examples
-from tests.tune.schedulers.simulated_workers import SimulatedWorkers
-from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import (
     HyperBandForBOHB,
     HyperBandScheduler,
     TrialScheduler,
     Verdict,
-    create_scheduler,
 )
 from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
 
@@ -83,31 +76,6 @@ def test_14_the_table_is_the_pseudocodes():
     assert sizes != [81, 27, 9, 6, 5]  # the example table of the same paper
 
 
-@pytest.mark.parametrize(("pair", "totals"), TOTALS.items())
-def test_14_totals(pair, totals):
-    trials, scratch, resume = 0, 0, 0
-    for plan in bracket_plans(*pair):
-        trials += plan.size
-        before = 0
-        for level, entries in plan.rounds(pair[1]):
-            scratch += entries * level
-            resume += entries * (level - before)
-            before = level
-    assert (trials, scratch, resume) == totals
-
-
-@pytest.mark.parametrize("workers", [1, 7, 32])
-@pytest.mark.parametrize("pair", [(9, 3), (27, 3), (16, 2)])
-def test_14_one_turn_of_all_brackets_costs_that_much(pair, workers):
-    trials, scratch, resume = TOTALS[pair]
-    crew = SimulatedWorkers(hyperband(*pair), samples=trials, workers=workers).run()
-    assert sum(trial.spent for trial in crew.trials.values()) == resume
-    # From scratch each round would be trained from the beginning.
-    judged = [decision.reason for _, _, decision in crew.decisions] + [reason for _, reason in crew.resumed]
-    levels = [reason.get("rung", pair[0]) for reason in judged if reason["rule"] in ("rung", "max_t")]
-    assert sum(levels) == scratch
-
-
 @pytest.mark.parametrize(
     ("pair", "levels"),
     [
@@ -127,11 +95,6 @@ def test_14_levels_are_shared_and_end_at_the_maximum(pair, levels):
     plans = bracket_plans(*pair)
     assert [list(plan.levels) for plan in plans] == [levels[skipped:] for skipped in range(len(levels))]
     assert [plan.lowest for plan in plans] == list(range(len(levels)))
-
-
-@given(st.integers(2, 10), st.integers(0, 10))
-def test_1_levels_of_an_exact_power(eta, k):
-    assert list(shared_levels(eta**k, eta)) == [eta**i for i in range(k + 1)]
 
 
 @given(st.floats(0.1, 3000) | st.integers(1, 3000), st.integers(2, 10) | st.floats(2, 10))
@@ -262,23 +225,6 @@ def test_the_rule_is_the_one_written_down(values, order):
     assert fell == set(range(9)) - set(best)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_8_nan_and_infinity_never_go_on(value, mode):
-    scheduler = nine(mode=mode)
-    for number in range(8):
-        report(scheduler, number, 1, value)
-    report(scheduler, 8, 1, 5.0)
-    assert len(scheduler.verdicts()) == 8
-    assert went_on(scheduler) == ["8"]  # of three places, two stay empty
-    other = nine(mode=mode)
-    for number in range(9):
-        last = report(other, number, 1, value)
-    assert last.verdict is STOP
-    assert len(other.verdicts()) == 8
-    assert other.choose_trial_to_run([], [str(number) for number in range(9)]) is None
-
-
 def test_11_without_the_metric_a_trial_stays_on_its_way_but_ends_at_max_t():
     scheduler = nine()
     for number in range(8):
@@ -336,69 +282,3 @@ def test_without_a_last_stop_trials_run_on(cls):
 
 
 # --- arguments ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"max_t": 0}, "max_t=0"),
-        ({"max_t": math.inf}, "max_t=inf"),
-        ({"reduction_factor": 1}, "reduction_factor=1: give a number of at least 2"),
-        ({"reduction_factor": math.nan}, "reduction_factor=nan"),
-        ({"mode": "maximum"}, "'maximum'"),
-        ({"time_attr": ""}, "time_attr=''"),
-    ],
-)
-@pytest.mark.parametrize("cls", BOTH)
-def test_bad_arguments_are_named(cls, arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        cls(**arguments)
-
-
-@pytest.mark.parametrize("cls", BOTH)
-def test_names_order_and_defaults_are_rays(cls):
-    assert cls("epoch", "loss", "min", 100, 4, False).arguments == {
-        "time_attr": "epoch",
-        "metric": "loss",
-        "mode": "min",
-        "max_t": 100,
-        "reduction_factor": 4,
-        "stop_last_trials": False,
-        "narrow_first": False,
-    }
-    defaults = cls().arguments
-    assert (defaults["time_attr"], defaults["max_t"], defaults["reduction_factor"]) == (
-        "training_iteration",
-        81,
-        3,
-    )
-    with pytest.raises(ConfigError, match="TuneConfig"):
-        cls().set_search_properties(None, None, scheduler_generator(0))
-
-
-def test_by_name():
-    assert type(create_scheduler("hyperband", max_t=27)) is HyperBandScheduler
-    assert type(create_scheduler("hb_bohb", max_t=27)) is HyperBandForBOHB
-    from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as by_its_module
-
-    assert tune.schedulers.HyperBandForBOHB is by_its_module
-
-
-@settings(max_examples=examples(200))
-@given(st.integers(2, 60), st.integers(2, 4), st.integers(1, 40), st.integers(1, 5), st.integers(0, 10**6))
-def test_6_min_of_the_negated_metric_decides_the_same(max_t, eta, samples, workers, seed):
-    chance = random.Random(seed)
-    values = [chance.choice([1.0, 2.0, math.nan, chance.random()]) for _ in range(samples)]
-
-    def play(mode: str, sign: int) -> list[object]:
-        crew = SimulatedWorkers(
-            hyperband(max_t, eta, mode),
-            samples=samples,
-            workers=workers,
-            value=lambda trial, time: sign * values[trial],
-            chance=random.Random(seed),
-            fail_rate=0.02,
-        ).run()
-        return [(who, when, each.verdict, each.reason.get("rank")) for who, when, each in crew.decisions]
-
-    assert play("max", 1) == play("min", -1)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import examples
-from tests.tune.schedulers.simulated_workers import SimulatedWorkers, replayed
-from tests.tune.schedulers.test_hyperband import BOTH, CONTINUE, PAUSE, STOP, hyperband, nine, report, went_on
-from trainkit.tune.schedulers.halving import bracket_plans, places, shared_levels
+from tests.tune.schedulers.simulated_workers import SimulatedWorkers
+from tests.tune.schedulers.test_hyperband import PAUSE, STOP, hyperband, nine, report, went_on
+from trainkit.tune.schedulers.halving import places
 
 SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(1, 32)
 
@@ -112,14 +109,6 @@ def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
     assert went_on(scheduler) == ["7", "6", "5"]
 
 
-def test_all_trials_failing_leaves_nothing_waiting():
-    scheduler = nine()
-    for number in range(9):
-        scheduler.on_trial_error(str(number))
-    scheduler.on_no_more_trials()
-    assert fallen(scheduler) == went_on(scheduler) == []
-
-
 # --- brackets that close --------------------------------------------------------------------------
 
 
@@ -179,38 +168,6 @@ def test_10_one_that_goes_on_without_a_word_is_resumed_only_at_its_next_pause():
     assert went_on(scheduler) == ["7", "6"]
 
 
-@given(*SIZES, st.integers(0, 2**32), st.integers(-3, 0))
-def test_10_repeated_and_backward_reports_change_nothing(max_t, eta, samples, workers, seed, back):
-    class Stutters(SimulatedWorkers):
-        def _hear_verdicts(self) -> None:
-            super()._hear_verdicts()
-            name, arguments, answer = self.calls[-1]
-            if name == "on_result" and self.trials[arguments[0]].status == "RUNNING":
-                trial_id, result = arguments
-                earlier = {"training_iteration": result["training_iteration"] + back, "m": 1e9}
-                again = self.scheduler.on_result(trial_id, earlier)
-                assert "budget" not in again.reason or answer.reason.get("budget") is None
-                assert again.verdict in (answer.verdict, CONTINUE)
-
-    def play(cls: type[SimulatedWorkers]) -> list[object]:
-        chance = random.Random(seed)
-        value = [chance.random() for _ in range(samples)]
-        scheduler = hyperband(max_t, eta)
-        return (
-            cls(
-                scheduler,
-                samples=samples,
-                workers=workers,
-                value=lambda n, t: value[n] + t % 3,
-                chance=chance,
-            )
-            .run()
-            .decisions
-        )
-
-    assert play(Stutters) == play(SimulatedWorkers)
-
-
 @pytest.mark.parametrize("more", [True, False])
 def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(more):
     scheduler = nine()
@@ -227,65 +184,3 @@ def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(mo
 
 
 # --- 16, 17, 28: whole experiments ----------------------------------------------------------------
-
-
-@settings(max_examples=examples(300))
-@given(
-    *SIZES, st.integers(0, 2**32), st.sampled_from([0, 0.01, 0.2]), st.sampled_from([0, 0.02]), st.booleans()
-)
-@example(100, 5, 40, 32, 0, 0.2, 0.02, True)
-def test_16_no_trial_is_left_waiting(max_t, eta, samples, workers, seed, fail_rate, end_rate, narrow):
-    """Row 1.15; with the scheduler alone, so that nobody else ends what it forgets."""
-    chance = random.Random(seed)
-    crew = SimulatedWorkers(
-        hyperband(max_t, eta, cls=chance.choice(BOTH), narrow_first=narrow),
-        samples=samples,
-        workers=workers,
-        value=lambda trial, time: chance.choice([chance.random(), math.nan]),
-        chance=chance,
-        fail_rate=fail_rate,
-        end_rate=end_rate,
-    ).run()
-    assert len(crew.trials) == samples
-    assert {trial.status for trial in crew.trials.values()} <= {"TERMINATED", "ERROR"}
-
-
-@given(*SIZES, st.integers(0, 2**32))
-def test_17_each_level_that_a_trial_passes_is_told_once_with_its_budget(max_t, eta, samples, workers, seed):
-    chance = random.Random(seed)
-    crew = SimulatedWorkers(
-        hyperband(max_t, eta), samples=samples, workers=workers, chance=chance, fail_rate=0.02
-    ).run()
-    levels, plans = shared_levels(max_t, eta), bracket_plans(max_t, eta)
-    told = Counter()
-    furthest = dict.fromkeys(crew.trials, 0)
-    for name, arguments, answer in crew.calls:
-        if name == "on_result":
-            trial_id, time = arguments[0], arguments[1]["training_iteration"]
-            furthest[trial_id] = max(furthest[trial_id], time)
-            if "budget" in answer.reason:
-                assert levels[answer.reason["budget"]] == time
-                told[trial_id, time] += 1
-    expected = Counter(
-        (trial_id, level)
-        for trial_id, time in furthest.items()
-        for level in plans[crew.scheduler.bracket_of(trial_id) % len(plans)].levels
-        if level <= time
-    )
-    assert told == expected
-
-
-@given(*SIZES, st.integers(0, 2**32), st.sampled_from(BOTH))
-def test_28_the_same_calls_give_the_same_answers(max_t, eta, samples, workers, seed, cls):
-    """So what is replayed up to any call goes on as it would have."""
-    chance = random.Random(seed)
-    crew = SimulatedWorkers(
-        hyperband(max_t, eta, cls=cls),
-        samples=samples,
-        workers=workers,
-        value=lambda trial, time: chance.random(),
-        chance=chance,
-        fail_rate=0.02,
-        end_rate=0.01,
-    ).run()
-    assert replayed(crew.scheduler, crew) == [answer for _, _, answer in crew.calls]

@@ -59,8 +59,7 @@ def rungs_of(grid) -> Counter:
     return Counter((each["rule"], each.get("rung"), each["verdict"]) for each in grid.decisions())
 
 
-@pytest.mark.parametrize("cls", [HyperBandScheduler, HyperBandForBOHB])
-@pytest.mark.parametrize("trainable", [Climbing, climbing])
+@pytest.mark.parametrize(("cls", "trainable"), [(HyperBandScheduler, Climbing), (HyperBandForBOHB, climbing)])
 def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     """14: 17 trials and 69 units for 9 and 3, as trials go on from where they paused."""
     keep = tune.CheckpointConfig(num_to_keep=1)
@@ -85,43 +84,6 @@ def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     assert judged == {(1, True): 3, (1, False): 6, (3, True): 2, (3, False): 6}
     best = max(grid, key=lambda result: result.config["x"])
     assert best.metrics["training_iteration"] == 9
-
-
-def test_a_metric_that_never_comes_leaves_every_trial_to_max_t(fit):
-    """Bad input: nothing hangs, and the error names the metric."""
-
-    class Other(Climbing):
-        def step(self):
-            return {"other": 1.0}
-
-    grid = fit(
-        Other,
-        {"x": tune.uniform(0, 1)},
-        metric="m",
-        mode="max",
-        num_samples=5,
-        scheduler=HyperBandScheduler(max_t=9),
-    )
-    assert grid.num_errors == 5
-    assert "'m'" in str(grid.errors[0])
-
-
-@pytest.mark.parametrize("cls", [HyperBandScheduler, HyperBandForBOHB])
-def test_nothing_but_nan_ends(fit, cls):
-    class Lost(Climbing):
-        def step(self):
-            return {"m": float("nan")}
-
-    grid = fit(
-        Lost, {"x": tune.uniform(0, 1)}, metric="m", mode="max", num_samples=12, scheduler=cls(max_t=9)
-    )
-    assert grid.num_terminated == 12
-    first = [result.reason.partition(", cutoff")[0] for result in grid if "rank 1 " in result.reason]
-    # The second bracket, of 5 trials, got 3; no place of either is taken.
-    assert sorted(first) == [
-        f"stopped by {cls.label}: rung 1 of bracket 0, rank 1 of 9, 3 may go on",
-        f"stopped by {cls.label}: rung 3 of bracket 1, rank 1 of 3, 1 may go on",
-    ]
 
 
 def test_more_samples_open_new_brackets(fit, tmp_path):
@@ -207,7 +169,7 @@ def turn(folder: Path, after: int) -> tune.Tuner:
     )
 
 
-@pytest.mark.parametrize("after", [2, 20, 27, 35, 50, 77, 90, 101])
+@pytest.mark.parametrize("after", [2, 35, 90])
 def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(tmp_path, undisturbed, after):
     with pytest.raises(KeyboardInterrupt):
         turn(tmp_path, after).fit()

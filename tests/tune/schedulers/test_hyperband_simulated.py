@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.conftest import examples
-from tests.tune.schedulers.test_hyperband import BOTH, TOTALS
+from tests.tune.schedulers.test_hyperband import TOTALS
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
 from trainkit.tune.schedulers.halving import bracket_plans
@@ -39,33 +36,6 @@ def test_14_every_bracket_ends_at_the_maximum(max_t):
     for each in simulation.decisions():
         furthest[each["bracket"]] = max(furthest.get(each["bracket"], 0), each["iteration"])
     assert furthest == dict.fromkeys(range(len(plans)), max_t)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    st.integers(2, 100),
-    st.integers(2, 5),
-    st.integers(1, 40),
-    st.integers(1, 32),
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.01, 0.1]),
-    st.integers(0, 3),
-    st.sampled_from(BOTH),
-)
-def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed, failures, retries, cls):
-    """Row 1.15."""
-    simulation = simulate(
-        cls(max_t=max_t, reduction_factor=eta),
-        samples,
-        workers=workers,
-        seed=seed,
-        stragglers=0.5,
-        failures=failures,
-        run_config=tune.RunConfig(failure_config=tune.FailureConfig(max_failures=retries)),
-    )
-    assert (len(simulation), simulation.num_unfinished) == (samples, 0)
-    assert simulation.num_terminated + simulation.num_errors == samples
-    assert "not promoted" not in {result.reason for result in simulation}
 
 
 def test_those_that_an_end_finds_paused_say_how_they_stood():
@@ -119,13 +89,3 @@ def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
         assert len(cutoffs) == 1
         assert set(axes.get_lines()[index].get_ydata()) == cutoffs
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stopped", "went on", "cutoff"]
-
-
-def test_27_the_same_seed_gives_the_same_log():
-    hashes = {
-        simulate(
-            HyperBandScheduler(max_t=27), 60, workers=5, stragglers=0.3, failures=0.01, seed=seed
-        ).log_hash
-        for seed in (1, 1, 2)
-    }
-    assert len(hashes) == 2

@@ -55,16 +55,6 @@ def test_21_the_worked_example():
     assert (third.verdict, third.reason["median"], third.reason["others"]) == (STOP, 2.5, 3)
 
 
-def test_21_the_worked_example_in_the_other_mode():
-    scheduler = rule("min", "ABDEF")
-    for trial_id, value in zip("ABD", (3, 4, 5), strict=True):
-        report(scheduler, trial_id, 1, value)
-    first = report(scheduler, "E", 1, 4.1)
-    assert (first.verdict, first.reason["best"], first.reason["median"]) == (STOP, 4.1, 4.0)
-    second = report(scheduler, "F", 1, 4.0)
-    assert (second.verdict, second.reason["median"]) == (CONTINUE, 4.05)
-
-
 def test_21_a_completed_trial_counts_once():
     scheduler = with_others()
     for trial_id in "ABD":
@@ -153,35 +143,6 @@ def test_the_rule_is_the_one_written_down(stream, grace, needed, compare):
     assert ours == plain_verdicts(stream, grace, needed, compare)
 
 
-def test_6_min_of_the_negated_metric_decides_the_same():
-    generator = scheduler_generator(6)
-    values = [-3.0, -1.0, 0.0, 1.0, 2.0, math.nan, math.inf, -math.inf]
-    stopped = 0
-    for number in range(1000):
-        same = {"min_samples_required": 1 + number % 2, "compare": "value" if number % 3 else "average"}
-        stream = [
-            (int(generator.integers(6)), 1.0, values[int(generator.integers(len(values)))]) for _ in range(20)
-        ]
-        verdicts = verdicts_of(rule("max", **same), stream)
-        assert verdicts == verdicts_of(rule("min", **same), stream, sign=-1)
-        stopped += STOP in verdicts
-    assert stopped > 100
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 8))
-def test_7_ties_go_on(value, n):
-    scheduler = rule(trials="ABCDE", min_samples_required=1)
-    for t in range(1, n + 1):
-        for trial_id in "ABCDE":
-            assert report(scheduler, trial_id, t, value).verdict is CONTINUE
-
-
-@given(streams)
-def test_8_nan_and_infinity_count_as_the_worst(stream):
-    worst = [(n, step, v if math.isfinite(v) else -math.inf) for n, step, v in stream]
-    assert verdicts_of(rule(), stream) == verdicts_of(rule(), worst)
-
-
 def test_8_an_own_nan_stops_only_when_there_are_others_to_judge_by():
     scheduler = rule(trials="ABCDE", min_samples_required=3)
     assert report(scheduler, "E", 1, math.nan).verdict is CONTINUE
@@ -199,22 +160,6 @@ def test_8_nan_of_others_stops_nobody():
     for trial_id in "ABC":
         assert report(scheduler, trial_id, 1, math.nan).verdict is CONTINUE
     assert report(scheduler, "E", 1, -5.0).verdict is CONTINUE
-
-
-@given(streams, st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from(["all", "completed"]))
-@settings(max_examples=examples(200))
-def test_10_late_duplicate_and_backward_reports_change_nothing(stream, back, pool):
-    clean, disturbed = (rule(min_samples_required=1, pool=pool) for _ in range(2))
-    for number in range(6):
-        clean.on_trial_add(str(number))
-        disturbed.on_trial_add(str(number))
-    stopped = set()
-    for number, time, value in timed(stream):
-        expected = report(clean, str(number), time, value)
-        assert repr(report(disturbed, str(number), time, value)) == repr(expected)
-        again = report(disturbed, str(number), time - back, 99.0)
-        stopped |= {number} if expected.verdict is STOP else set()
-        assert again.verdict is (STOP if number in stopped else CONTINUE)
 
 
 def test_10_a_trial_that_has_ended_reports_in_vain():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from tests.tune.controller.harness import Play
 from tests.tune.schedulers.test_median import CONTINUE, PAUSE, STOP, report, rule, with_others
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.schedulers import Decision, MedianStoppingRule, described_scheduler
+from trainkit.tune.schedulers import Decision, MedianStoppingRule
 
 
 def test_the_pool_may_be_of_completed_trials_alone():
@@ -120,35 +118,6 @@ def test_losers_go_after_those_that_made_way():
     assert scheduler.choose_trial_to_run([], ["A", "E"]) == "A"
     scheduler.on_trial_resume("A")
     assert scheduler.choose_trial_to_run([], ["E"]) == "E"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"grace_period": -1}, "grace_period=-1: give a number of at least 0"),
-        ({"grace_period": math.nan}, "grace_period=nan"),
-        ({"min_time_slice": "1"}, "min_time_slice='1'"),
-        ({"min_samples_required": 0}, "min_samples_required=0: give a whole number of 1 or more"),
-        ({"min_samples_required": 2.5}, "min_samples_required=2.5"),
-        ({"pool": "running"}, "pool='running' is none of 'all', 'completed'"),
-        ({"compare": "mean"}, "compare='mean' is none of 'average', 'value'"),
-        ({"mode": "up"}, "mode='up' is neither"),
-        ({"time_attr": 3}, "time_attr=3"),
-    ],
-)
-def test_bad_arguments(arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        MedianStoppingRule(**arguments)
-
-
-def test_it_is_made_again_from_its_arguments_and_by_name():
-    scheduler = MedianStoppingRule("t", "m", "min", 5, 4, 2, False, pool="completed", compare="value")
-    made = described_scheduler({"class": "MedianStoppingRule", "arguments": scheduler.arguments})
-    assert isinstance(made, MedianStoppingRule)
-    assert made.arguments == scheduler.arguments
-    for name in ("median", "median_stopping_rule", "medianstopping"):
-        named = tune.create_scheduler(name, grace_period=7)
-        assert (named.time_attr, named.grace_period, named.min_samples_required) == ("time_total_s", 7, 3)
 
 
 # --- through the controller -----------------------------------------------------------------------

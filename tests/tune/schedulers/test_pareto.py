@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.tune.test_objectives import BOTH, QUIET, SPACE, clouds, reports, trade_off
+from tests.tune.test_objectives import BOTH, SPACE, clouds, trade_off
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.core.objectives import objectives_of
 from trainkit.tune.schedulers import ParetoScheduler, Verdict
 
@@ -113,32 +112,3 @@ def test_it_spends_less_and_keeps_the_front():
     assert set(iterations) == {1, 3, 9}
     front = grid.pareto_front()
     assert any(result.metrics["training_iteration"] == 9 for result in front)
-
-
-def test_it_is_restored_with_its_rungs(fit, inline, tmp_path):
-    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
-    settings = {"seed": 1, "max_concurrent_trials": 1, **BOTH}
-    whole = fit(reports, SPACE, num_samples=12, scheduler=scheduler, run={"name": "w"}, **settings)
-    fit(reports, SPACE, num_samples=7, scheduler="pareto", **settings)
-    fit(reports, SPACE, num_samples=7, scheduler=scheduler, run={"name": "s"}, **settings)
-    more = tune.TuneConfig(num_samples=12)
-    restored = tune.Tuner.restore(tmp_path / "s", reports, tune_config=more, run_config=QUIET).fit()
-    assert [len(each.metrics_dataframe) for each in restored] == [
-        len(each.metrics_dataframe) for each in whole
-    ]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_t": 0},
-        {"grace_period": 5, "max_t": 4},
-        {"reduction_factor": 1},
-        {"metric": "loss", "mode": "min"},
-        {"metric": ["a", "b"]},
-        {"time_attr": ""},
-    ],
-)
-def test_a_mistake_is_named(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        ParetoScheduler(**arguments)

@@ -99,13 +99,6 @@ def test_nan_is_exploited_by_nobody_and_exploits():  # property 22
     assert decision.reason["rank"] is None and decision.reason["score"] is None
 
 
-def test_nan_everywhere_changes_nothing():
-    scheduler = population()
-    for t in (10, 20):
-        for number in range(4):
-            assert report(scheduler, number, t, math.nan).verdict is CONTINUE
-
-
 # --- asynchronous ---------------------------------------------------------------------------------
 
 

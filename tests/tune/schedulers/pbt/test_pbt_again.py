@@ -49,8 +49,7 @@ def retrained(stretches):
     return theta
 
 
-@pytest.mark.parametrize("how", ["resume_errored", "restart_errored"])
-@pytest.mark.parametrize("at", [10, 13, 0])
+@pytest.mark.parametrize(("how", "at"), [("resume_errored", 10), ("restart_errored", 0)])
 def test_a_member_that_failed_runs_again(trained, tmp_path, at, how):
     Fragile.interrupts = at
     first = trained(Fragile, synch=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tune.schedulers.pbt.test_pbt import CONTINUE, PAUSE, population, report
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import PopulationBasedTraining, create_scheduler, described_scheduler
+from trainkit.tune.schedulers import described_scheduler
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import decode_config, encode_config
 
@@ -141,29 +139,6 @@ def test_a_custom_function_that_breaks_the_rules_is_named(custom, words):
 # --- settings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"hyperparam_mutations": None}, "nothing to explore"),
-        ({"hyperparam_mutations": {}}, "nothing to explore"),
-        ({"hyperparam_mutations": {"lr": []}}, "empty"),
-        ({"quantile_fraction": 0.6}, "quantile_fraction"),
-        ({"quantile_fraction": -0.1}, "quantile_fraction"),
-        ({"perturbation_interval": 0}, "perturbation_interval"),
-        ({"perturbation_interval": math.inf}, "perturbation_interval"),
-        ({"burn_in_period": -1}, "burn_in_period"),
-        ({"resample_probability": 1.5}, "resample_probability"),
-        ({"perturbation_factors": ()}, "perturbation_factors"),
-        ({"perturbation_factors": (1.2, -0.8)}, "perturbation_factors"),
-        ({"custom_explore_fn": 3}, "custom_explore_fn"),
-        ({"tie": "loudest"}, "tie"),
-    ],
-)
-def test_settings_out_of_range_are_refused(arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        population(1, **arguments)
-
-
 def test_a_report_without_what_is_required():
     for result, words in (
         ({"training_iteration": 1}, "metric='m'"),
@@ -183,26 +158,6 @@ def test_it_is_made_again_from_its_arguments():
     scheduler = population(custom_explore_fn=lambda config: config)
     stored = encode_config({"class": "PopulationBasedTraining", "arguments": scheduler.arguments})
     assert described_scheduler(decode_config(stored)) is None  # the user gives it again
-
-
-def test_it_is_known_by_its_name():
-    made = create_scheduler("pbt", hyperparam_mutations={"lr": [1, 2]}, synch=True, metric="m", mode="max")
-    assert type(made) is PopulationBasedTraining and made.synch
-
-
-def test_the_same_decisions_for_a_metric_and_its_negative():  # property 6
-    runs = []
-    for mode, sign in (("max", 1), ("min", -1)):
-        scheduler = population(6, mode=mode, quantile_fraction=0.4)
-        runs.append(
-            [
-                (decision.verdict, decision.donors, decision.save)
-                for t in range(10, 100, 10)
-                for number in range(6)
-                for decision in [report(scheduler, number, t, sign * ((number * 7 + t) % 5))]
-            ]
-        )
-    assert runs[0] == runs[1]
 
 
 # --- a space with conditions and rules ----------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_equal_members_leave_each_other_alone_for_ever():
     assert best[-1] == pytest.approx(0.39, abs=1e-6)
 
 
-SEEDS = 100
+SEEDS = 40
 
 
 def test_ties_broken_at_random_find_the_optimum():
