@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import Row, Search
-from trainkit.tune.search import BayesOptSearch, ConcurrencyLimiter, create_searcher
+from trainkit.tune.search import BayesOptSearch
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -58,24 +56,6 @@ def test_each_acquisition_function_learns_where_more_is_better(kind):
     assert min(losses[4:]) < min(losses[:4])
 
 
-# rows 1.5, 2.9
-@pytest.mark.slow
-def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened():
-    search = Search(row_of(), PLANE, num_samples=20)
-    waiting = []
-    while len(search.configs) < 9:
-        search.next()
-        waiting.append(list(search.configs)[-1])
-        if len(waiting) == 3:
-            number = len(search.configs)
-            search.finish(
-                waiting.pop(1), loss=math.nan if number == 5 else float(number % 4), error=number == 7
-            )
-    restored = search.restored()
-    assert search.next() == restored.next()
-    assert run(search, 2) == run(restored, 2)
-
-
 @pytest.mark.slow
 def test_an_interrupted_search_goes_on(fit, tmp_path):
     def objective(config):
@@ -113,16 +93,6 @@ def test_points_come_first_and_may_leave_something_open():
     configs = run(Search(row_of(points_to_evaluate=points), PLANE, num_samples=5))
     assert [config["net"]["lr"] for config in configs[:3]] == [0.5, 0.25, 0.5]
     assert [config["x"] for config in configs][::2][:2] == [1.0, 1.0]
-
-
-@pytest.mark.slow
-def test_results_of_before_are_learned_from(fit):
-    def objective(config):
-        return {"loss": loss_of(config)}
-
-    first = fit(objective, PLANE, metric="loss", num_samples=20, seed=0)
-    configs = run(Search(row_of(analysis=first, random_search_steps=0), PLANE, num_samples=4))
-    assert min(map(loss_of, configs)) < 2
 
 
 @pytest.mark.slow
@@ -164,12 +134,6 @@ def test_what_is_forbidden_never_comes():
     assert len(search.configs) == 6
 
 
-def test_a_limiter_goes_around_it():
-    row = Row("limited", lambda **given: ConcurrencyLimiter(BayesOptSearch(**given), 2))
-    search = Search(row, PLANE, num_samples=6)
-    assert (search.next() is None, search.next() is None, search.next() is None) == (False, False, True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "space", "words"),
     [
@@ -193,27 +157,6 @@ def test_a_limiter_goes_around_it():
 def test_a_mistake_is_named(arguments, space, words):
     with pytest.raises(ConfigError, match=words):
         Search(row_of(**arguments), space)
-
-
-def test_its_names():
-    from trainkit.plugins.searchers.bayesopt import BayesOptSearch as by_ray
-    from trainkit.tune.suggest.bayesopt import BayesOptSearch as by_old_ray
-
-    assert by_ray is by_old_ray is BayesOptSearch
-    assert isinstance(create_searcher("bayesopt", metric="loss", mode="min"), BayesOptSearch)
-
-
-@pytest.mark.external
-def test_without_the_package_the_command_to_install_it_is_named():
-    code = (
-        "import sys; sys.modules['bayes_opt'] = None\n"
-        "from trainkit.tune.search import BayesOptSearch\n"
-        "try: BayesOptSearch()\n"
-        "except ImportError as error: print(type(error).__name__, error)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("MissingDependencyError")
-    assert "pip install 'trainkit-ml[bayesopt]'" in said
 
 
 def test_a_place_that_comes_twice_is_no_reason_to_speak(capfd):

@@ -79,30 +79,3 @@ def test_of_a_list_every_value_is_tried_once_and_then_the_search_ends(size: int)
         run_config=tune.RunConfig(verbose=0),
     ).fit()
     assert sorted(result.config["place"] for result in grid) == list(range(size))
-
-
-@pytest.mark.slow
-def test_it_finds_the_best_of_a_mixed_space() -> None:
-    def report(config: dict[str, Any]) -> dict[str, float]:
-        good = {"a": 0.0, "b": 1.0, "c": -1.0}[config["kind"]]
-        return {"score": good - (config["x"] - 0.3) ** 2 - 0.01 * abs(config["n"] - 12)}
-
-    grid = tune.Tuner(
-        report,
-        param_space={
-            "kind": tune.choice(["a", "b", "c"]),
-            "x": tune.uniform(0, 1),
-            "n": tune.randint(0, 20),
-        },
-        tune_config=tune.TuneConfig(
-            metric="score",
-            mode="max",
-            num_samples=16,
-            search_alg=BayesOptSearch(random_search_steps=8),
-            max_concurrent_trials=1,
-        ),
-        run_config=tune.RunConfig(verbose=0),
-    ).fit()
-    best = grid.get_best_result()
-    assert best.config["kind"] == "b"
-    assert best.metrics["score"] > 0.9

@@ -151,14 +151,6 @@ def test_a_searcher_is_made_again_from_its_description(searcher: Any) -> None:
     assert type(create_searcher(type(searcher).__name__)) is type(searcher)
 
 
-@pytest.mark.parametrize("name", ["ax", "nevergrad", "skopt"])
-def test_rays_paths(name: str) -> None:
-    cls = {"ax": AxSearch, "nevergrad": NevergradSearch, "skopt": SkOptSearch}[name]
-    for package in ("search", "suggest"):
-        module = importlib.import_module(f"trainkit.tune.{package}.{name}")
-        assert getattr(module, cls.__name__) is cls
-
-
 def test_a_tuner_searches_by_one(inline: None, fit: Any) -> None:
     results = fit(
         lambda config: tune.report({"loss": (config["x"] - 0.3) ** 2}),

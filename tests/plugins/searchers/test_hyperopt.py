@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import hyperopt
 import numpy as np
@@ -15,7 +13,7 @@ from tests.tune.search.domains import ALL_DOMAINS
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import TREE, Row, Search
-from trainkit.tune.search import HyperOptSearch, create_searcher
+from trainkit.tune.search import HyperOptSearch
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import decode_config, encode_config
 
@@ -53,25 +51,6 @@ def test_suggestions_are_hyperopts_own():
         assert {name: value[0] for name, value in document["misc"]["vals"].items()} == config
         loss = sum(math.sin(value) for value in config.values())
         documents.append({**document, "state": 2, "result": {"status": "ok", "loss": loss}})
-
-
-def test_it_finds_what_random_search_does_not(fit):
-    def loss(config):
-        return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
-
-    best = {}
-    for name in ("random", "hyperopt"):
-        grid = fit(loss, PLANE, metric="loss", num_samples=60, seed=1, search_alg=name, run={"name": name})
-        best[name] = grid.get_best_result().metrics["loss"]
-    assert best["hyperopt"] < min(best["random"], 0.5)
-
-
-def test_more_is_better_where_the_mode_is_max():
-    search = Search(Row("max", lambda **given: HyperOptSearch(mode="max", **given)), PLANE, num_samples=100)
-    while (config := search.next()) is not None:
-        search.finish(list(search.configs)[-1], loss=-abs(config["x"] - 2))
-    late = list(search.configs.values())[60:]
-    assert np.median([abs(config["x"] - 2) for config in late]) < 3.5  # of draws: 5
 
 
 # rows 1.5, 1.28, 2.6
@@ -193,17 +172,6 @@ def test_an_interrupted_search_goes_on(fit, tmp_path):
     assert [result.config for result in restored] == [result.config for result in whole]
 
 
-def test_evaluated_points_are_learned_from():
-    search = Search(ROW, PLANE, num_samples=8)
-    fresh = HyperOptSearch(n_initial_points=5)
-    rng = np.random.default_rng(0)
-    for x, y in rng.uniform(-10, 10, (60, 2)):
-        fresh.add_evaluated_point({"x": x, "y": y}, (x - 2) ** 2 + (y + 1) ** 2)
-    fresh.begin(search.searcher.space, metric="loss", mode="min", num_samples=8, seed=0)
-    configs = [fresh.suggest(f"t{n}") for n in range(8)]
-    assert np.median([(c["x"] - 2) ** 2 + (c["y"] + 1) ** 2 for c in configs]) < 25  # of draws: about 70
-
-
 # --- mistakes -------------------------------------------------------------------------------------
 
 
@@ -228,26 +196,3 @@ def test_evaluated_points_are_learned_from():
 def test_a_mistake_is_named(arguments, space, words):
     with pytest.raises(ConfigError, match=words):
         Search(Row("r", HyperOptSearch), space, arguments=arguments)
-
-
-def test_its_names():
-    from trainkit.plugins.searchers.hyperopt import HyperOptSearch as by_ray
-    from trainkit.tune.suggest.hyperopt import HyperOptSearch as by_old_ray
-
-    assert by_ray is by_old_ray is HyperOptSearch
-    search = create_searcher("hyperopt", n_initial_points=3, metric="loss", mode="min")
-    assert isinstance(search, HyperOptSearch)
-    assert search.arguments["n_initial_points"] == 3
-
-
-@pytest.mark.external
-def test_without_hyperopt_the_command_to_install_it_is_named():
-    code = (
-        "import sys; sys.modules['hyperopt'] = None\n"
-        "from trainkit.tune.search import HyperOptSearch\n"
-        "try: HyperOptSearch()\n"
-        "except ImportError as error: print(type(error).__name__, error)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("MissingDependencyError")
-    assert "pip install 'trainkit-ml[hyperopt]'" in said

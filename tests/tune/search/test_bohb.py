@@ -14,17 +14,13 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import TREE, Row, Search
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
-from trainkit.tune.search import ConcurrencyLimiter, create_searcher
+from trainkit.tune.search import ConcurrencyLimiter
 from trainkit.tune.search.bohb import TuneBOHB
 
 pytestmark = pytest.mark.usefixtures("inline")
 
 EAGER = {"random_fraction": 0}
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
-
-
-def parabola(config):
-    return {"loss": (config["x"] - 2) ** 2 + (config["y"] + 1) ** 2}
 
 
 def falling(config, training_iteration, rng):
@@ -73,24 +69,6 @@ def test_every_result_at_every_budget_is_heard_once(workers):
     assert Counter(budget for _, budget in Heard.judged) == {0: 9, 1: 3 + 5, 2: 1 + 1 + 3}
     ended = {each["trial_id"]: each["verdict"] for each in results.decisions() if "budget" in each}
     assert set(ended.values()) == {"STOP"} and len(ended) == 17
-
-
-# property 17
-@pytest.mark.parametrize("kind", ["stopping", "promotion"])
-def test_with_asha_too(kind):
-    scheduler = ASHAScheduler(max_t=9, reduction_factor=3, brackets=2, type=kind)
-    results = tune.simulate(
-        falling, {"x": tune.uniform(0, 1)}, searched(scheduler, Heard(), 40), workers=4, seed=1
-    )
-    assert set(Heard.judged.values()) == {1}
-    levels = [1, 3, 9]
-    reached = Counter()
-    for result in results:
-        iterations = [each["training_iteration"] for each in result.history]
-        first = min(budget for trial, budget in Heard.judged if trial == result.trial_id)
-        for budget in range(first, 3):
-            reached[budget] += levels[budget] in iterations
-    assert Counter(budget for _, budget in Heard.judged) == reached
 
 
 # property 17: what is reported again after a failure, from an earlier checkpoint or from none, is heard once
@@ -144,20 +122,6 @@ def test_it_learns_with_every_scheduler(name):
     assert late("bohb") < 0.6 * late("random")
 
 
-def test_on_one_budget_it_finds_what_random_search_does_not():
-    def best(name, seed):
-        results = tune.simulate(
-            lambda config, training_iteration, rng: {**parabola(config), "done": True},
-            PLANE,
-            searched(FIFOScheduler(), name, 60),
-            seed=seed,
-        )
-        return results.get_best_result().metrics["loss"]
-
-    found = {name: np.median([best(name, seed) for seed in range(6)]) for name in ("random", "bohb")}
-    assert found["bohb"] < 0.5 * found["random"]
-
-
 # --- spaces ---------------------------------------------------------------------------------------
 
 ROW = Row("bohb", lambda **given: TuneBOHB(bohb_config=EAGER, **given))
@@ -200,47 +164,12 @@ def test_a_branch_that_is_better_is_gone_into():
     assert np.median([model["width"] for model in late if "width" in model]) < 0.3
 
 
-def test_what_is_computed_is_computed_of_what_is_proposed():
-    space = {"x": tune.uniform(0, 1), "double": tune.sample_from(lambda spec: 2 * spec.config.x)}
-    for config in Search(ROW, space, num_samples=20).run():
-        assert config["double"] == 2 * config["x"]
-
-
-def test_a_space_of_its_own_with_constants_beside(fit):
-    grid = fit(
-        lambda config: {"loss": config["x"] * config["factor"]},
-        {"factor": 2, "net": {"width": 8}},
-        num_samples=8,
-        search_alg=TuneBOHB({"x": tune.uniform(0, 1)}, bohb_config=EAGER, metric="loss", mode="min"),
-    )
-    assert len(grid) == 8 and not grid.errors
-    assert all(
-        set(result.config) == {"x", "factor", "net"} and result.config["net"] == {"width": 8}
-        for result in grid
-    )
-    with pytest.raises(ConfigError, match="TuneBOHB has a search space of its own"):
-        fit(parabola, PLANE, metric="loss", search_alg=TuneBOHB({"z": tune.uniform(0, 1)}), run={"name": "f"})
-
-
 def test_points_are_tried_first_and_what_they_leave_open_is_drawn():
     points = [{"x": 1.5, "y": 2.5}, {"x": 3.0}]
     configs = Search(ROW, PLANE, num_samples=6, arguments={"points_to_evaluate": points}).run()
     assert configs[0] == points[0] and configs[1]["x"] == 3.0
     with pytest.raises(ConfigError, match="x=99, outside uniform"):
         Search(ROW, PLANE, arguments={"points_to_evaluate": [{"x": 99}]})
-
-
-def test_what_was_evaluated_elsewhere_is_learned_from(fit):
-    first = fit(parabola, PLANE, metric="loss", num_samples=40, seed=3, run={"name": "first"})
-    searcher = TuneBOHB(bohb_config=EAGER)
-    searcher.add_evaluated_trials(first, "loss")
-    searcher.add_evaluated_point({"x": 9.0, "y": 9.0}, 0.0, pruned=True)
-    second = fit(parabola, PLANE, metric="loss", num_samples=10, seed=3, search_alg=searcher)
-    start = [result.metrics["loss"] for result in first][:10]
-    assert np.median([result.metrics["loss"] for result in second]) < 0.5 * np.median(start)
-    searcher.add_evaluated_point({"x": 99.0, "y": 0.0}, 1.0)
-    with pytest.raises(ConfigError, match=r"'x': 99.0, .* is no configuration of the search space"):
-        fit(parabola, PLANE, metric="loss", search_alg=searcher, run={"name": "third"})
 
 
 @pytest.mark.parametrize(
@@ -256,14 +185,6 @@ def test_so_many_at_once_and_paused_ones_do_not_count(make):
 
 
 # --- names and bad input --------------------------------------------------------------------------
-
-
-def test_it_goes_by_name_and_by_the_places_of_ray_s():
-    import trainkit.tune.suggest.bohb as older
-    from trainkit.tune.search import TuneBOHB as front
-
-    assert older.TuneBOHB is front is TuneBOHB
-    assert isinstance(create_searcher("bohb", max_concurrent=3, unknown=1), TuneBOHB)
 
 
 # row 1.29
@@ -307,13 +228,3 @@ def test_a_space_of_another_package_is_refused():
 def test_wrong_arguments_are_named(arguments, words):
     with pytest.raises(ConfigError, match=words):
         TuneBOHB(**arguments)
-
-
-def test_without_a_metric_it_says_what_to_give(fit):
-    with pytest.raises(ConfigError, match="give metric and mode"):
-        fit(parabola, PLANE, search_alg=TuneBOHB())
-
-
-def test_a_metric_that_is_always_nan_ends_all_the_same(fit):
-    grid = fit(lambda config: {"loss": float("nan")}, PLANE, metric="loss", num_samples=20, search_alg="bohb")
-    assert grid.num_terminated == 20

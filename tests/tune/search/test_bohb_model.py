@@ -120,31 +120,6 @@ def test_a_third_is_random():
     assert far / 900 / 0.96 == pytest.approx(1 / 3, abs=0.05)
 
 
-# property 19
-def test_renamed_categories_are_proposed_alike():
-    """What is proposed for each is the same within error, whichever places they have in the list."""
-    losses = {"a": 0.1, "b": 0.9, "c": 0.3, "d": 0.8}
-    shares = []
-    for order in ("abcd", "dbca"):
-        bench = Bench({"kind": tune.choice(list(order)), "x": tune.uniform(0, 1)})
-        for n in range(40):
-            bench.tell({"kind": "abcd"[n % 4], "x": n / 40}, losses["abcd"[n % 4]] + n / 1000)
-        counts = Counter(config["kind"] for config in bench.asked(400))
-        shares.append([counts[name] / 400 for name in "abcd"])
-    assert shares[0] == pytest.approx(shares[1], abs=0.1)
-    assert shares[0][0] > 0.5
-
-
-def test_more_is_better_with_mode_max():
-    less, more = Bench(), Bench(mode="max")
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        x = float(rng.random())
-        less.tell({"x": x}, x)
-        more.tell({"x": x}, -x)
-    assert less.asked() == more.asked()
-
-
 def test_worst_are_nan_infinities_and_failures():
     """And they are never good, even where most are such."""
     bench = Bench()

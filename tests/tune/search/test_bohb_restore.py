@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.plugins.testing.searcher import Row, Search, loss_of
-from trainkit.tune.schedulers import ASHAScheduler, Decision, FIFOScheduler, HyperBandForBOHB, Verdict
+from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search.bohb import Knowledge, TuneBOHB
-from trainkit.tune.space.search_space import Space
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -26,71 +22,6 @@ SCHEDULERS = {
 
 
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
-
-BRANCHES = {
-    "kind": tune.choice(["sgd", "adam", "lamb"]),
-    "momentum": tune.when({"kind": "sgd"}, tune.uniform(0, 1)),
-    "beta": tune.when({"kind": ["adam", "lamb"]}, tune.loguniform(0.5, 1)),
-    "width": tune.randint(1, 30),
-    "never": tune.forbid({"kind": "lamb", "width": [1, 2, 3]}),
-}
-
-
-# property 28
-@given(
-    calls=st.lists(
-        st.tuples(
-            st.sampled_from(["suggest"] * 3 + ["judge"] * 4 + ["pause", "unpause", "end", "fail"]),
-            st.integers(0, 30),
-            st.integers(0, 2),
-            st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, math.nan, -math.inf]),
-        ),
-        min_size=30,
-        max_size=80,
-    )
-)
-def test_told_the_same_it_suggests_the_same(calls):
-    """What was suggested is put back without asking, what was told is told again."""
-
-    def told(searcher, what, trial_id, budget, loss):
-        result = {"loss": loss, "training_iteration": 3**budget}
-        match what:
-            case "judge":
-                reason = {"rung": 3**budget, "budget": budget}
-                searcher.on_trial_result(trial_id, result)
-                searcher.on_trial_decision(trial_id, result, Decision(Verdict.PAUSE, reason))
-            case "pause":
-                searcher.on_pause(trial_id)
-            case "unpause":
-                searcher.on_unpause(trial_id)
-            case "end" | "fail":
-                searcher.on_trial_complete(trial_id, result, error=what == "fail")
-
-    def begun():
-        searcher = TuneBOHB(bohb_config={"random_fraction": 0.1})
-        searcher.begin(Space.of(BRANCHES), metric="loss", mode="min", num_samples=-1, seed=3)
-        return searcher
-
-    live, log, configs = begun(), [], []
-    for what, number, budget, loss in calls:
-        if what == "suggest" or not configs:
-            trial_id = f"t{len(configs)}"
-            configs.append(live.suggest(trial_id))
-            log.append(("suggest", trial_id, configs[-1], None))
-        else:
-            log.append((what, f"t{number % len(configs)}", budget, loss))
-            told(live, *log[-1])
-    restored = begun()
-    for what, trial_id, given_, loss in log:
-        if what == "suggest":
-            assert restored.replay(trial_id, given_) == given_
-        else:
-            told(restored, what, trial_id, given_, loss)
-    space = Space.of(BRANCHES)
-    for n in range(6):
-        suggested = live.suggest(f"next {n}")
-        assert restored.suggest(f"next {n}") == suggested
-        assert space.allows(suggested)
 
 
 class Stepping(tune.Trainable):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import threading
 from typing import ClassVar
@@ -19,7 +18,6 @@ from trainkit.tune.search import (
     ConcurrencyLimiter,
     Repeater,
     Searcher,
-    create_searcher,
 )
 from trainkit.tune.search.optuna import OptunaSearch
 
@@ -253,57 +251,12 @@ def test_what_is_no_suggestion_is_named(wrong):
         raise Play(searcher=Wrong()).controller.error
 
 
-def test_it_may_be_kept_in_a_file(tmp_path):
-    searcher = Flat(lr=1)
-    searcher.save(str(tmp_path / "state"))
-    other = Flat(lr=2)
-    other.restore(str(tmp_path / "state"))
-    assert other.config == {"lr": 1}
-
-
 def test_what_learns_nothing_from_points_says_so():
     with pytest.raises(NotImplementedError, match="BasicVariantGenerator learns nothing"):
         BasicVariantGenerator().add_evaluated_point({"x": 1}, 2.0)
 
 
 # --- names and folders ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("random", BasicVariantGenerator),
-        ("variant_generator", BasicVariantGenerator),
-        ("optuna", OptunaSearch),
-    ],
-)
-def test_by_name(name, kind):
-    assert type(create_searcher(name, metric="loss", mode="min", max_concurrent=2)) is kind
-
-
-def test_a_name_that_is_none_is_named():
-    with pytest.raises(ConfigError, match=r"'optunna' is none of .*optuna, .*Did you mean 'optuna'"):
-        create_searcher("optunna")
-
-
-@pytest.mark.parametrize("folder", ["search", "suggest"])
-@pytest.mark.parametrize(
-    ("module", "name", "kind"),
-    [
-        ("basic_variant", "BasicVariantGenerator", BasicVariantGenerator),
-        ("concurrency_limiter", "ConcurrencyLimiter", ConcurrencyLimiter),
-        ("optuna", "OptunaSearch", OptunaSearch),
-        ("repeater", "Repeater", Repeater),
-        ("searcher", "Searcher", Searcher),
-    ],
-)
-def test_all_import_folders_of_ray_lead_to_the_same_classes(folder, module, name, kind):
-    home = f"trainkit.tune.{folder}"
-    if (folder, module) == ("suggest", "searcher"):
-        module = "suggestion"  # as it was called then
-    assert getattr(importlib.import_module(f"{home}.{module}"), name) is kind
-    assert getattr(importlib.import_module(home), name) is kind
-    assert importlib.import_module(home).create_searcher is create_searcher
 
 
 # --- reproducible search --------------------------------------------------------------------------

@@ -71,19 +71,6 @@ def test_constants_of_param_space_are_added(fit):
         assert result.config["twice"] == 2 * result.config["lr"]
 
 
-# row 1.5
-def test_a_replay_asks_no_sampler(monkeypatch):
-    search = Search(ROW, {"path": "here"}, num_samples=30)
-    search.run(18)
-    search.finish("t_00003", error=True)
-    asked = []
-    ask = optuna.Study.ask
-    monkeypatch.setattr(optuna.Study, "ask", lambda study: asked.append(1) or ask(study))
-    restored = search.restored()
-    assert not asked
-    assert search.run(5) == restored.run(5)
-
-
 def replacing(trial):
     return {"x": 10 ** trial.suggest_float("x", -3, 0)}
 
@@ -103,13 +90,6 @@ def test_points_come_first():
     assert (first["model"], first["lr"]) == ({"kind": "tree", "depth": 3}, 0.5)
     assert second["model"]["kind"] == "net"
     check(second)
-
-
-def test_points_that_are_known_are_learned_from():
-    points = [{"model": {"kind": "tree", "depth": depth}, "lr": 0.1} for depth in range(1, 10)]
-    given = {"points_to_evaluate": points, "evaluated_rewards": [float(n) for n in range(9)]}
-    search = Search(ROW, {}, arguments=given)
-    assert not any(config["lr"] == 0.1 for config in search.run())
 
 
 # row 2.13

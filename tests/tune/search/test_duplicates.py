@@ -51,19 +51,6 @@ def test_two_values_are_two_trials_and_the_run_says_why_it_ends(fit, tmp_path, n
     assert ending(tmp_path / "e") == "all 2 configurations of the space were tried" + AGAIN
 
 
-# row 2.13
-@pytest.mark.parametrize("name", SEARCHERS)
-def test_six_are_six_where_duplicates_are_allowed(fit, tmp_path, name):
-    space = {"x": tune.choice(["a", "b"])}
-    settings = {"search_alg": SEARCHERS[name](), "allow_duplicates": True}
-    assert len(fit(once, space, metric="loss", num_samples=6, **settings)) == 6
-    assert ending(tmp_path / "e") == "all trials have ended"
-
-
-def test_without_a_number_of_samples_a_finite_space_ends_too(fit):
-    assert len(fit(once, {"x": tune.randint(0, 5)}, num_samples=-1)) == 5
-
-
 def test_a_restore_makes_the_same_choices(fit, tmp_path):
     space = {"x": tune.randint(0, 8), "y": tune.choice(["a", "b"])}
     whole = fit(once, space, num_samples=16, seed=3, run={"name": "whole"})

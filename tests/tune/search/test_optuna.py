@@ -15,8 +15,8 @@ import pytest
 from tests.tune.search.domains import ALL_DOMAINS
 from trainkit import tune
 from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.plugins.testing.searcher import SPACE, TREE, Row, Search, loss_of
-from trainkit.tune.search import ConcurrencyLimiter, OptunaSearch
+from trainkit.plugins.testing.searcher import SPACE, Row, Search, loss_of
+from trainkit.tune.search import OptunaSearch
 from trainkit.tune.search.optuna import study as opened
 from trainkit.tune.search.optuna.study import MARK
 from trainkit.tune.space.search_space import Space
@@ -38,16 +38,6 @@ PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
 
 def configs_of(grid) -> list:
     return [result.config for result in grid]
-
-
-def test_it_finds_what_random_search_does_not(fit):
-    best = {}
-    for name in ("random", "optuna"):
-        grid = fit(
-            parabola, PLANE, metric="loss", num_samples=60, seed=1, search_alg=name, run={"name": name}
-        )
-        best[name] = grid.get_best_result().metrics["loss"]
-    assert best["optuna"] < min(best["random"], 0.5)
 
 
 def test_suggestions_are_optunas_own(fit):
@@ -83,14 +73,6 @@ def test_all_domains_are_searched():
     assert {config["objects"] is math.sin for config in search.configs.values()} == {True, False}
 
 
-# row 1.5
-def test_all_domains_are_restored():
-    search = Search(ROW, ALL_DOMAINS, num_samples=40)
-    search.run(15)
-    restored = search.restored()
-    assert search.run(3) == restored.run(3)
-
-
 def test_a_restore_asks_no_sampler(monkeypatch):
     """Ten thousand trials would take minutes: what was suggested is put into the study."""
     search = Search(ROW, SPACE, num_samples=20)
@@ -101,32 +83,6 @@ def test_a_restore_asks_no_sampler(monkeypatch):
     restored = search.restored()
     assert not asked
     assert search.next() == restored.next()
-
-
-@pytest.mark.parametrize("sampler", ["NSGAIISampler", "GridSampler", "BruteForceSampler", "RandomSampler"])
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_any_sampler_goes_on_after_a_restore(sampler):
-    def make(**given):
-        arguments = {"GridSampler": [{"x": [0, 2, 4, 6, 8], "y": [1, 2, 3]}]}.get(sampler, [])
-        return OptunaSearch(sampler=getattr(optuna.samplers, sampler)(*arguments), **given)
-
-    space = {"x": tune.randint(0, 9), "y": tune.choice([1, 2, 3])}
-    search = Search(Row(sampler, make), space, num_samples=20)
-    search.run(12)
-    restored = search.restored()
-    assert search.run(8) == restored.run(8)
-
-
-def test_a_sampler_that_has_tried_everything_ends_the_search(fit):
-    search = OptunaSearch(sampler=optuna.samplers.GridSampler({"x": [1, 3, 5]}))
-    grid = fit(
-        lambda config: config["x"],
-        {"x": tune.randint(0, 9)},
-        metric="_metric",
-        num_samples=9,
-        search_alg=search,
-    )
-    assert sorted(result.config["x"] for result in grid) == [1, 3, 5]
 
 
 # rows 1.24, 2.9
@@ -296,23 +252,6 @@ def test_optunas_distributions_and_constants_beside_them(fit):
     assert len({str(config) for config in configs_of(grid)}) == 15
 
 
-def test_optunas_distributions_are_restored():
-    from optuna.distributions import FloatDistribution
-
-    row = Row("own", lambda **given: OptunaSearch({"a/b": FloatDistribution(0, 1)}, **given))
-    search = Search(row, {"c": 1}, num_samples=20)
-    search.run(14)
-    restored = search.restored()
-    assert search.run(3) == restored.run(3)
-
-
-def test_our_domains_may_be_handed_to_the_searcher():
-    search = Search(Row("own", lambda **given: OptunaSearch(TREE, **given)), {"seed": 1}, num_samples=12)
-    configs = search.run()
-    assert {config["model"]["name"] for config in configs} == {"tree", "net"}
-    assert {config["seed"] for config in configs} == {1}
-
-
 # --- mistakes -------------------------------------------------------------------------------------
 
 
@@ -361,18 +300,6 @@ def test_a_mistake_is_named(arguments, space, words):
 def test_a_point_evaluated_elsewhere_has_a_value():
     with pytest.raises(ConfigError, match=r"add_evaluated_point\({'x': 1}, 'good'\): .* a number"):
         OptunaSearch().add_evaluated_point({"x": 1}, "good")
-
-
-def test_without_a_metric_it_says_so(fit):
-    with pytest.raises(ConfigError, match="give metric and mode"):
-        fit(parabola, PLANE, search_alg=OptunaSearch())
-    with pytest.raises(ConfigError, match="give metric and mode"):
-        fit(parabola, PLANE, search_alg=ConcurrencyLimiter(OptunaSearch(metric="loss"), 1))
-
-
-def test_a_trial_without_the_metric_has_failed(fit):
-    grid = fit(parabola, PLANE, search_alg=OptunaSearch(metric="score", mode="min"), num_samples=1)
-    assert "'score'" in str(grid.errors[0])
 
 
 @pytest.mark.external

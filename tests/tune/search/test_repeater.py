@@ -10,7 +10,7 @@ import pytest
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater
+from trainkit.tune.search import BasicVariantGenerator, OptunaSearch, Repeater
 from trainkit.tune.search.repeater import TRIAL_INDEX, by_unit
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -116,15 +116,6 @@ def test_a_fold_that_fails_is_left_out_and_a_unit_without_any_has_failed():
     assert math.isnan(third[1]["loss"])
 
 
-def test_units_run_side_by_side():
-    play = Play(searcher=Repeater(Telling(), repeat=3), num_samples=9, cpus=4, metric="loss")
-    assert indexes(play) == [0, 1, 2, 0]
-    for index in (3, 0, 2, 1, 5, 4, 6, 8, 7):
-        end(play, index, float(index))
-    assert play.controller.done
-    assert indexes(play) == [0, 1, 2] * 3
-
-
 # R19879
 def test_over_a_grid_and_over_random_search(fit):
     space = {"a": tune.grid_search([1, 2]), "b": tune.uniform(0, 1)}
@@ -214,12 +205,3 @@ def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, tmp_path,
 def test_a_mistake_is_named(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
-
-
-def test_it_goes_with_a_limiter():
-    searcher = ConcurrencyLimiter(Repeater(Telling(), 2), 1)
-    play = Play(searcher=searcher, num_samples=4, cpus=4, metric="loss")
-    for index in range(4):
-        assert len(play.calls) == 1
-        end(play, index, 1.0)
-    assert play.controller.done

@@ -92,27 +92,6 @@ def test_the_experiments_seed_is_the_samplers(name):
         assert one[6:] != other[6:]
 
 
-@pytest.mark.parametrize("name", ["cma", "nsga2", "gp", "tpe"])
-def test_each_learns(name):
-    """Of its trials, the later half is better: it is seeded anew each time, and not harmed."""
-    larger = {
-        "cma": samplers.CmaEsSampler,
-        "nsga2": lambda: samplers.NSGAIISampler(population_size=10),
-    }
-    makes = {**MAKES, **larger}
-    number = {"gp": 20, "nsga2": 160}.get(name, 80)
-    row = Row(name, lambda **given: OptunaSearch(sampler=makes[name](), **given))
-    search = Search(row, PLANE, num_samples=number)
-    losses = []
-    while (config := search.next()) is not None:
-        losses.append((config["x"] - 3) ** 2 + (config["y"] + 2) ** 2)
-        search.finish(list(search.configs)[-1], loss=losses[-1])
-    assert len(losses) == number
-    half = number // 2
-    better = 1.2 if name == "nsga2" else 2
-    assert sorted(losses[half:])[half // 2] < sorted(losses[:half])[half // 2] / better
-
-
 def test_cma_es_is_optunas_own():
     """The same generations as a study asked by hand, whose generators were given the same seeds."""
     from trainkit.tune.core.seeds import suggestion_words
@@ -217,15 +196,6 @@ def test_what_a_sampler_would_not_heed_is_refused(sampler, arguments, words):
         Search(row, PLANE, arguments=arguments)
 
 
-@pytest.mark.parametrize("name", ["cma", "nsga2", "qmc", "gp", "random"])
-def test_points_come_first_with_every_sampler(name):
-    points = [{"x": 1.0, "y": 2.0}, {"x": 3.0}]
-    configs = Search(row_of(name), PLANE, num_samples=9, arguments={"points_to_evaluate": points}).run()
-    assert configs[0] == points[0]
-    assert configs[1]["x"] == 3.0
-    assert len(configs) == 9
-
-
 # --- trials that a scheduler has stopped ----------------------------------------------------------
 
 
@@ -256,17 +226,6 @@ def test_a_trial_stopped_early_is_told_as_pruned():
     assert [trial.state.name for trial in trials] == ["PRUNED", "COMPLETE", "COMPLETE", "COMPLETE", "PRUNED"]
     assert [trial.value for trial in trials] == [3.0] * 5
     assert trials[0].intermediate_values == {1: 4.0, 2: 3.0}
-
-
-def test_a_paused_trial_that_goes_on_is_complete():
-    storage = optuna.storages.InMemoryStorage()
-    search = Search(Row("tpe", lambda **given: OptunaSearch(storage=storage, **given)), PLANE)
-    search.next()
-    trial_id = next(iter(search.configs))
-    search.searcher.on_pause(trial_id)
-    search.searcher.on_unpause(trial_id)
-    search.searcher.on_trial_complete(trial_id, {"loss": 3.0})
-    assert optuna.load_study(study_name="optuna", storage=storage).trials[0].state.name == "COMPLETE"
 
 
 def test_with_asha_the_study_holds_pruned_and_complete_trials(fit):
