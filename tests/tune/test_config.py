@@ -63,41 +63,6 @@ def test_a_long_tag_is_cut_with_a_sign():
     assert len(tag) == 120 and tag.endswith("...")
 
 
-def test_names_and_defaults():
-    assert vars(tune.TuneConfig()) == {
-        "metric": None,
-        "mode": None,
-        "search_alg": None,
-        "scheduler": None,
-        "num_samples": 1,
-        "max_concurrent_trials": None,
-        "time_budget_s": None,
-        "reuse_actors": False,
-        "trial_name_creator": None,
-        "trial_dirname_creator": None,
-        "seed": None,
-        "trial_timeout_s": None,
-        "allow_duplicates": False,
-        "strict_metric_checking": True,
-        "chdir_to_trial_dir": None,
-    }
-    assert vars(tune.FailureConfig()) == {
-        "max_failures": 0,
-        "fail_fast": False,
-        "max_failed_trials": None,
-        "out_of_memory": None,
-    }
-    assert vars(tune.CheckpointConfig()) == {
-        "num_to_keep": None,
-        "checkpoint_score_attribute": None,
-        "checkpoint_score_order": "max",
-        "checkpoint_frequency": 0,
-        "checkpoint_at_end": None,
-    }
-    run = tune.RunConfig()
-    assert (run.name, run.storage_path, run.stop, run.callbacks, run.verbose) == (None, None, None, (), 1)
-
-
 def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray's do
     asha = tune.create_scheduler("ASHA", max_t=7, metric="loss", mode="min", gamma=0.1)
     assert (asha.metric, asha.max_t) == ("loss", 7)
@@ -184,10 +149,6 @@ def test_other_spellings_of_a_setting_are_taken():
     assert (run.checkpoint_config, run.failure_config) == (tune.CheckpointConfig(), tune.FailureConfig())
 
 
-def test_no_limit_of_trials_at_once_is_zero_too(inline, fit):
-    assert len(fit(lambda config: 1.0, num_samples=3, max_concurrent_trials=0)) == 3
-
-
 def test_settings_can_be_assigned_to_and_are_checked_as_at_first():
     run, search = tune.RunConfig(), tune.TuneConfig()
     run.name, run.storage_path, run.stop = "e", "here", {"eval": {"loss": 1.0}}
@@ -221,20 +182,6 @@ def test_a_metric_needs_a_mode_before_the_first_trial(inline, tmp_path):
     with pytest.raises(ConfigError, match="mode"):
         tune.Tuner(lambda config: {"m": 1.0}, tune_config=tune.TuneConfig(metric="m"), run_config=run).fit()
     assert not run.storage_path.exists(), "nothing was begun"
-
-
-class Named(tune.RunConfig):
-    def __init__(self, project):
-        super().__init__(name=project)
-        self.project = project
-
-
-def test_settings_of_a_class_with_its_own_constructor_are_checked_too():
-    named = Named("a")
-    named.project, named.name = "b", "c"
-    assert (named.project, named.name) == ("b", "c")
-    with pytest.raises(ConfigError, match="verbose=7"):
-        named.verbose = 7
 
 
 def nothing(config):

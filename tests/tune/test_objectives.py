@@ -8,11 +8,9 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.collections import PathCollection
 
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
-from trainkit.plugins.dashboard.plots.style import metric_of
 from trainkit.tune.core.objectives import (
     Objective,
     ParetoRanking,
@@ -42,15 +40,6 @@ def trade_off(config):
 def reports(config):
     for step in range(1, 10):
         tune.report({**trade_off(config), "step": step})
-
-
-def simulated(num_samples, **settings):
-    return tune.simulate(
-        lambda config, training_iteration, rng: {**trade_off(config), "done": True},
-        param_space=SPACE,
-        tune_config=tune.TuneConfig(num_samples=num_samples, **BOTH, **settings),
-        seed=0,
-    )
 
 
 # --- fronts and ranks -----------------------------------------------------------------------------
@@ -108,11 +97,6 @@ def test_points_are_ranked_as_they_come(points):
     """The rank of each is its place in the order of all that came so far."""
     expected = [ranked(points[:number]).index(number - 1) + 1 for number in range(1, len(points) + 1)]
     assert ranks(points) == expected
-
-
-@given(clouds)
-def test_a_front_knows_no_units(points):
-    assert front_of([(2 * one, other) for one, other in points]) == front_of(points)
 
 
 def test_inside_a_front_the_far_ones_come_first():
@@ -273,68 +257,7 @@ def test_an_optuna_study_of_all(fit, inline):
     )
 
 
-def test_the_front_is_drawn(fit, inline):
-    grid = fit(trade_off, SPACE, num_samples=12, seed=0, **BOTH)
-    (axes,) = grid.plot("pareto").axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("accuracy", "latency")
-    front = {line.get_label(): line for line in axes.get_lines()}["front"]
-    assert len(front.get_xdata()) == len(grid.pareto_front())
-    with pytest.raises(MetricError, match="missing"):
-        grid.plot("pareto", metric=["missing", "latency"], mode=["max", "min"])
-    with pytest.raises(ConfigError, match="two axes"):
-        grid.plot("pareto", metric=["accuracy", "latency", "other"], mode=["max", "min", "min"])
-
-
-@pytest.mark.parametrize("kind", ["rungs", "curves", "parallel"])
-def test_a_picture_of_one_metric_asks_for_one_of_several(kind):
-    def learning(config, training_iteration, rng):
-        return {**trade_off(config), "done": training_iteration == 9}
-
-    scheduler = ParetoScheduler(max_t=9, reduction_factor=3)
-    settings = tune.TuneConfig(num_samples=12, scheduler=scheduler, **BOTH)
-    grid = tune.simulate(learning, SPACE, settings, seed=0)
-    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].*metric='accuracy'"):
-        grid.plot(kind)
-    with pytest.raises(ConfigError, match="which end of it is better"):
-        grid.plot(kind, metric="other")
-    (axes,) = grid.plot(kind, metric="latency").axes[:1]
-    if kind == "rungs":
-        assert axes.get_ylabel() == "latency"
-        points = [each for each in axes.collections if isinstance(each, PathCollection)]
-        judged = [each for each in grid.decisions() if each.get("rule") == "rung"]
-        assert sum(len(each.get_offsets()) for each in points) == len(judged) > 12
-
-
-def test_a_picture_of_another_objective_goes_by_its_own_mode():
-    scheduler = ASHAScheduler(metric="accuracy", mode="max", max_t=9, reduction_factor=3)
-    grid = simulated(6, scheduler=scheduler)
-    assert metric_of(grid, None, None) == ("accuracy", "max"), "by which the scheduler judges"
-    assert metric_of(grid, "latency", None) == ("latency", "min")
-
-
 # --- searching ------------------------------------------------------------------------------------
-
-
-def hypervolume(configs) -> float:
-    """Of what the front covers, from accuracy -2 and latency 6."""
-    points = sorted((trade_off(config)["accuracy"], trade_off(config)["latency"]) for config in configs)
-    covered, low = 0.0, 6.0
-    for accuracy, latency in reversed(points):
-        if latency < low:
-            covered += (accuracy + 2) * (low - latency)
-            low = latency
-    return covered
-
-
-@pytest.mark.parametrize(
-    "make", [OptunaSearch, lambda: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=10))]
-)
-def test_optuna_covers_more_than_random_search(make):
-    found = {}
-    for name, search in (("random", None), ("optuna", make())):
-        grid = simulated(150, search_alg=search)
-        found[name] = hypervolume([result.config for result in grid])
-    assert found["optuna"] > found["random"]
 
 
 # row 1.5

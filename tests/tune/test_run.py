@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import datetime
-import importlib.util
-import inspect
 import logging
 import os
 import random
@@ -17,7 +14,7 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, TrialError
 from trainkit.tune.core import seeds
-from trainkit.tune.run_arguments import OBSOLETE, checkpoint_settings, resuming
+from trainkit.tune.run_arguments import checkpoint_settings, resuming
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -55,16 +52,6 @@ class Counting(tune.Trainable):
         self.count = checkpoint["count"]
 
 
-def test_it_runs_and_says_which_is_best(run, tmp_path):
-    analysis = run(objective, config={"x": tune.grid_search([3.0, 1.0, 2.0])}, metric="loss", mode="min")
-    assert analysis.best_config == {"x": 1.0}
-    assert analysis.get_best_config(metric="loss", mode="max") == {"x": 3.0}
-    assert analysis.best_result["loss"] == pytest.approx(1 / 3)
-    assert Path(analysis.best_logdir).parent == tmp_path / "e"
-    assert len(analysis.trials) == 3
-    assert [len(frame) for frame in analysis.trial_dataframes.values()] == [3, 3, 3]
-
-
 def test_every_argument_has_its_place(run, tmp_path):
     told = []
 
@@ -95,22 +82,6 @@ def test_every_argument_has_its_place(run, tmp_path):
     assert told == [0, 1, 0, 1]
     assert all(Path(trial.path).name == f"x={trial.config['x']:.3f}" for trial in analysis.trials)
     assert all(Path(trial.path, "stdout").exists() for trial in analysis.trials)
-
-
-def test_it_has_all_arguments_of_ray():
-    ray = importlib.util.find_spec("ray")
-    if ray is None:
-        pytest.skip("Ray is not installed")
-    source = Path(ray.submodule_search_locations[0], "tune", "tune.py").read_text()
-    (theirs,) = [
-        node.args
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == "run"
-    ]
-    missing = {each.arg for each in [*theirs.args, *theirs.kwonlyargs]} - set(
-        inspect.signature(tune.run).parameters
-    )
-    assert missing <= set(OBSOLETE)
 
 
 def test_each_trial_runs_in_its_own_folder(run, tmp_path, monkeypatch):
@@ -183,13 +154,6 @@ def test_min_before_a_name_is_an_order(attribute, order):
     assert config.checkpoint_score_attribute == (attribute and attribute.removeprefix("min-"))
 
 
-def test_two_ways_at_once_are_refused(run):
-    with pytest.raises(ConfigError, match="checkpoint_config or checkpoint_freq, not both"):
-        run(Counting, checkpoint_config=tune.CheckpointConfig(), checkpoint_freq=1)
-    with pytest.raises(ConfigError, match=r"storage_path=.* or local_dir="):
-        run(Counting, storage_path="elsewhere")
-
-
 def test_trials_begin_with_the_checkpoint_of_another(run, tmp_path):
     (first,) = run(Counting, checkpoint_freq=1, stop={"count": 2}).trials
     (second,) = run(Counting, name="second", restore=first.checkpoint.path).trials
@@ -247,10 +211,6 @@ def test_it_goes_on_in_detail(half_done):
     assert trials[1].error is None
     with pytest.raises(ConfigError, match="contradict"):
         half_done("AUTO+ERRORED", resume_config=tune.ResumeConfig())
-
-
-def test_a_name_that_is_taken_is_not_overwritten(half_done, tmp_path):
-    assert half_done(None).experiment_path == str(tmp_path / "e_2")
 
 
 def test_auto_begins_where_there_is_nothing_and_true_does_not(run):
@@ -361,18 +321,6 @@ def test_folders_of_any_name_are_safe_and_unique(run, asked):
     assert not any(name.lower().startswith((".", "experiment.")) for name in names)  # as the store is called
 
 
-def test_folders_stay_unique_in_a_restored_experiment(run, tmp_path):
-    run(objective, trial_dirname_creator=lambda trial: "same")
-    again = tune.Tuner.restore(
-        tmp_path / "e",
-        objective,
-        tune_config=tune.TuneConfig(
-            num_samples=2, allow_duplicates=True, trial_dirname_creator=lambda t: "same"
-        ),
-    ).fit()
-    assert len({result.path for result in again}) == len(again)
-
-
 @pytest.mark.parametrize("which", ["trial_name_creator", "trial_dirname_creator"])
 def test_a_creator_that_fails_says_so(run, which):
     with pytest.raises(ConfigError, match=f"{which} raised KeyError for trial"):
@@ -398,14 +346,6 @@ def test_creators_have_the_attributes_of_rays_trials(run):
     assert trial.metrics["name"] == "../" + "n" * 300
 
 
-def test_several_experiments_have_one_analysis(run):
-    experiments = [tune.Experiment(name, objective, config={"x": x}) for name, x in (("a", 1.0), ("b", 2.0))]
-    analysis = run(experiments, metric="loss", mode="min")
-    assert [trial.config["x"] for trial in analysis.trials] == [1.0, 2.0]
-    assert [Path(trial.path).parent.name for trial in analysis.trials] == ["a", "b"]
-    assert analysis.best_config == {"x": 1.0}
-
-
 def test_a_failed_trial_of_one_experiment_ends_none_of_the_others(run):
     def fails(config):
         raise ValueError("no")
@@ -413,15 +353,6 @@ def test_a_failed_trial_of_one_experiment_ends_none_of_the_others(run):
     with pytest.raises(TrialError, match="1 of 2 trials failed") as caught:
         run([tune.Experiment("a", fails), tune.Experiment("b", objective)])
     assert "/a, " in str(caught.value)
-
-
-def test_nested_bounds_end_trials(run):
-    def nested(config):
-        for step in range(9):
-            tune.report(eval={"step": step})
-
-    (trial,) = run(nested, stop={"eval": {"step": 3}}).trials
-    assert trial.last_result["training_iteration"] == 4
 
 
 @pytest.mark.parametrize("seed", [numpy.random.seed, random.seed])
@@ -442,9 +373,3 @@ def test_a_program_that_seeds_its_generators_gets_the_same_configurations(run, s
         assert configs() == first != second
     finally:
         numpy.random.set_bit_generator(kept)
-
-
-def test_an_experiment_without_a_name_may_do_without_a_date(run, monkeypatch):
-    monkeypatch.setenv("TUNE_DISABLE_DATED_SUBDIR", "1")
-    folders = [Path(run(objective, name=None).experiment_path).name for _ in range(2)]
-    assert folders == ["objective", "objective_2"]

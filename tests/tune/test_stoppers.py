@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import statistics
-import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,8 +14,6 @@ from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.rules import StopRules
-from trainkit.tune.core.stoppers import NoopStopper
 from trainkit.tune.store.reader import ExperimentReader
 
 
@@ -27,10 +22,6 @@ def answers(stopper: tune.Stopper, values: list[float], trial_id: str = "a") -> 
         stopper(trial_id, {"loss": value, "training_iteration": count})
         for count, value in enumerate(values, start=1)
     ]
-
-
-def test_maximum_iteration():
-    assert answers(tune.MaximumIterationStopper(3), [1, 1, 1]) == [False, False, True]
 
 
 def test_a_trial_plateau_needs_the_grace_the_window_and_the_threshold():
@@ -88,28 +79,6 @@ def test_each_of_several_sees_every_report():
     assert combined.stop_all()
     assert combined.reason() == {"stopper": "TimeoutStopper", "timeout": 5}
     assert combined.deadline_s == 5
-
-
-@pytest.mark.parametrize(
-    ("name", "signature"),
-    [
-        ("MaximumIterationStopper", "(max_iter)"),
-        (
-            "TrialPlateauStopper",
-            "(metric, std=0.01, num_results=4, grace_period=4, metric_threshold=None, mode=None)",
-        ),
-        ("ExperimentPlateauStopper", "(metric, std=0.001, top=10, mode='min', patience=0)"),
-        ("TimeoutStopper", "(timeout)"),
-        ("FunctionStopper", "(function)"),
-        ("CombinedStopper", "(*stoppers)"),
-    ],
-)
-def test_names_and_defaults_are_rays(name, signature):
-    parameters = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in inspect.signature(getattr(tune, name)).parameters.values()
-    ]
-    assert str(inspect.Signature(parameters)) == signature
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.integers(1, 6), st.floats(0.01, 10))
@@ -227,17 +196,6 @@ def test_the_users_stopper_stays_as_it_was_and_every_fit_starts_afresh(fit):
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_stopped_trial_never_runs_a_step_past_the_decision(fit, tmp_path):
-    def trainable(config):
-        for step in range(1, 100):
-            Path(tune.get_context().get_trial_dir(), f"step{step}").touch()
-            tune.report({"loss": 1.0})
-
-    (result,) = fit(trainable, run={"stop": tune.TrialPlateauStopper("loss")})
-    assert len(list(Path(result.path).glob("step*"))) == len(result.history) == 4
-
-
-@pytest.mark.usefixtures("inline")
 def test_a_restore_tells_stoppers_the_reports_of_before(fit, tmp_path):
     rules = [{"loss": 99}, tune.ExperimentPlateauStopper("loss", top=8)]
     fit(lambda config: {"loss": 1.0}, {"x": 1}, num_samples=5, max_concurrent_trials=1, run={"stop": rules})
@@ -275,24 +233,3 @@ def test_what_the_file_cannot_hold_is_to_be_given_again(fit, tmp_path):
     fit(lambda config: 1.0, run={"stop": [{"a": 1}, tune.FunctionStopper(lambda trial_id, result: True)]})
     with pytest.raises(ConfigError, match="a stopper of your own"):
         tune.Tuner.restore(tmp_path / "e", lambda config: 1.0)
-
-
-def test_all_told_again_is_all_told():
-    """What a rule raised in the first run has failed a trial; in a replay it is no news."""
-    rules = StopRules.of([{"loss": 1}, tune.MaximumIterationStopper(3)])
-    rules.told_again("a", {"training_iteration": 1})
-    assert rules.on_report("a", {"training_iteration": 3, "loss": 0})["max_iter"] == 3
-
-
-def test_a_timeout_counts_from_when_it_is_asked_first_where_nobody_tells_it_the_time():
-    stopper = tune.TimeoutStopper(0.05)
-    assert not stopper.stop_all()
-    time.sleep(0.06)
-    assert stopper.stop_all()
-    assert not stopper("1", {})
-
-
-def test_one_that_ends_nothing():
-    stopper = NoopStopper()
-    assert not stopper("1", {"training_iteration": 1})
-    assert not stopper.stop_all()

@@ -13,7 +13,6 @@ import pytest
 
 import trainkit
 from trainkit import tune
-from trainkit.tune.callbacks import CSVLoggerCallback, JsonLoggerCallback
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -226,13 +225,3 @@ def test_the_files_that_other_tools_read(fit):
     assert [row["late"] for row in table] == ["", "1", ""]
     assert table[0]["text"] == 'a,"b"\nc'
     assert table[0]["config/lr"] == "0.1"
-
-
-def test_a_logger_given_by_the_user_replaces_the_default(fit):
-    class Quiet(JsonLoggerCallback):
-        def log_trial_result(self, iteration, trial, result):
-            pass
-
-    (result,) = fit(lambda config: 1.0, callbacks=[Quiet(), CSVLoggerCallback()])
-    assert Path(result.path, "result.json").read_text() == ""
-    assert len(Path(result.path, "progress.csv").read_text().splitlines()) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 import shlex
@@ -19,7 +18,6 @@ from trainkit.plugins.dashboard.board import Board
 from trainkit.tune.callbacks import console
 from trainkit.tune.core.trial import Trial, TrialStatus, state_of
 from trainkit.tune.display import (
-    MAX_ROWS,
     ExperimentProgress,
     NotebookDisplay,
     Table,
@@ -84,23 +82,6 @@ def test_why_there_were_fewer_trials_than_asked_for_is_said(fit, capsys):
     )
 
 
-def test_a_line_on_a_trial_that_runs_again_is_cut_whatever_has_changed(fit, capsys):
-    def needs_less(config):
-        if config["layer_0"] > 1:
-            raise MemoryError("no room for " + 40 * "them ")
-        return {"loss": 1.0}
-
-    def less(config):
-        return {name: value / 2 for name, value in config.items()}
-
-    space = {f"layer_{number}": 2.0 for number in range(30)}
-    fit(needs_less, space, run={"verbose": 1, "failure_config": tune.FailureConfig(out_of_memory=less)})
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if " failed after " in line]
-    assert len(line) == console.MAX_WIDTH
-    assert "MemoryError: no room for them" in line
-    assert "; with another configuration after MemoryError: layer_0=1.0" in line
-
-
 def test_best_means_the_same_wherever_it_is_told(fit, capsys, tmp_path):
     def trainable(config):
         yield from ({"eval": {"loss": value}} for value in config["net"]["values"])
@@ -144,20 +125,6 @@ def test_where_all_trials_have_failed_none_is_called_the_best(fit, capsys, tmp_p
     assert Board(tmp_path).summary(tmp_path / "lines")["best"] is None  # of the dashboard
 
 
-def test_what_is_in_use_is_told_of_what_there_is(fit, capsys):
-    seen = []
-
-    class Looks(tune.ProgressReporter):
-        def should_report(self, trials, done=False):
-            return True
-
-        def report(self, trials, done, *sys_info):
-            seen.extend(sys_info)
-
-    fit(three, run={"verbose": 1, "progress_reporter": Looks()})
-    assert set(seen) == {"In use: 1 of 2 CPU", "In use: 0 of 2 CPU"}
-
-
 def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_once_for_each_error(fit, capsys):
     fit(fails, num_samples=3, run={"verbose": 1})
     lines = capsys.readouterr().out.splitlines()
@@ -195,16 +162,6 @@ def test_in_a_pipe_a_failure_that_is_retried_has_a_line(fit, capsys, tmp_path):
         f"failed after 1 report loss=1: {error}; {retry} iteration 1",
         "finished after 2 reports loss=0.5",
     ]
-
-
-def test_in_a_pipe_many_trials_are_summed_up(fit, capsys, monkeypatch):
-    monkeypatch.setattr(console, "MAX_LINES", 5)
-    monkeypatch.setattr(console, "SUMMARY_S", 0.0)
-    fit(once, SPACE, metric="loss", num_samples=12, run={"verbose": 1})
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(" after 1 report " in line for line in lines) == 5
-    assert any(line.startswith("and so on: ") for line in lines)
-    assert any("of 12 trials: " in line and "best by last report: loss=" in line for line in lines[-6:-2])
 
 
 def test_in_a_pipe_long_trials_are_told_of_now_and_then(capsys):  # row 1.22
@@ -357,15 +314,6 @@ def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
     assert len(list(file.parent.glob("experiment.sqlite*"))) == 1  # to read it leaves nothing either
 
 
-@pytest.mark.external
-def test_ctrl_c_is_said_once(tmp_path):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert (done.stdout + done.stderr).count("Ended early: interrupted.") == 1
-    assert "Ended early: interrupted. " in done.stdout
-    assert "All that was reported is kept; go on by Tuner.restore(" in done.stderr
-
-
 class Displayed:
     """Stands for what a notebook's front end keeps: one output and its updates."""
 
@@ -419,82 +367,11 @@ def test_a_real_kernels_display_is_found_and_updated(monkeypatch):
         InteractiveShell.clear_instance()
 
 
-def test_outside_a_notebook_there_is_no_display(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    assert notebook_display() is None
-
-
 # --- what is counted ------------------------------------------------------------------------------
 
 
 def trial(index: int, status: TrialStatus) -> Trial:
     return Trial(f"t_{index}", index, {}, f"f_{index}", f"f_{index}", status=status)
-
-
-def looked(*statuses: TrialStatus) -> ExperimentProgress:
-    seen = ExperimentProgress("loss", "min", started=100.0)
-    seen.look([trial(index, status) for index, status in enumerate(statuses)])
-    return seen
-
-
-def test_the_best_is_the_first_of_those_with_the_best_last_report_and_never_nan():
-    seen = ExperimentProgress("loss", "min", 0.0)
-    trials = [trial(index, TrialStatus.RUNNING) for index in range(3)]
-    told = []
-    for values in ((None, math.nan, None), (3, 2, 2), (3, 1, 2), (3, 4, 2), (3, 4, math.inf), (3, 4, None)):
-        for each, value in zip(trials, values, strict=True):
-            each.last_result = {"loss": value, "training_iteration": 7}
-        seen.look(trials)
-        told.append(None if seen.best is None else seen.best.index)
-    assert told == [None, 1, 1, 2, 0, 0]
-    assert seen.best_words() == "best by last report: loss=3 at iteration 7 of t_0"
-    trials[0].status = TrialStatus.TERMINATED
-    seen.look(trials)
-    assert [each.index for each in seen.ranked] == [0, 1]
-    assert looked(TrialStatus.RUNNING, TrialStatus.ERROR).counts() == "1 running, 1 failed"
-
-
-def test_trials_that_have_ended_are_not_looked_at_again():
-    """A drawing costs what runs and what is shown, however many trials there were."""
-
-    class Counting(list):
-        read = 0
-
-        def __getitem__(self, key):
-            found = super().__getitem__(key)
-            Counting.read += len(found) if isinstance(key, slice) else 1
-            return found
-
-    trials = Counting(trial(index, TrialStatus.TERMINATED) for index in range(10_000))
-    trials += [trial(10_000, TrialStatus.RUNNING), trial(10_001, TrialStatus.PENDING)]
-    seen = ExperimentProgress("loss", "min", 0.0)
-    seen.look(trials)
-    assert seen.counts() == "1 pending, 1 running, 10000 finished"
-    before = Counting.read
-    trials[10_000].status = TrialStatus.ERROR
-    seen.look(trials)
-    assert Counting.read - before <= 1
-    assert seen.counts() == "1 pending, 10000 finished, 1 failed"
-    shown = seen.shown()
-    assert len(shown) == MAX_ROWS
-    assert trials[10_000] in shown
-    assert [each.index for each in shown] == sorted(each.index for each in shown)
-
-
-def test_the_table_shows_the_best_as_well_as_those_that_run():
-    seen = ExperimentProgress("score", "max", 0.0)
-    trials = [trial(index, TrialStatus.TERMINATED) for index in range(100)]
-    for each in trials:
-        each.last_result = {"score": each.index % 50}
-    trials += [trial(index, TrialStatus.RUNNING) for index in range(100, 104)]
-    trials[101].last_result = {"score": 48.5}
-    seen.look(trials)
-    best = [49, 99, 101, 48, 98, 47, 97, 46]
-    shown = [each.index for each in seen.shown()]
-    assert shown[:8] == best
-    assert {100, 102, 103} <= set(shown[8:]) and shown[8:] == sorted(shown[8:])
-    assert len(shown) == MAX_ROWS
-    assert [each.index for each in seen.shown(ended=True)][:10] == [*best, 96, 45]
 
 
 def test_a_trial_that_runs_again_is_counted_once():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
@@ -108,47 +107,6 @@ def test_a_callback_written_for_ray_is_called_as_there(fit):
     steps = [word for word in heard if word in ("begin", "end")]
     assert steps == ["begin", "end"] * (len(steps) // 2)
     assert [name.rpartition("_")[2] for name in seen.values()] == ["00000", "00001"]
-
-
-@pytest.mark.parametrize("hook", RAYS_HOOKS)
-def test_a_callback_that_raises_in_a_hook_is_told_of_once_and_touches_nothing(fit, caplog, hook):  # row 1.30
-    called = []
-
-    def raises(self, *args, **kwargs):
-        called.append(hook)
-        raise RuntimeError("the service is down")
-
-    broken = type("Broken", (tune.Callback,), {hook: raises})
-    with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        grid = fit(saves, BOTH, run={"callbacks": [broken()], **RETRIED})
-    assert (grid.num_terminated, grid.num_errors) == (1, 1)
-    assert grid[0].metrics["loss"] == 2
-    told = [record for record in caplog.records if f"Broken.{hook}()" in record.getMessage()]
-    assert len(told) == len(called[:1])
-    assert called or hook == "set_state"  # which a restore calls
-
-
-LOGGER_HOOKS = (
-    "log_trial_start log_trial_restore log_trial_save log_trial_result log_trial_results log_trial_end"
-)
-
-
-@pytest.mark.parametrize("hook", LOGGER_HOOKS.split())
-def test_a_logger_that_raises_touches_nothing(fit, caplog, hook):  # row 1.30
-    called = []
-
-    def raises(self, *args, **kwargs):
-        called.append(hook)
-        raise OSError("the disk is gone")
-
-    broken = type("Broken", (LoggerCallback,), {hook: raises})
-    with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        grid = fit(saves, BOTH, run={"callbacks": [broken()], **RETRIED})
-    assert (grid.num_terminated, grid.num_errors) == (1, 1)
-    assert called
-    told = [record.getMessage() for record in caplog.records if "Broken." in record.getMessage()]
-    assert told
-    assert len(told) == len(set(told))
 
 
 def test_a_logger_written_for_ray_is_called_as_there(fit):
@@ -269,11 +227,6 @@ def test_a_restore_keeps_to_the_loggers_that_were_chosen(fit, tmp_path):
     run = tune.RunConfig(verbose=0)
     tuner = tune.Tuner.restore(str(tmp_path / "e"), fails_at_first, resume_errored=True, run_config=run)
     assert files_of(tuner.fit()[0]) == {"progress.csv"}
-
-
-def test_an_unknown_logger_is_refused():
-    with pytest.raises(ConfigError, match="default_loggers"):
-        tune.RunConfig(default_loggers=("wandb",))
 
 
 @pytest.mark.parametrize("kind", [JsonLoggerCallback, CSVLoggerCallback, TBXLoggerCallback])

@@ -55,22 +55,6 @@ def test_everything_that_a_function_prints_is_in_its_folder(fit, capfd):
     assert "a subprocess" not in capfd.readouterr().out
 
 
-def test_everything_that_a_class_prints_is_in_its_folder(fit):
-    (result,) = fit(Prints, run={"log_to_file": True})
-    assert text(result, "stdout").split("\n") == ["in setup", "in step 0", "in step 1", "in cleanup", ""]
-
-
-@pytest.mark.parametrize(
-    ("log_to_file", "names"),
-    [("all.log", ["all.log"]), (("out.txt", "logs/err.txt"), ["out.txt", "logs/err.txt"])],
-)
-def test_the_files_have_the_names_asked_for(fit, log_to_file, names):
-    (result,) = fit(prints, run={"log_to_file": log_to_file})
-    assert "python 1" in text(result, names[0])
-    assert "python's errors 1" in text(result, names[-1])
-    assert not Path(result.path, "stdout").exists()
-
-
 def test_what_a_crash_said_is_in_the_error_all_the_same(fit):
     def crashes(config):
         print("last words", file=sys.stderr)
@@ -80,31 +64,6 @@ def test_what_a_crash_said_is_in_the_error_all_the_same(fit):
     assert isinstance(result.error, ActorDiedError)
     assert "crashes" in result.error.stderr_tail
     assert "last words" in text(result, "stderr")
-
-
-@pytest.mark.external
-def test_trials_that_take_turns_in_one_process_each_have_their_own(tmp_path):
-    program = """
-import sys
-import trainkit
-from trainkit import tune
-
-def prints(config):
-    for step in range(2):
-        print("trial", config["n"], "step", step)
-        tune.report({"step": step})
-
-trainkit.init(engine="inline", num_cpus=3)
-config = tune.RunConfig(name="e", storage_path=sys.argv[1], verbose=0, log_to_file=True)
-space = {"n": tune.grid_search([0, 1, 2])}
-for result in tune.Tuner(prints, param_space=space, run_config=config).fit():
-    print(open(result.path + "/stdout").read().split("\\n"))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=300, check=False
-    )
-    expected = [str([f"trial {n} step 0", f"trial {n} step 1", ""]) for n in range(3)]
-    assert done.stdout.splitlines() == expected, done.stderr
 
 
 PLACEHOLDER = "__editable__.mine-1.0.finder.__path_hook__"

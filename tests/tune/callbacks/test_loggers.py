@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gc
 import json
-import weakref
 from pathlib import Path
 
 import pytest
 
 from trainkit import tune
 from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
-from trainkit.tune.callbacks.loggers import CSVLoggerCallback, JsonLoggerCallback
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Trial
 
@@ -79,56 +76,6 @@ def test_a_retry_finds_the_log_written_and_rewrites_it(fit):
     ]
 
 
-def test_each_result_is_told_at_once_to_a_logger_of_rays_form(fit):
-    class Each(tune.LoggerCallback):
-        def __init__(self):  # Ray's base has no constructor to call
-            self.heard = []
-
-        def log_trial_result(self, iteration, trial, result):
-            self.heard.append((type(iteration), result["loss"]))
-
-        def log_trial_end(self, trial, failed=False):
-            self.heard.append(failed)
-
-    each = Each()
-    fit(reporting, {"n": 0}, run={"callbacks": [each]})
-    assert each.heard == [(int, 0), (int, 1), (int, 2), False]
-
-
-def test_a_logger_whose_other_base_calls_no_constructor_of_ours_keeps_results(fit):
-    class Other:
-        def __new__(cls, *args):
-            return object.__new__(cls)
-
-        def __init__(self, name):
-            self.name = name
-
-    class Mine(Other, Bulk):
-        def __init__(self, name):
-            Other.__init__(self, name)
-            self.heard = []
-
-    first, second = Mine("a"), Mine("b")
-    fit(reporting, {"n": 0}, run={"callbacks": [first, second]})
-    assert first.heard == second.heard == [("start", 0), ("results", 0, [1, 2, 3]), ("end", 0, False)]
-
-
-def test_every_file_of_a_logger_is_in_the_folder_that_it_names(fit):
-    def elsewhere(base):
-        class Elsewhere(base):
-            def trial_dir(self, trial):
-                folder = super().trial_dir(trial) / "logs"
-                folder.mkdir(parents=True, exist_ok=True)
-                return folder
-
-        return Elsewhere()
-
-    callbacks = [elsewhere(CSVLoggerCallback), elsewhere(JsonLoggerCallback)]
-    (result,) = fit(reporting, {"n": 0}, run={"callbacks": callbacks})
-    written = {path.name for path in Path(result.path, "logs").iterdir()}
-    assert written == {"progress.csv", "params.json", "result.json"}
-
-
 def result_of(trial: Trial, iteration: int) -> ev.ResultAdded:
     return ev.ResultAdded(trial, 0, iteration, 0.0, {}, {"training_iteration": iteration})
 
@@ -174,19 +121,6 @@ def test_a_log_that_cannot_be_written_keeps_no_other_from_it(caplog):
     assert "no space left" in caplog.text
 
 
-def test_what_callbacks_were_told_goes_with_the_experiment_and_waits_for_no_collector():
-    hub = hub_with(Bulk(), [Trial("t_0", 0, {}, "f", "f")])
-    gone = weakref.ref(hub)
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        del hub
-        assert gone() is None
-    finally:
-        if collects:
-            gc.enable()
-
-
 def test_files_are_whole_though_the_loop_raised(fit, tmp_path):
     def stop(trial_id, result):
         if result["loss"] == 2:
@@ -214,22 +148,6 @@ def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_line
         path.write_bytes(whole[: whole.rindex(b"\r\n", 0, -lost) + 2] if lost < 4 else whole[:-lost])
         tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
         assert path.read_bytes() == whole
-
-
-def test_a_long_log_is_looked_at_to_its_end(fit, tmp_path):
-    def trainable(config):
-        for step in range(300):
-            tune.report({"text": f"{step:03d}" * 30})
-
-    (result,) = fit(trainable)
-    path = Path(result.path, "result.json")
-    whole = path.read_bytes()
-    path.write_bytes(b"x" + whole[1:])  # as many lines: stays as it is
-    tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
-    assert path.read_bytes() == b"x" + whole[1:]
-    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
-    tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
-    assert path.read_bytes().count(b"\n") == 300
 
 
 def test_files_hold_what_the_results_hold_though_a_retry_failed_earlier(fit):

@@ -59,15 +59,6 @@ def test_a_users_own_reporter_is_asked_and_told(fit, capsys):
     assert "In use: " in printed(capsys)
 
 
-def test_a_reporter_that_raises_touches_no_trial(fit, caplog):
-    class Broken(tune.ProgressReporter):
-        def should_report(self, trials, done=False):
-            raise RuntimeError("broken")
-
-    assert report(fit, Broken()).num_terminated == 3
-    assert len([record for record in caplog.records if "on_step_end" in record.getMessage()]) == 1
-
-
 def test_it_shows_the_trials_the_best_and_where(fit, capsys, tmp_path):
     report(fit, tune.CLIReporter())
     last = printed(capsys).split("== Status ==")[-1]
@@ -95,17 +86,6 @@ def test_columns_are_chosen(fit, capsys, form):
         header.split()
         == ("Trial name status opt/lr loss" if form == "list" else "Trial name status rate LOSS").split()
     )
-
-
-def test_columns_are_added(fit, capsys):
-    reporter = tune.CLIReporter(metric_columns=["loss"])
-    reporter.add_metric_column("extra", "EXTRA")
-    reporter.add_parameter_column("x")
-    with pytest.raises(ConfigError, match="shown already"):
-        reporter.add_metric_column("loss")
-    report(fit, reporter)
-    header = [line for line in printed(capsys).splitlines() if line.startswith("Trial name")][-1]
-    assert header.split() == "Trial name status x loss EXTRA".split()
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(3600, 2, 2), (0, 5, 99)])
@@ -151,11 +131,6 @@ def test_the_best_are_first_where_asked():
     assert [line.split()[0] for line in lines if line.startswith("f_")] == ["f_5", "f_6", "f_4"]
 
 
-def test_sorting_needs_a_metric():
-    with pytest.raises(ConfigError, match="metric"):
-        tune.CLIReporter(sort_by_metric=True).setup(total_samples=1)
-
-
 def test_failed_trials_have_a_progress_table_their_own():
     trials = made(6)
     for trial in trials[:4]:
@@ -168,38 +143,6 @@ def test_failed_trials_have_a_progress_table_their_own():
     assert lines[-1] == "... 1 more failed trials not shown"
 
 
-def test_where_no_folder_stays_failed_trials_are_shown_with_their_errors():
-    (trial,) = made(1)
-    trial.status, trial.failures, trial.failure = TrialStatus.ERROR, 1, Failure("ValueError", "no\nluck")
-    trial.reason = "ValueError: no\nluck"
-    lines = table([trial], folder="")
-    assert not any("Result folder" in line for line in lines)
-    assert [line.split(maxsplit=2) for line in lines[-2:]] == [
-        ["Trial", "name", "# failures  error"],
-        ["f_0", "1", "ValueError: no"],
-    ]
-
-
-def test_what_is_too_long_is_cut():
-    (trial,) = made(1)
-    trial.config = {"a_very_long_parameter_name": "x" * 50}
-    lines = table([trial], max_column_length=10)
-    assert "a_very_..." in lines[-2]
-    assert "xxxxxxx..." in lines[-1]
-
-
-def test_columns_that_are_cut_to_the_same_stay_apart():
-    (trial,) = made(1)
-    trial.config = {"parameter_number_one": 1, "parameter_number_two": 2}
-    assert table([trial], max_column_length=8)[-1].split()[2:4] == ["1", "2"]
-
-
-def test_few_metrics_are_found_by_themselves():
-    (trial,) = made(1)
-    trial.last_result = {f"m{n}": n for n in range(9)} | {"training_iteration": 1}
-    assert table([trial], infer_limit=2)[-2].split()[-2:] == ["m0", "m1"]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"max_progress_rows": -1}, {"max_column_length": 1}, {"max_report_frequency": "5"}, {"mode": "best"}],
@@ -207,27 +150,6 @@ def test_few_metrics_are_found_by_themselves():
 def test_wrong_arguments_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         tune.CLIReporter(**wrong)
-
-
-def test_parameters_may_have_keys_that_are_no_texts(fit, capsys):
-    report(fit, tune.CLIReporter(parameter_columns=["blocks/1"]), {"x": 1.0, "blocks": {1: "conv"}})
-    last = printed(capsys).rpartition("== Status ==")[2]
-    assert "parameters={'blocks/1': 'conv'}" in last and "  conv  " in last
-
-
-def test_one_reporter_serves_two_experiments(fit, capsys):
-    reporter = tune.CLIReporter()
-    for number, metric in enumerate(("loss", "cost")):
-        run = {"name": f"e{number}", "progress_reporter": reporter, "verbose": 1}
-        fit(lambda config, of=metric: {of: 1.0}, metric=metric, num_samples=number + 1, run=run)
-    last = capsys.readouterr().out.rpartition("== Status ==")[2]
-    assert "Number of trials: 2/2 (2 TERMINATED)" in last
-    assert "with cost=1" in last
-
-
-def test_what_is_no_reporter_is_refused():
-    with pytest.raises(ConfigError, match="ProgressReporter"):
-        tune.RunConfig(progress_reporter="cli")
 
 
 # --- notebooks ------------------------------------------------------------------------------------
@@ -250,10 +172,3 @@ def test_the_notebooks_reporter_updates_one_output(fit, capsys, monkeypatch):
     assert "<table>" in updates[-1]["text/html"]
     assert "3 TERMINATED" in updates[-1]["text/plain"]
     assert printed(capsys) == ""
-
-
-def test_the_notebooks_reporter_prints_text_elsewhere(fit, capsys):  # row 1.22
-    report(fit, tune.JupyterNotebookReporter(overwrite=True))
-    out = printed(capsys)
-    assert "Number of trials: 3/3 (3 TERMINATED)" in out
-    assert "<" not in out

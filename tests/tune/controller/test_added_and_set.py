@@ -87,17 +87,6 @@ class Endless(Listed):
         return None
 
 
-@pytest.mark.parametrize("searcher", [BasicVariantGenerator, Listed])
-def test_what_an_added_configuration_leaves_open_is_drawn(searcher):
-    space = {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}
-    play = Play(num_samples=3, cpus=1, space=space, searcher=searcher())
-    play.order("add", config={"x": 0.5})
-    play.started(0)
-    play.reported(0, {}, done=True)
-    assert configs(play)[1]["x"] == 0.5
-    assert 0 <= configs(play)[1]["y"] <= 1
-
-
 def test_more_and_fewer_samples():
     play = Play(num_samples=2, cpus=1)
     play.started(0)
@@ -145,19 +134,6 @@ def test_repetitions_are_counted_one_by_one_also_after_a_refusal():
     assert play.controller.total_samples == 6
 
 
-def test_a_searcher_that_raises_over_a_number_refuses_it_and_ends_nothing():
-    class Broken(Listed):
-        def resize(self, num_samples):
-            raise RuntimeError("out of order")
-
-    play = Play(num_samples=-1, cpus=1, searcher=Broken())
-    play.order("set", num_samples=9)
-    assert "Broken.resize() raised RuntimeError" in refusal(play)
-    play.started(0)
-    play.reported(0, {}, done=True)
-    assert configs(play)[1]["x"] == 0.25
-
-
 def test_a_fault_of_a_command_is_its_refusal(monkeypatch, caplog):
     def fail(*_):
         raise ZeroDivisionError("one by none")
@@ -200,15 +176,6 @@ def test_a_population_of_fewer_waits_for_nobody_who_will_not_come():
     assert exploits and {each.trial.trial_id for each in exploits} <= {"test_00003", "test_00004"}
 
 
-def test_members_of_a_population_without_end_take_turns_before_others_begin():
-    play = Play(num_samples=3, cpus=1, scheduler=population(), metric="m", saves=True)
-    assert starts(turn(play, 0, {"m": 1.0})) == ["test_00001"], "all are to begin first"
-    play.order("set", num_samples=-1)
-    play.started(1)
-    play.reported(1, {"m": 2.0}, done=True)
-    assert play.calls.keys() == {"test_00000"}
-
-
 def test_a_population_takes_in_who_is_added():
     play = Play(num_samples=2, cpus=1, scheduler=population(synch=True), metric="m", saves=True)
     turn(play, 0, {"m": 1.0})
@@ -233,14 +200,6 @@ def test_a_replay_keeps_to_its_one_trial():
         assert play.controller.total_samples == 1
     play.reported(0, {}, done=True)
     assert play.controller.done
-
-
-def test_the_present_number_of_grids_is_no_change_beside_an_addition():
-    play = Play(num_samples=1, cpus=4, space={"x": tune.grid_search([1, 2])})
-    play.order("add", config={"x": 2})
-    play.order("set", num_samples=1)
-    assert outcome(play) == "from now on num_samples=1"
-    assert play.controller.total_samples == 3
 
 
 def test_an_addition_to_a_searcher_with_a_space_of_its_own_is_of_that_space():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 
 import pytest
 
 from trainkit import tune
-from trainkit.errors import MetricError
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -43,16 +41,6 @@ def test_the_time_budget_ends_an_endless_search_of_trials_that_never_start(fit):
     assert grid.num_terminated >= 1
     assert grid.num_errors >= 1
     assert all("no more" in str(error) for error in grid.errors)
-
-
-def test_a_metric_never_reported_is_an_error_that_names_the_others(fit):
-    grid = fit(lambda config: {"val_acc": 0.5}, metric="accuracy", mode="max", num_samples=2)
-    assert grid.num_errors == 2
-    assert isinstance(grid.errors[0], MetricError)
-    assert "reported were val_acc" in str(grid.errors[0])
-    with pytest.raises(MetricError, match="reported were val_acc"):
-        grid.get_best_result()
-    assert grid.get_best_result("val_acc", "max").metrics["val_acc"] == 0.5
 
 
 def says_done(config):
@@ -89,21 +77,6 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
     assert [(result.status, len(result.history)) for result in grid] == [("TERMINATED", 1)] * 3
 
 
-def test_nan_everywhere_ends_and_says_so(fit):
-    scheduler = tune.schedulers.ASHAScheduler(max_t=5)
-    grid = fit(
-        lambda config: ({"loss": math.nan} for _ in range(9)),
-        metric="loss",
-        num_samples=3,
-        scheduler=scheduler,
-    )
-    assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 1]
-    assert grid.num_terminated == 3
-    with pytest.raises(MetricError, match="finite number"):
-        grid.get_best_result()
-    assert math.isnan(grid.get_best_result(filter_nan_and_inf=False).metrics["loss"])
-
-
 @pytest.mark.parametrize(
     ("space", "told"),
     [
@@ -123,17 +96,6 @@ def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, 
     assert bool(told) == ("as it is" in caplog.text)
 
 
-def test_an_experiment_of_a_name_that_is_there_goes_beside_it(fit, caplog):
-    grids = [fit(reporting, {"x": x}) for x in (1, 2, 3)]
-    first = Path(grids[0].experiment_path)
-    assert [Path(grid.experiment_path) for grid in grids[1:]] == [
-        first.with_name(f"{first.name}_{number}") for number in (2, 3)
-    ]
-    assert f"{first} holds an experiment already, which stays as it is" in caplog.text
-    for x, grid in enumerate(grids, start=1):
-        assert [result.config["x"] for result in tune.ResultGrid.from_path(grid.experiment_path)] == [x]
-
-
 def test_a_name_that_is_chosen_is_of_no_folder_of_the_users(tmp_path):
     run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
     (tmp_path / "e_2").mkdir()
@@ -150,15 +112,3 @@ def test_a_second_fit_goes_beside_the_first_and_leaves_its_results(tmp_path):
     assert (first.experiment_path, second.experiment_path) == (f"{tmp_path}/e", f"{tmp_path}/e_2")
     assert first[0].metrics and second[0].metrics
     assert tuner.get_results() is second
-
-
-def test_the_same_seed_gives_the_same_experiment(fit):
-    def outcome(name, seed, scheduler):
-        settings = {"metric": "loss", "num_samples": 9, "seed": seed, "scheduler": scheduler}
-        grid = fit(reporting, {"x": tune.uniform(0, 1)}, run={"name": name}, **settings)
-        return [(result.trial_id, result.config, result.metrics["loss"], result.reason) for result in grid]
-
-    scheduler = tune.schedulers.ASHAScheduler(max_t=3, reduction_factor=2, brackets=2)
-    first = outcome("a", 7, scheduler)
-    assert outcome("b", 7, scheduler) == first  # also: the user's scheduler is not used up
-    assert outcome("c", 8, scheduler) != first

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,13 +44,6 @@ def test_a_trial_pauses_at_its_next_report_and_goes_on_from_there():
     (start,) = [each for each in play.reported(1, {}, done=True) if isinstance(each, ev.Start)]
     assert (start.trial.trial_id, start.attempt, start.checkpoint.dirname) == ("test_00000", 1, CHECKPOINT)
     assert [each["verb"] for each in play.answers] == ["pause", "pause", "resume"]
-
-
-def test_a_pause_is_recorded_before_what_comes_of_it():
-    play = Play(num_samples=1)
-    play.order("stop")
-    kinds_noted = [record.kind for record in play.recorded(ev.Noted)]
-    assert kinds_noted.index("command") < kinds_noted.index("ending")
 
 
 def test_a_trial_without_a_checkpoint_is_not_paused_and_does_not_fail():
@@ -201,23 +193,6 @@ def test_a_paused_experiment_starts_nothing_and_goes_on_where_it_was():
     assert play.statuses() == ["PENDING", "TERMINATED", "PENDING"]
     play.order("resume")
     assert "the experiment is not paused" in refusal(play)
-
-
-def test_a_trial_that_was_paused_by_itself_stays_so_when_the_experiment_goes_on():
-    play = Play(num_samples=2, cpus=1, saves=True)
-    play.started(0)
-    play.order("pause", trial="test_00000")
-    play.order("pause")
-    play.reported(0, {})
-    play.finished(0, CHECKPOINT)
-    play.order("resume")
-    assert play.statuses() == ["PAUSED", "PENDING"]
-    play.started(1)
-    play.reported(1, {}, done=True)
-    assert not play.controller.done
-    assert play.order("stop", trial="test_00000") == []
-    assert play.controller.done
-    assert play.trial(0).reason == "stopped by ann"
 
 
 def test_a_scheduler_that_pauses_decides_when_its_trial_goes_on():
@@ -463,11 +438,3 @@ def test_after_any_commands_a_restore_comes_to_the_same_state_and_all_ends(data)
                     assert trial.trial_id not in again.calls, "it is held"
             assert [trial.trial_id for trial in again.controller.trials if trial.failures] == failed
             the_rest(again)
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume", "prioritise", "stop"])
-@pytest.mark.parametrize("trial", [7, [], {"a": 1}, "", "x" * 10_000, "<script>"])
-def test_odd_ids_are_refused(verb, trial):
-    play = Play(num_samples=1)
-    play.order(verb, trial=trial)
-    assert "no trial of the experiment has the id" in refusal(play)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,20 +38,3 @@ def test_they_wait_in_the_order_suggested(moves, alone, status):
         assert line.first_alone == (everyone[min(waiting & apart)] if waiting & apart else None)
         assert [trial.index for trial in line] == sorted(waiting)
         assert len(line) == len(waiting)
-
-
-def test_an_empty_line_has_no_first():
-    with pytest.raises(IndexError):
-        WaitingTrials(trials(), TrialStatus.PAUSED).sharing[0]
-
-
-def test_thousands_come_and_go():
-    everyone = [Trial(f"t{index}", index, {}, "", "") for index in range(5000)]
-    line = WaitingTrials(everyone)
-    for _ in range(3):
-        for trial in everyone[:2500]:
-            assert line.take(trial.trial_id) is trial
-        assert line.sharing[0] == "t2500"
-        for trial in reversed(everyone[:2500]):
-            line.add(trial)
-        assert (line.sharing[0], len(line)) == ("t0", 5000)

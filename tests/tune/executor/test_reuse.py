@@ -16,7 +16,6 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
 from trainkit import tune
-from trainkit.tune.core.resources import PlacementGroupFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -45,31 +44,6 @@ def test_functions_share_processes_and_leave_none(fit):
     assert len(set(pids(grid))) <= SESSION_CPUS
     assert {result.metrics["training_iteration"] for result in grid} == {1}
     assert eventually(lambda: not any(map(is_alive, pids(grid))))
-
-
-def test_without_it_each_trial_has_a_process_of_its_own(fit):
-    assert len(set(pids(fit(tells_its_process, num_samples=3)))) == 3
-
-
-def test_seeds_are_the_trials_own(fit):
-    def draws(name, reuse):
-        settings = {"num_samples": 5, "seed": 3, "reuse_actors": reuse, "run": {"name": name}}
-        return [result.metrics["draw"] for result in fit(tells_its_process, **settings)]
-
-    assert draws("shared", True) == draws("apart", False)
-
-
-def test_a_function_finds_its_own_session_and_folder(fit):
-    def trainable(config):
-        context = tune.get_context()
-        Path(context.get_trial_dir(), "mine").write_text(context.get_trial_id())
-        tune.report({"id": context.get_trial_id(), "step": 1})
-        return {"id": context.get_trial_id(), "step": 2}
-
-    for result in fit(trainable, num_samples=5, max_concurrent_trials=1, reuse_actors=True):
-        assert [report["id"] for report in result.history] == [result.trial_id] * 2
-        assert [report["training_iteration"] for report in result.history] == [1, 2]
-        assert Path(result.path, "mine").read_text() == result.trial_id
 
 
 def test_folder_and_output_are_the_trials_own(fit):
@@ -309,20 +283,6 @@ def test_what_a_trial_starts_may_have_the_cpus_that_are_kept(fit):
 
     grid = fit(trainable, {"x": tune.grid_search([0, 1])}, reuse_actors=True)
     assert grid.num_terminated == 2
-
-
-def test_placement_groups_are_taken_over_with_the_process(fit):
-    def trainable(config):
-        group = trainkit.get_current_placement_group()
-        inner = trainkit.remote(num_cpus=1)(os.getpid).options(placement_group=group)
-        return {"pid": os.getpid(), "group": str(group.id), "inner": trainkit.get(inner.remote(), timeout=60)}
-
-    request = PlacementGroupFactory([{}, {"CPU": 1}])
-    settings = {"num_samples": 3, "max_concurrent_trials": 1, "reuse_actors": True}
-    grid = fit(tune.with_resources(trainable, request), **settings)
-    assert grid.num_terminated == 3
-    assert len(set(pids(grid))) == 1
-    assert len({result.metrics["group"] for result in grid}) == 1
 
 
 @pytest.mark.external

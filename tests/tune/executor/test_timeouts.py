@@ -157,9 +157,3 @@ def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path):
         assert isinstance(news(executor)[0], ev.Started)
     finally:
         executor.close()
-
-
-def test_a_timedelta_is_taken():
-    from datetime import timedelta
-
-    assert tune.TuneConfig(trial_timeout_s=timedelta(minutes=2)).trial_timeout_s == 120

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,7 @@ from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.client import Experiment
-from trainkit.errors import ConfigError, StoreError, TuneError
+from trainkit.errors import TuneError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Failure
 from trainkit.tune.results.overview import LogReader
@@ -148,20 +146,6 @@ def test_the_owner_finds_what_was_left_and_only_that(tmp_path):
     assert asker().endswith(f"(pid {os.getpid()})")
 
 
-@pytest.mark.external
-def test_a_wish_that_leaves_the_date_of_its_folder_as_it_was_is_found(tmp_path):
-    """The clock of file systems ticks every few milliseconds: enough for a look and a wish."""
-    start = time.time()
-    inbox = Inbox(tmp_path, start)
-    folder = tmp_path / "commands"
-    folder.mkdir()
-    date = folder.stat().st_mtime_ns
-    assert inbox.look(start) == []
-    left = leave(tmp_path, "a", "ann")
-    os.utime(folder, ns=(date, date))
-    assert [each.id for each in inbox.look(start + 1)] == [left.stem]
-
-
 def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
     inbox = Inbox(tmp_path, 0.0)
     (tmp_path / "commands").mkdir()
@@ -186,29 +170,6 @@ def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
     (tmp_path / "commands").write_text("")
     assert inbox.look(2.0) == []
     assert "cannot be read" in caplog.text
-
-
-def test_a_wish_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "commands").write_text("in the way")
-    with pytest.raises(StoreError, match="cannot be written"):
-        leave(tmp_path, None, "ann")
-    with pytest.raises(ConfigError, match="cannot be written as JSON"):
-        leave_command(tmp_path, "add", {"config": {"x": math.nan}}, "ann")
-    deep: list[Any] = []
-    for _ in range(10_000):
-        deep = [deep]
-    with pytest.raises(ConfigError, match="nested deeper than 100 levels"):
-        leave_command(tmp_path, "add", {"config": {"x": deep}}, "ann")
-
-
-def test_a_command_needs_somebody_who_gives_it(tmp_path, owned):
-    with pytest.raises(ConfigError, match="say who steers"):
-        Experiment(owned.folder, by="")
-    with pytest.raises(ConfigError, match="say who gives the command"):
-        leave(tmp_path, None, "")
-    with pytest.raises(ConfigError, match="cannot be written as JSON"):
-        leave(tmp_path, None, "\ud800")
-    assert not (tmp_path / "commands").exists()
 
 
 def test_a_command_to_an_owner_that_is_long_in_starting_is_kept(tmp_path):
@@ -298,71 +259,6 @@ def test_the_end_of_the_owner_is_an_error_not_a_wait(owned):
         with pytest.raises(TuneError, match="nobody runs"):
             asked.stop()
     owned._ownership = Ownership(owned.folder)  # to be closed
-
-
-def held_by_me(folder: Path) -> str:
-    return (
-        f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:2b:{(folder / ownership.FILENAME).stat().st_ino} 0 EOF"
-    )
-
-
-def test_an_owner_whose_lock_a_look_has_missed_is_found_by_the_next(owned, monkeypatch):
-    other = "1: FLOCK  ADVISORY  WRITE 1 00:2b:1 0 EOF"
-    lists = iter([[], [other], [other, held_by_me(owned.folder)]])
-    monkeypatch.setattr(ownership, "_locks", lambda: next(lists))
-    assert owner_of(owned.folder) == os.getpid()
-    assert next(lists, None) is None
-
-
-def test_who_has_ended_or_let_go_is_looked_for_once(tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr(ownership, "_locks", lambda: looks.append(1) or [])
-    (tmp_path / ownership.FILENAME).write_text("999999999\n")  # no pid is so large
-    assert owner_of(tmp_path) is None
-    Ownership(tmp_path).close()
-    assert owner_of(tmp_path) is None
-    assert len(looks) == 2
-
-
-CHURN = """
-import fcntl, os, random, sys
-files = [os.open(os.path.join(sys.argv[1], str(number)), os.O_CREAT | os.O_RDWR) for number in range(400)]
-for file in files:
-    fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-while True:
-    some = random.sample(files, 40)
-    for file in some:
-        fcntl.flock(file, fcntl.LOCK_UN)
-    for file in some:
-        fcntl.flock(file, fcntl.LOCK_EX)
-"""
-
-
-@pytest.mark.external
-def test_an_owner_is_seen_while_others_take_and_let_go_of_locks(tmp_path, monkeypatch):
-    missed, read = 0, ownership._locks
-
-    def locks() -> list[str]:
-        nonlocal missed
-        found = read()
-        missed += not any(mine in line for line in found)
-        return found
-
-    with contextlib.closing(Ownership(tmp_path)):
-        mine = f":{(tmp_path / ownership.FILENAME).stat().st_ino} "
-        churn = subprocess.Popen([sys.executable, "-c", CHURN, tmp_path], stdout=subprocess.PIPE, text=True)
-        try:
-            assert churn.stdout is not None and churn.stdout.readline() == "held\n"
-            monkeypatch.setattr(ownership, "_locks", locks)
-            looks = 0
-            while missed < 3 and looks < 10_000:
-                looks += 1
-                assert owner_of(tmp_path) == os.getpid()
-            assert missed, "the list was never read while it lacked the lock, so nothing was put to the test"
-        finally:
-            churn.kill()
-            churn.communicate()
 
 
 def kinds(actions):

@@ -20,13 +20,11 @@ from tests.runtime.local.victims import Victim
 from trainkit import tune
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
-    ActorDiedError,
     ConfigError,
     InfeasibleError,
     SerializationError,
     SpaceError,
     StoreError,
-    TaskError,
 )
 from trainkit.tune.callbacks import console
 
@@ -72,15 +70,6 @@ def test_the_console_says_what_the_first_trial_waits_for(tuner, tmp_path, monkey
     trainable = tune.with_resources(WaitsForFile, {"CPU": 0.5})
     tuner(trainable, {"go": str(go)}, num_samples=8, run={"verbose": 1}).fit()
     assert go.exists(), told
-
-
-def test_of_programs_that_begin_at_once_each_has_a_folder(tmp_path):
-    def fit(_):
-        run = tune.RunConfig(name="e", storage_path=tmp_path, verbose=0)
-        return tune.Tuner(lambda config: 1.0, run_config=run).fit().experiment_path
-
-    begun = [trainkit.remote(num_cpus=0)(fit).remote(number) for number in range(3)]
-    assert sorted(trainkit.get(begun)) == [f"{tmp_path}/e", f"{tmp_path}/e_2", f"{tmp_path}/e_3"]
 
 
 def test_each_trial_has_a_process_of_its_own(tuner):
@@ -197,15 +186,6 @@ def test_what_a_trial_starts_runs_in_the_bundles_of_the_trial(tuner):
     assert eventually(all_is_free)
 
 
-def test_large_parameters_are_mapped_by_every_trial(tuner):
-    def trainable(config, data):
-        return {"sum": float(data.sum()), "writable": bool(data.flags.writeable)}
-
-    data = np.ones(1_000_000)
-    grid = tuner(tune.with_parameters(trainable, data=data), num_samples=3).fit()
-    assert [(result.metrics["sum"], result.metrics["writable"]) for result in grid] == [(1e6, False)] * 3
-
-
 def test_a_seeded_trial_draws_the_same_numbers(tuner):
     def trainable(config):
         return {"drawn": float(np.random.rand())}
@@ -220,20 +200,6 @@ def test_a_seeded_trial_draws_the_same_numbers(tuner):
 
 
 # --- deaths ---------------------------------------------------------------------------------------
-
-
-def test_a_killed_trial_is_an_error_that_says_so_and_the_others_go_on(tuner):
-    def trainable(config):
-        tune.report({"loss": 1.0})
-        if config["n"] == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"loss": 2.0}
-
-    grid = tuner(trainable, {"n": tune.grid_search([0, 1, 2])}).fit()
-    assert [result.status for result in grid] == ["TERMINATED", "ERROR", "TERMINATED"]
-    assert isinstance(grid[1].error, ActorDiedError)
-    assert "SIGKILL" in str(grid[1].error) or "-9" in str(grid[1].error)
-    assert grid[1].metrics["loss"] == 1.0  # what was reported before stays
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint_when_allowed(tuner):
@@ -253,17 +219,6 @@ def test_a_killed_trial_goes_on_from_its_checkpoint_when_allowed(tuner):
     assert [(row["step"], row["start"]) for row in result.history] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3)]
     lines = Path(result.path, "result.json").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
-
-
-def test_an_exception_travels_with_its_class_and_traceback(tuner):
-    def trainable(config):
-        raise FileNotFoundError("the data set")
-
-    (error,) = tuner(trainable).fit().errors
-    assert isinstance(error, TaskError)
-    assert isinstance(error, FileNotFoundError)
-    assert "the data set" in str(error)
-    assert "in trainable" in error.remote_traceback
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -354,14 +309,3 @@ def test_bad_input_is_refused_before_any_trial(tuner, tmp_path, make, kind, word
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "e").exists()
-
-
-def test_a_value_that_can_be_sent_but_not_written_works(tuner):
-    grid = tuner(
-        lambda config: {"name": config["cls"].__name__, "y": config["f"](2)},
-        {"cls": tune.choice([Locked]), "f": tune.grid_search([lambda x: x + 1, lambda x: x * 10])},
-    ).fit()
-    assert [(result.metrics["name"], result.metrics["y"]) for result in grid] == [
-        ("Locked", 3),
-        ("Locked", 20),
-    ]

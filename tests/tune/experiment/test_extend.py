@@ -220,13 +220,6 @@ def test_the_arguments_are_one_rule(arguments, kinds):
     assert (config.finished, config.unfinished, config.errored) == kinds
 
 
-def test_the_arguments_must_not_contradict_each_other():
-    with pytest.raises(ConfigError, match="one or the others"):
-        ResumeRule.of(False, False, False, False, tune.ResumeConfig())
-    with pytest.raises(ConfigError, match="contradict"):
-        ResumeRule.of(True, True, True, False, None)
-
-
 # --- row 2.7 --------------------------------------------------------------------------------------
 
 
@@ -354,13 +347,6 @@ def test_a_grid_that_grows_is_tried_where_it_was_not(fit, tmp_path, order):
         assert sorted(pairs) == ["11", "12", "13", "21", "22", "23"]
 
 
-def test_a_grid_that_shrinks_keeps_its_old_trials(fit, tmp_path):
-    fit(lambda config: 1.0, {"a": tune.grid_search([1, 2, 3])})
-    space = {"a": tune.grid_search([3, 4])}
-    again = tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, param_space=space).fit()
-    assert [result.config["a"] for result in again] == [1, 2, 3, 4]
-
-
 def test_a_replayed_searcher_goes_on_as_if_it_had_been_asked():
     def searcher() -> TrialSource:
         made = BasicVariantGenerator(points_to_evaluate=[{"x": 1.0}])
@@ -395,17 +381,3 @@ def test_all_settings_that_a_file_can_hold_are_kept(fit, tmp_path):
     assert experiment._run.log_to_file == ("out", "err")
     assert experiment._run.failure_config.max_failed_trials == 3
     assert experiment._run.sync_config == tune.SyncConfig(sync_period=2)
-
-
-def test_functions_are_asked_for_again(fit, tmp_path):
-    policy = tune.FailureConfig(out_of_memory=lambda config: None)
-    namer = {"trial_name_creator": lambda trial: f"n{trial.index}"}
-    fit(lambda config: 1.0, run={"failure_config": policy}, **namer)
-    with pytest.raises(ConfigError, match=r"TuneConfig\(trial_name_creator=...\)"):
-        tune.Tuner.restore(tmp_path / "e", lambda config: 1.0)
-    with pytest.raises(ConfigError, match=r"RunConfig\(failure_config=...\)"):
-        tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, tune_config=tune.TuneConfig(**namer))
-    run = tune.RunConfig(failure_config=policy)
-    tune.Tuner.restore(
-        tmp_path / "e", lambda config: 1.0, tune_config=tune.TuneConfig(**namer), run_config=run
-    ).fit()

@@ -72,23 +72,6 @@ def test_best_is_by_the_last_report(analysis):
     assert (analysis.default_metric, analysis.default_mode) == ("mean_accuracy", "max")
 
 
-@pytest.mark.parametrize(
-    ("metric", "mode", "scope", "n"),
-    [
-        (None, None, "last", 1),
-        ("mean_accuracy", "min", "last", 0),
-        ("mean_accuracy", "max", "all", 0),
-        ("mean_accuracy", "max", "avg", 0),
-        ("eval/loss", "min", "last-5-avg", 0),
-        ("eval/loss", "min", "last", 1),
-    ],
-)
-def test_best_by_every_scope(analysis, metric, mode, scope, n):
-    assert analysis.get_best_trial(metric, mode, scope).config["n"] == n
-    assert analysis.get_best_config(metric, mode, scope)["n"] == n
-    assert analysis.get_best_logdir(metric, mode, scope) == analysis.trials[n].path
-
-
 def test_no_best_is_none_and_a_warning_that_names_what_there_is(analysis, caplog):
     with caplog.at_level(logging.WARNING, logger="trainkit.tune"):
         assert analysis.get_best_trial("mean_acuracy", "max") is None

@@ -69,12 +69,6 @@ def test_a_result_is_read_back_from_its_folder(fit):
         tune.Result.from_path("/nowhere/at/all")
 
 
-def test_a_result_is_not_read_from_a_folder_of_several(fit):
-    grid = fit(saving, {"scores": tune.grid_search([[0.9], [0.3]])}, metric="score", mode="max")
-    with pytest.raises(StoreError, match=r"experiment with 2 trials: .* ResultGrid.from_path"):
-        tune.Result.from_path(grid.experiment_path)
-
-
 def test_ray_names_of_a_result(fit):
     result = fit(saving, {"scores": [0.5]}, metric="score", mode="max")[0]
     assert result.log_dir == Path(result.path)
@@ -84,13 +78,6 @@ def test_ray_names_of_a_result(fit):
         ("max", "min", "avg", "last", "last-5-avg", "last-10-avg"), 0.5
     )
     assert Path(os.path.join(result.checkpoint, "step.txt")).exists()  # as a path, too
-
-
-def test_the_filesystem_of_a_result_is_this_machines(fit):
-    pytest.importorskip("fsspec")
-    grid = fit(saving, {"scores": [0.5]})
-    assert grid[0].filesystem.exists(f"{grid[0].path}/result.json")
-    assert grid.filesystem.exists(grid.experiment_path)
 
 
 def flaky(config):
@@ -135,15 +122,6 @@ def test_late_keys_nan_and_nested_keys_in_tables(fit, tmp_path):
     assert list(back["a"]) == [math.inf, math.inf]
 
 
-def test_best_rows_of_a_table_leave_out_trials_without_the_metric(fit):
-    pytest.importorskip("pandas")
-    grid = fit(late, {"x": tune.grid_search([1, 2])})
-    table = grid.get_dataframe("nested/loss", "min")
-    assert list(table["config/x"]) == [1, 2]
-    assert list(table["nested/loss"]) == [0.5, 0.5]
-    assert len(grid.get_dataframe("nobody", "min")) == 0
-
-
 def test_looks(fit):
     def some_fail(config):
         tune.report({"score": config["x"] / 3})
@@ -165,11 +143,6 @@ def test_looks(fit):
     assert "config: x=2, same=for all" in repr(failed)
     assert "&lt;two&gt;" in failed._repr_html_()
     assert "<two>" not in failed._repr_html_()
-
-
-def test_an_experiment_without_trials_or_metric_has_a_look_too(tmp_path):
-    assert repr(ResultGrid(tmp_path, [])) == f"ResultGrid(0 trials, 0 terminated, in {tmp_path})"
-    assert "<table>" in ResultGrid(tmp_path, [])._repr_html_()
 
 
 def test_everything_opens_after_a_move(fit, tmp_path):
@@ -211,24 +184,11 @@ def test_an_address_opens_on_another_machine(fit, tmp_path, monkeypatch):
         ResultGrid.from_path(f"{address}/other")
 
 
-def test_objects_in_a_configuration_are_in_its_reports(fit):
-    thing = object()
-    result = fit(lambda config: {"x": 1}, {"thing": tune.choice([thing])})[0]
-    assert result.history[0]["config"]["thing"] is thing
-    assert result.metrics["config"]["thing"] is thing
-
-
 def test_a_grid_travels_as_a_pickle(fit):
     grid = fit(saving, {"scores": [0.5]}, metric="score", mode="max")
     back = pickle.loads(pickle.dumps(grid))
     assert back[0].history == grid[0].history
     assert back.get_best_result() == grid.get_best_result()
-
-
-def test_metric_and_mode_of_a_scheduler_mean_best_after_reading_back(fit):
-    scheduler = tune.schedulers.ASHAScheduler(metric="score", mode="max", max_t=5)
-    grid = fit(saving, {"scores": tune.grid_search([[0.1], [0.2]])}, scheduler=scheduler)
-    assert ResultGrid.from_path(grid.experiment_path).get_best_result().metrics["score"] == 0.2
 
 
 @pytest.mark.external

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from fractions import Fraction
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from tests.tune.space.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune import space as words
@@ -172,31 +170,6 @@ def test_normal_has_mean_and_deviation():
     assert set(np.unique(steps % 0.5)) == {0.0}
     assert steps.std() == pytest.approx(math.sqrt(1 + 0.5**2 / 12), rel=0.05)
     assert tune.randn().spelling == ("randn", [0.0, 1.0])
-
-
-def test_names_order_and_defaults_of_arguments_are_rays():
-    # Ray 2.60's, section 3.1 of its users' needs; `base` is deprecated there and has no effect.
-    expected = {
-        "uniform": "lower upper",
-        "quniform": "lower upper q",
-        "loguniform": "lower upper base=10",
-        "qloguniform": "lower upper q base=10",
-        "randn": "mean=0.0 sd=1.0",
-        "qrandn": "mean sd q",
-        "randint": "lower upper",
-        "qrandint": "lower upper q=1",
-        "lograndint": "lower upper base=10",
-        "qlograndint": "lower upper q base=10",
-        "choice": "categories",
-        "sample_from": "func",
-        "grid_search": "values",
-    }
-    for name, arguments in expected.items():
-        parameters = inspect.signature(getattr(tune, name)).parameters.values()
-        written = [
-            each.name if each.default is each.empty else f"{each.name}={each.default}" for each in parameters
-        ]
-        assert " ".join(written) == arguments, name
 
 
 @pytest.mark.parametrize(
@@ -368,12 +341,6 @@ def test_a_choice_between_domains_is_drawn_through():
     assert {(config["lr"] > 0) + (config["lr"] > 0.5) for config in found} == {0, 1, 2}
     assert all(space.allows(config) for config in found)
     assert not space.allows({"lr": 0.5})
-
-
-def test_a_sequence_of_suggestions_is_the_seeds():
-    space = {"a": tune.qlograndint(8, 800, 8), "b": tune.qrandn(0, 1, 0.1), "c": tune.randn()}
-    first = suggestions(space, seed=3, num_samples=20)
-    assert first == suggestions(space, seed=3, num_samples=20) != suggestions(space, seed=4, num_samples=20)
 
 
 @given(st.integers(0, 2**33), st.integers(0, 2**33), st.integers(0, 2))

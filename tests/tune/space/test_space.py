@@ -59,38 +59,6 @@ def test_a_mistake_is_named_with_its_value(make, words):
         assert word in str(caught.value)
 
 
-@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.integers(0, 2**32))
-def test_uniform_stays_in_its_bounds(a, b, seed):
-    lower, upper = sorted((a, b))
-    if lower == upper:
-        return
-    value = tune.uniform(lower, upper).draw(suggestion_generator(seed, 0))
-    assert lower <= value < upper
-    assert type(value) is float
-
-
-@given(st.floats(1e-300, 1e300), st.floats(1e-300, 1e300), st.integers(0, 2**32))
-def test_loguniform_stays_in_its_bounds(a, b, seed):
-    lower, upper = sorted((a, b))
-    if lower == upper:
-        return
-    assert lower <= tune.loguniform(lower, upper).draw(suggestion_generator(seed, 0)) <= upper
-
-
-def test_loguniform_is_uniform_in_the_logarithm():
-    rng = np.random.default_rng(0)
-    draws = np.log10([tune.loguniform(1e-4, 1).draw(rng) for _ in range(4000)])
-    assert np.histogram(draws, bins=4, range=(-4, 0))[0] == pytest.approx([1000] * 4, rel=0.1)
-
-
-def test_randint_excludes_its_upper_bound_and_is_even():
-    rng = np.random.default_rng(0)
-    draws = [tune.randint(2, 5).draw(rng) for _ in range(3000)]
-    assert set(draws) == {2, 3, 4}
-    assert all(type(value) is int for value in draws)
-    assert np.bincount(draws)[2:] == pytest.approx([1000] * 3, rel=0.1)
-
-
 def test_a_grid_is_a_product_repeated_num_samples_times():
     space = {
         "a": tune.grid_search([1, 2]),
@@ -115,23 +83,6 @@ def test_rays_spelling_of_a_grid_needs_a_list(content):
 def test_sample_from_returns_values_and_no_domains(leaf):
     with pytest.raises(SpaceError, match=r"sample_from returned .* not drawn any more"):
         suggestions({"a": tune.sample_from(lambda spec: leaf)})
-
-
-def test_rays_spelling_of_a_grid_is_understood():
-    assert [config["a"] for config in suggestions({"a": {"grid_search": range(2)}})] == [0, 1]
-    assert [config["a"] for config in suggestions({"a": {"grid_search": [1, 2]}})] == [1, 2]
-
-
-def test_lists_and_nested_dictionaries_are_drawn_into():
-    (config,) = suggestions({"layers": [{"width": tune.choice([8])}, tune.randint(3, 4)], "n": [1, 2]})
-    assert config == {"layers": [{"width": 8}, 3], "n": [1, 2]}
-
-
-def test_a_category_may_hold_domains():
-    space = {"optimizer": tune.choice([{"name": "sgd", "momentum": tune.uniform(0.5, 0.6)}])}
-    (config,) = suggestions(space)
-    assert config["optimizer"]["name"] == "sgd"
-    assert 0.5 <= config["optimizer"]["momentum"] < 0.6
 
 
 def test_suggestion_n_depends_on_the_seed_and_n_alone():

@@ -205,17 +205,6 @@ def test_what_is_a_misspelling_and_what_another_metric(metric, reported, meant):
     assert misspelt(metric, {reported: 1.0, "training_iteration": 1, "config": {metric: 1}}) == meant
 
 
-@pytest.mark.parametrize(("time_attr", "told"), [("epochs", 1), ("epoch", 0)])
-def test_what_a_scheduler_counts_by_but_nobody_reports_is_told_once(fit, caplog, time_attr, told):
-    def trainable(config):
-        for epoch in range(2):
-            tune.report({"loss": 1.0, "epoch": epoch})
-
-    scheduler = tune.schedulers.ASHAScheduler(time_attr=time_attr, max_t=9)
-    fit(trainable, {"x": tune.uniform(0, 1)}, metric="loss", scheduler=scheduler, num_samples=2)
-    assert caplog.text.count(f"the first report has no {time_attr!r}") == told
-
-
 def test_a_late_metric_is_no_mistake(fit, caplog):
     def trainable(config):
         tune.report({"loss": 2.0, "train_loss": 1.0})
@@ -261,12 +250,3 @@ def test_what_the_first_report_lacks_is_told_at_once_with_what_it_has(fit, caplo
     run = {"callbacks": [Looks()]}
     fit(trainable, metric=names["metric"], scheduler=scheduler, run=run)
     assert seen == [caplog.text.count(told)] == [1]
-
-
-def test_what_a_scheduler_judges_by_is_told_where_no_metric_need_come(fit, caplog, monkeypatch):
-    monkeypatch.setenv("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
-    scheduler = tune.schedulers.ASHAScheduler(max_t=2)
-    (result,) = fit(lambda config: {"loss": 1.0}, metric="score", scheduler=scheduler)
-    assert result.error is None
-    assert "no 'score', which is the metric: reported were loss. ASHAScheduler judges no trial" in caplog.text
-    assert "fails" not in caplog.text

@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sqlite3
-import stat
 import subprocess
 import sys
 import textwrap
@@ -96,15 +95,6 @@ def test_the_reports_of_an_attempt_take_the_place_of_all_from_there_on(store):
         assert len([entry for entry in reader.log() if entry.kind == "result"]) == 4
 
 
-def test_trials_come_in_the_order_suggested_whether_they_have_reported_or_not(store):
-    trials = [new_trial(index) for index in (99_999, 100_000, 3, 4)]  # as text, 100000 comes before 99999
-    store.commit([record for trial in trials for record in begun(trial)])
-    store.commit([result(trials[0], 1, a=1), result(trials[1], 1, a=2), result(trials[2], 1, a=3)])
-    with ExperimentReader(store.folder) as reader:
-        found = [(trial.index, trial.iteration, trial.last_result.get("a")) for trial in reader.trials()]
-    assert found == [(3, 1, 3), (4, 0, None), (99_999, 1, 1), (100_000, 1, 2)]
-
-
 def test_a_checkpoint_without_a_report_counts_the_time_of_the_last_one(store):
     trial = new_trial()
     store.commit([*begun(trial), *(result(trial, n, time_total_s=float(n)) for n in (1, 2))])
@@ -176,15 +166,6 @@ def test_a_stop_counts_only_for_the_last_report(store):
     store.commit([*begun(second, 1), result(second, 1, attempt=1)])
     with ExperimentReader(store.folder) as reader:
         assert reader.stops() == {"t_00000": {"rule": "max_t"}}
-
-
-def test_other_users_cannot_open_and_so_not_lock_an_experiment(store, tmp_path):
-    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o755)
-    ExperimentStore.create(shared, {"seed": 3}).close()
-    assert stat.S_IMODE(shared.stat().st_mode) == 0o755, "a folder of the user's stays as it is"
 
 
 def test_an_existing_experiment_is_not_overwritten(store):
@@ -327,17 +308,6 @@ def test_one_damaged_bit_leaves_the_rest_readable(tmp_path_factory, caplog, cell
         json.loads(data.decode(errors="replace"))
     except ValueError:
         assert caplog.records
-
-
-def test_a_damaged_fact_is_named(tmp_path):
-    ExperimentStore.create(tmp_path / "e", {"seed": 3}).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "e" / FILENAME)) as connection, connection:
-        connection.execute("UPDATE experiment SET value = '{' WHERE key = 'seed'")
-    with (
-        ExperimentReader(tmp_path / "e") as reader,
-        pytest.raises(StoreError, match="damaged: 'seed' of its"),
-    ):
-        reader.facts()
 
 
 def spoil(folder, sql, *values):

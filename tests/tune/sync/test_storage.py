@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 from contextlib import closing
@@ -19,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.conftest import eventually
 from tests.tune.sync.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
-from trainkit.errors import ConfigError, MissingDependencyError
+from trainkit.errors import ConfigError
 from trainkit.tune.store.ownership import leave_command
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
@@ -100,17 +99,6 @@ def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, r
     assert again[0].checkpoint is not None
 
 
-def test_results_are_read_by_address(fit, results):
-    grid = fit(saving, num_samples=2, metric="step", mode="max", run={"storage_path": "memory://bucket"})
-    shutil.rmtree(results)
-    again = tune.ResultGrid.from_path("memory://bucket/e")
-    assert [result.history for result in again] == [result.history for result in grid]
-    shutil.rmtree(results)
-    analysis = tune.ExperimentAnalysis("/bucket/e", storage_filesystem=MemoryFileSystem())
-    assert analysis.best_result["step"] == 4
-    assert Path(analysis.best_checkpoint.path).is_dir()
-
-
 def test_a_file_address_is_a_local_folder(fit, tmp_path, results):
     grid = fit(saving, run={"storage_path": f"file://{tmp_path}/plain"})
     assert grid.experiment_path == str(tmp_path / "plain" / "e")
@@ -125,19 +113,6 @@ def test_a_restore_from_the_local_folder_goes_on_copying(fit, results):
     tune.Tuner.restore(results / "e", saving, tune_config=more).fit()
     shutil.rmtree(results)
     assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
-
-
-def test_a_mounted_folder_may_be_an_address(fit, tmp_path, results):
-    fs = fsspec.filesystem("file")
-    fit(saving, run=at(fs, tmp_path))
-    more = tune.TuneConfig(num_samples=2)
-    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()  # goes on being copied
-    shutil.rmtree(results)
-    (results / ".e.partial").mkdir(parents=True)  # of a restore that was killed
-    (results / ".e.partial" / "experiment.sqlite").write_text("half")
-    there = str(tmp_path / "there" / "e")
-    assert len(tune.Tuner.restore(there, saving, storage_filesystem=fs).get_results()) == 2
-    assert [path.name for path in results.iterdir()] == ["e"]
 
 
 def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, tmp_path, results):
@@ -306,11 +281,6 @@ def test_bad_places_are_named():
         tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
 
 
-def test_what_an_address_needs_is_said():
-    with pytest.raises(MissingDependencyError, match="s3fs"):
-        tune.Tuner(saving, run_config=tune.RunConfig(storage_path="s3://bucket/x"))
-
-
 # --- folders on network file systems --------------------------------------------------------------
 
 MOUNTS = """\
@@ -323,8 +293,6 @@ MOUNTS = """\
 45 27 0:55 / /tmp rw - tmpfs tmpfs rw
 """
 
-OTHERS = "9p afs beegfs ceph fuse.glusterfs gfs2 glusterfs gpfs lustre ocfs2 panfs virtiofs"
-
 
 @pytest.mark.parametrize(
     ("minor", "kind"),
@@ -332,12 +300,6 @@ OTHERS = "9p afs beegfs ceph fuse.glusterfs gfs2 glusterfs gpfs lustre ocfs2 pan
 )
 def test_a_network_file_system_is_told_by_its_mount(minor, kind):
     assert storage.network_file_system(MOUNTS, os.makedev(0, minor)) == kind
-
-
-@pytest.mark.parametrize("kind", OTHERS.split())
-def test_drives_of_several_machines_are_network_file_systems(kind):
-    mounts = f"{MOUNTS}46 27 0:56 / /scratch rw,relatime - {kind} server:/scratch rw\n"
-    assert storage.network_file_system(mounts, os.makedev(0, 56)) == kind
 
 
 @pytest.fixture
@@ -369,14 +331,3 @@ def test_a_restore_finds_an_experiment_on_a_network_drive(fit, network, results,
     again = tune.Tuner.restore(str(network / "e"), saving, tune_config=more).fit()
     assert Path(again.experiment_path) == results / "e"
     assert len(tune.ResultGrid.from_path(network / "e")) == len(again) == 2
-
-
-def test_a_home_on_a_network_drive_leaves_experiments_in_the_temporary_folder(
-    fit, network, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(network))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
-    (tmp_path / "disk").mkdir()
-    grid = fit(saving, run={"storage_path": None})
-    assert Path(grid.experiment_path).is_relative_to(tmp_path / "disk")
-    assert len(tune.Tuner.restore(str(network / "e"), saving).get_results()) == 1

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -23,7 +21,6 @@ from trainkit import tune
 from trainkit.errors import ConfigError, StorageError, StoreError
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
-from trainkit.tune.sync.storage import working_folder
 
 pytestmark = pytest.mark.usefixtures("inline", "results")
 
@@ -43,19 +40,6 @@ def test_what_fails_for_a_while_is_said_once_and_done_again(fit, tmp_path, resul
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
 
 
-def test_an_address_that_fails_from_the_start_is_not_stormed(fit, tmp_path):
-    def trainable(config):
-        for step in range(10):
-            tune.report({"step": step})
-            time.sleep(0.01)
-
-    fs = Fails()
-    fs.when = lambda path: len(fs.puts) <= 2
-    fit(trainable, run=at(fs, tmp_path, sync_config=tune.SyncConfig(sync_period=3600)))
-    stores = [path for path in fs.puts if path.endswith("sqlite.partial")]
-    assert len(stores) <= 2  # none while it failed; the period is longer than all of this
-
-
 def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, monkeypatch):
     monkeypatch.setattr("trainkit.tune.sync.mirror.TRIES", 2)
     fs = Fails()
@@ -72,18 +56,6 @@ def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, 
     run = tune.RunConfig(**at(fs, tmp_path))
     tune.Tuner.restore(results / "e", saving, run_config=run).fit()
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
-
-
-def test_a_local_folder_that_goes_meanwhile_is_told(fit, tmp_path, results):
-    def trainable(config):
-        tune.report({"step": 1})
-        (results / "e").rename(tmp_path / "gone")  # at once: a removal would race with the copy's own files
-        tune.report({"step": 2})
-
-    # Which of its files is missed first depends on where the copy is.
-    missed = r"No such file or directory|there is no experiment\.sqlite"
-    with pytest.raises(StorageError, match=rf"is not complete: .*({missed})"):
-        fit(trainable, run=at(Fails(), tmp_path))
 
 
 def test_an_upload_that_hangs_is_given_up(fit, tmp_path):
@@ -224,27 +196,3 @@ def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_a
         str(there), trainable, storage_filesystem=fs, run_config=run, resume_errored=True
     ).fit()
     assert (written.read_text(), stray.read_text()) == ("3", "3")
-
-
-class Slow(Fails):
-    """Takes its time for each file."""
-
-    def get_file(self, rpath, lpath, **kwargs):
-        time.sleep(0.01)
-        super().get_file(rpath, lpath, **kwargs)
-
-
-def test_programs_that_restore_at_once_get_whole_folders(fit, tmp_path, results):
-    fit(saving, run=at(Fails(), tmp_path))
-    there = tmp_path / "there" / "e"
-    whole = names(results / "e") - LOCAL_ONLY
-    shutil.rmtree(results)
-
-    def restore(delay_s: float) -> set[str]:
-        time.sleep(delay_s)
-        folder, _ = working_folder(str(there), Slow())
-        return names(folder)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(restore, [0.02 * place for place in range(8)])) == [whole] * 8
-    assert [path.name for path in results.iterdir()] == ["e"]

@@ -8,23 +8,10 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import CheckpointError
 from trainkit.tune.schedulers import ASHAScheduler
 
 pytestmark = pytest.mark.usefixtures("inline")
-
-
-def reporting(config):
-    for step in range(3):
-        tune.report({"loss": config["x"] / (step + 1), "step": step})
-
-
-class Stepping(tune.Trainable):
-    def setup(self, config):
-        self.x = config["x"]
-
-    def step(self):
-        return {"loss": self.x / (self.iteration + 1), "step": self.iteration, "done": self.iteration == 2}
 
 
 def saving(config):
@@ -193,11 +180,6 @@ def test_a_restored_class_is_saved_at_its_end(fit):
     assert len(second.best_checkpoints) == 1
 
 
-def test_a_class_that_cannot_save_ends_without_a_checkpoint(fit):
-    (result,) = fit(Stepping, {"x": 1})
-    assert (result.checkpoint, result.error) == (None, None)
-
-
 def test_a_class_goes_on_from_its_checkpoint(fit):
     (result,) = fit(
         Counting,
@@ -212,14 +194,6 @@ def test_a_class_goes_on_from_its_checkpoint(fit):
     assert result.metrics["iterations_since_restore"] == 3
 
 
-def test_a_misspelt_score_deletes_no_checkpoint(fit, caplog):
-    policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="scor")
-    run = {"checkpoint_config": policy}
-    (result,) = fit(saving, {"steps": 4, "scores": [0.5, 0.9, 0.1, 0.2]}, run=run)
-    assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 1, 2, 3]
-    assert "'scor'" in caplog.text and "Did you mean 'score'" in caplog.text
-
-
 def test_a_score_that_comes_late_ranks_from_then_on(fit):
     def late(config):
         for step in range(4):
@@ -229,25 +203,6 @@ def test_a_score_that_comes_late_ranks_from_then_on(fit):
     policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="score")
     (result,) = fit(late, run={"checkpoint_config": policy})
     assert [report["step"] for _, report in result.best_checkpoints] == [3]
-
-
-def test_a_class_works_without_a_tuner(tmp_path):
-    trainable = Counting({})
-    assert trainable.train()["count"] == 1
-    assert trainable.training_iteration == 1
-    path = trainable.save(tmp_path / "saved")
-    other = Counting({})
-    other.restore(path)
-    assert other.train()["count"] == 2
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_checkpoint_settings_that_cannot_work_are_refused(fit):
-    with pytest.raises(ConfigError, match="checkpoint_frequency"):
-        fit(reporting, run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1)})
-    run = tune.RunConfig(checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True))
-    with pytest.raises(ConfigError, match=r"asks Stepping for checkpoints, .* has no save_checkpoint\(\)"):
-        tune.Tuner(Stepping, run_config=run)
 
 
 def test_checkpoint_metadata_and_copies(tmp_path):

@@ -67,14 +67,6 @@ def test_a_checkpoint_that_failed_to_be_written_is_none(inline, fit):
     assert fit(trainable)[0].checkpoint is None
 
 
-def test_a_bound_checkpoint_dir_is_the_users_own(inline, fit):
-    def trainable(config, checkpoint_dir):
-        return {"folder": checkpoint_dir}
-
-    bound = tune.with_parameters(trainable, checkpoint_dir="mine")
-    assert fit(bound)[0].metrics["folder"] == "mine"
-
-
 def test_forms_that_cannot_work_are_refused_with_the_way_out(fit):
     async def later(config):
         return 1.0
@@ -178,29 +170,6 @@ def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):
     other = AsDictionary()
     other.restore(path)
     assert (other.count, other.iteration) == (1, 0)
-
-
-class Listing(tune.Trainable):
-    """Writes a file, and lists its folder as it reads that."""
-
-    def step(self):
-        return {"y": 1, "done": True}
-
-    def save_checkpoint(self, checkpoint_dir):
-        Path(checkpoint_dir, "weights").write_text("1")
-
-    def load_checkpoint(self, checkpoint):
-        self.seen = {path.name for path in Path(checkpoint).iterdir()}
-
-
-def test_a_hidden_file_counts_the_steps_of_a_class_without_a_tuner(inline, fit, tmp_path):
-    by_hand, again = Listing(), Listing()
-    by_hand.train()
-    again.restore(by_hand.save(str(tmp_path / "saved")))
-    assert (again.seen, again.iteration) == ({"weights", ".counted.json"}, 1)
-    (result,) = fit(Listing, run={**ONCE, "checkpoint_config": tune.CheckpointConfig(checkpoint_at_end=True)})
-    again.restore(result.checkpoint)
-    assert again.seen == {"weights"}, "a Tuner counts by itself"
 
 
 # --- where they are defined: row 1.19 -------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -100,14 +99,6 @@ def test_the_automatic_keys_are_all_there(fit):
     assert result.metrics["time_total_s"] >= result.metrics["time_this_iter_s"] >= 0
 
 
-def test_reported_timesteps_are_summed(fit):
-    def trainable(config):
-        for _ in range(3):
-            tune.report({"timesteps_this_iter": 10})
-
-    assert fit(trainable)[0].metrics["timesteps_total"] == 30
-
-
 @pytest.mark.parametrize(
     ("trainable", "words"),
     [
@@ -144,12 +135,6 @@ def test_the_others_go_on_when_one_raises_and_its_traceback_is_kept(fit, tmp_pat
     loaded = tune.Tuner.restore(tmp_path / "e", fails_once).get_results()
     assert "TwoArguments: this and that" in str(loaded[1].error)
     assert "fails_once" in str(loaded[1].error)
-
-
-def test_the_error_is_also_of_the_class_that_was_raised(fit):
-    (error,) = fit(lambda config: {}["missing"]).errors
-    with pytest.raises(KeyError, match="missing"):
-        raise error
 
 
 def test_fail_fast_raise_raises_it(fit):
@@ -216,19 +201,6 @@ def test_a_class_that_ends_with_a_failing_cleanup_keeps_its_result(fit, error):
     assert (result.status, result.metrics["loss"], result.error) == ("TERMINATED", 1.0, None)
 
 
-def test_cleanup_that_raises_is_noted_and_fails_nothing(fit):
-    def trainable(config):
-        try:
-            while True:
-                tune.report({"loss": 1.0})
-        finally:
-            raise ValueError("in the cleanup")
-
-    (result,) = fit(trainable, run={"stop": {"training_iteration": 1}})
-    assert result.status == "TERMINATED"
-    assert result.error is None
-
-
 # --- who am I -------------------------------------------------------------------------------------
 
 
@@ -277,24 +249,6 @@ def test_a_report_from_another_thread_is_refused(fit):
         return {"said": caught[0]}
 
     assert "thread 'helper'" in fit(trainable)[0].metrics["said"]
-
-
-@pytest.mark.parametrize("reports", [0, 1])
-def test_reports_that_another_thread_lost_are_told(fit, caplog, reports):
-    """An executor keeps the error of a thread that nobody asks for its result."""
-
-    def trainable(config):
-        with ThreadPoolExecutor(1, thread_name_prefix="helper") as executor:
-            executor.submit(tune.report, {"a": 1})
-        for _ in range(reports):
-            tune.report({"a": 2})
-
-    (result,) = fit(trainable)
-    if reports:
-        assert (result.error, result.metrics["a"]) == (None, 2)
-        assert "a report is lost: report() was called from thread 'helper" in caplog.text
-    else:
-        assert "nothing was reported: report() was called from thread 'helper" in str(result.error)
 
 
 @pytest.mark.process
@@ -368,14 +322,6 @@ def test_parameters_reach_functions_and_classes(fit):
     assert fit(bound, run={"name": "class"})[0].metrics["total"] == 45
 
 
-def test_requests_may_depend_on_the_configuration(fit):
-    def trainable(config):
-        return {"cpus": tune.get_context().get_trial_resources()["CPU"]}
-
-    bound = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
-    assert [result.metrics["cpus"] for result in fit(bound, {"n": tune.grid_search([1, 2])})] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("trainable", "words"),
     [
@@ -389,21 +335,3 @@ def test_requests_may_depend_on_the_configuration(fit):
 def test_what_is_no_trainable_is_refused_at_once(trainable, words):
     with pytest.raises(ConfigError, match=words):
         tune.Tuner(trainable)
-
-
-def test_old_method_names_fail_with_the_new():
-    with pytest.raises(ConfigError, match=r"_train\(\).*step\(\)"):
-
-        class Old(tune.Trainable):
-            def _train(self):
-                return {}
-
-
-def test_bad_requests_are_refused():
-    for resources, words in [(3, "resources=3"), ({"cpu": -1}, "negative"), ([{}], "resources=")]:
-        with pytest.raises(ConfigError, match=words):
-            tune.with_resources(reporting, resources)
-    with pytest.raises(ConfigError, match="list of bundles"):
-        tune.PlacementGroupFactory([])
-    with pytest.raises(ConfigError, match="strategy='CLOSE'"):
-        tune.PlacementGroupFactory([{"CPU": 1}], strategy="CLOSE")

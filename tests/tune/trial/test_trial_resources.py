@@ -146,24 +146,6 @@ def test_a_scaling_config_says_what_it_comes_to():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"num_workers": -1}, "num_workers=-1"),
-        (
-            {"num_workers": tune.grid_search([1, 2])},
-            "searched by param_space={'scaling_config': {'num_workers'",
-        ),
-        ({"resources_per_worker": {"GPU": 1}}, "use_gpu is False"),
-        ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "GPU=0"),
-        ({"accelerator_type": "A100"}, "accelerator_type='A100'"),
-    ],
-)
-def test_a_scaling_config_that_cannot_be_is_refused(arguments, words):
-    with pytest.raises(ConfigError, match=words):
-        air.ScalingConfig(**arguments)
-
-
-@pytest.mark.parametrize(
     "resources",
     [{"gpu": 5}, {"licence": 1}, tune.PlacementGroupFactory([{"CPU": 1}] * 5), lambda config: {"cpu": 9}],
 )
@@ -203,15 +185,6 @@ def test_groups_that_fit_one_at_a_time_take_turns(fit):  # row 1.4
     group = tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 1}, {"CPU": 1}])
     grid = fit(tune.with_resources(trains, group), num_samples=5, allow_duplicates=True)
     assert (grid.num_terminated, grid.num_errors) == (5, 0)
-
-
-def test_a_nested_task_in_a_full_machine_returns(fit):  # row 1.4
-    def nests(config):
-        return {"own": os.getpid(), "nested": trainkit.get(who.remote())}
-
-    grid = fit(tune.with_resources(nests, {"cpu": 1}), num_samples=6, allow_duplicates=True)
-    assert (grid.num_terminated, grid.num_errors) == (6, 0)
-    assert all(result.metrics["own"] != result.metrics["nested"] for result in grid)
 
 
 def test_requests_of_different_sizes_all_get_their_turn(fit):

@@ -10,9 +10,8 @@ import pytest
 
 from tests.tune.controller.harness import Play
 from trainkit import tune
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.search import BasicVariantGenerator
 from trainkit.tune.store.reader import ExperimentReader
 
@@ -120,21 +119,6 @@ def test_a_raising_searcher_lets_what_runs_end():
     assert play.controller.done
     assert play.statuses() == ["TERMINATED", "PENDING"]  # to be gone on with
     with pytest.raises(ConfigError, match=r"trial 2: Raising.suggest\(\) raised KeyError"):
-        raise play.controller.error
-
-
-def test_a_waiting_trial_that_can_never_fit_is_an_error_and_not_a_spin():
-    play = Play(num_samples=2, cpus=2)
-    play.started(0)
-    play.failed(0, retry=False)
-    play.started(1)
-    waiting = play.trial(0)
-    waiting.status = type(waiting.status).PENDING
-    waiting.request = PlacementGroupFactory([{"CPU": 3}])
-    play.controller._state.waiting.add(waiting)
-    play.reported(1, {"loss": 1}, done=True)
-    assert play.controller.done
-    with pytest.raises(InfeasibleError, match="3 CPU"):
         raise play.controller.error
 
 
