@@ -15,7 +15,7 @@ import pytest
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.cluster import KMeans
 from sklearn.exceptions import FitFailedWarning
-from sklearn.linear_model import Ridge, SGDClassifier
+from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 from threadpoolctl import threadpool_limits
 
@@ -23,7 +23,6 @@ from tests.conftest import eventually, session_processes
 from tests.runtime.local.programs import Programs
 from tests.sklearn.copy_files import copy_files
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
-from trainkit.errors import ConfigError
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
 
@@ -150,13 +149,6 @@ class TestSameAnswers:
         assert_same_scores(found, GridSearchCV(model, grid, **arguments | {"n_jobs": 1}).fit(X, y))
         assert not copy_files()
 
-    def test_of_a_regression_in_single_precision(self) -> None:
-        X, _ = matrix()
-        X = X.astype(np.float32)
-        grid = {"alpha": [0.1, 1.0, 10.0]}
-        found = TuneGridSearchCV(Ridge(), grid, n_jobs=2).fit(X, X[:, :2])
-        assert_same_scores(found, GridSearchCV(Ridge(), grid).fit(X, X[:, :2]))
-
     def test_without_y(self) -> None:
         X, _ = matrix()
         model, grid = KMeans(n_init=1, random_state=0), {"n_clusters": [2, 3]}
@@ -204,28 +196,6 @@ class TestSameAnswers:
 
 @pytest.mark.usefixtures("runtime")
 class TestShared:
-    def test_the_copies_are_what_estimators_get(self, tmp_path: Path) -> None:
-        X, y = matrix()
-        grid = {"number": [1, 2, 3], "log": [str(tmp_path)]}
-        found = TuneGridSearchCV(Mapped(), grid, cv=3, n_jobs=2, refit=False).fit(X, y)
-        assert found.cv_results_["mean_test_score"].tolist() == [1.0] * 3
-        assert len(fits(tmp_path)) == 9
-
-    def test_and_with_early_stopping_too(self, tmp_path: Path) -> None:
-        X, y = matrix()
-        search = TuneSearchCV(
-            Mapped(log=str(tmp_path)),
-            {"number": [1, 2]},
-            search_optimization="random",
-            early_stopping="median",
-            n_trials=2,
-            max_iters=2,
-            cv=3,
-            n_jobs=2,
-            refit=False,
-        )
-        assert search.fit(X, y).cv_results_["mean_test_score"].tolist() == [1.0] * 2
-
     def test_one_worker_goes_fold_by_fold(self, tmp_path: Path) -> None:
         X, y = matrix()
         grid = {"number": [1, 2], "log": [str(tmp_path)]}
@@ -291,32 +261,6 @@ class TestFaults:
         ):
             search.fit(X, y)
         assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [False, True, False, False]
-        assert not copy_files()
-
-    def test_a_candidate_that_raises_has_the_error_score(self) -> None:
-        X, y = data(LARGE)
-        search = TuneGridSearchCV(
-            ScriptedEstimator(), {"how": ["fine", "raise"]}, cv=3, n_jobs=2, error_score=-1.0
-        )
-        with pytest.warns(FitFailedWarning, match="3 fits failed out of a total of 6"):
-            search.fit(X, y)
-        assert search.cv_results_["mean_test_score"].tolist() == [0.5, -1.0]
-
-    def test_or_ends_the_fit_as_itself(self) -> None:
-        X, y = data(LARGE)
-        with pytest.raises(ValueError, match="number 0 will not do"):
-            TuneGridSearchCV(
-                ScriptedEstimator(), {"how": ["fine", "raise"]}, cv=3, n_jobs=2, error_score="raise"
-            ).fit(X, y)
-        assert not copy_files()
-
-    def test_a_time_budget_ends_one_that_never_does(self) -> None:
-        X, y = data(LARGE)
-        search = TuneGridSearchCV(
-            ScriptedEstimator(), {"how": ["sleep", "sleep"]}, cv=3, n_jobs=2, time_budget_s=0.5
-        )
-        with pytest.raises(ConfigError, match=r"no candidate was evaluated on all folds .*time budget"):
-            search.fit(X, y)
         assert not copy_files()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import signal
@@ -124,12 +123,6 @@ class TestTheFile:
         assert os.fstat(copies.files[self.PART]).st_size == 0
         np.testing.assert_array_equal(self.take(copies), self.X[self.ROWS])
 
-    def test_leaves_no_lock_behind(self, copies: SharedCopies) -> None:
-        self.take(copies)
-        fd = os.open(f"/proc/self/fd/{copies.files[self.PART]}", os.O_RDWR)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(fd)
-
     @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"token": "another's"}])
     def test_of_another_machine_is_none(self, copies: SharedCopies, change: dict[str, Any]) -> None:
         elsewhere = SharedCopies(**vars(copies) | change)
@@ -138,19 +131,6 @@ class TestTheFile:
             self.X, self.ROWS, self.ROWS, shared=FoldCopies(elsewhere, 0, (self.ROWS, self.ROWS))
         ) as X:
             np.testing.assert_array_equal(X[self.ROWS], self.X[self.ROWS])
-
-
-def test_where_a_program_may_open_no_more_files_there_are_none() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = os.open("/dev/null", os.O_RDONLY)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 1, before[1]))
-    try:
-        with open_copies([(fold, 0) for fold in range(opened + 2)]) as copies:
-            assert not copies.files
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        os.close(opened)
-    assert not copy_files()
 
 
 class TestParts:
@@ -169,12 +149,3 @@ class TestParts:
     @pytest.mark.parametrize("X", [[[0.0]] * 30, np.array([["a"]] * 30, dtype=object), np.ma.zeros((30, 4))])
     def test_are_none_of_other_data(self, X: Any) -> None:
         assert parts_to_copy(X, list(KFold(3).split(X)), views=False) == []
-
-    def test_are_none_where_each_would_take_a_file(self) -> None:
-        X = np.zeros((shared_memory.MOST_FILES + 1, 4))
-        splits = list(KFold(len(X)).split(X))
-        assert parts_to_copy(X, splits, views=False) == []
-
-    def test_are_none_where_indices_are_no_array_of_numbers(self) -> None:
-        mask = np.arange(30) % 2 == 0
-        assert parts_to_copy(self.X, [(mask, [1, 3])], views=True) == []

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import randint
 from sklearn.base import BaseEstimator
 from sklearn.datasets import make_classification
 from sklearn.decomposition import NMF, PCA
@@ -42,15 +41,6 @@ def session() -> Iterator[None]:
 def accuracy(search: Any) -> float:
     predicted = search.fit(TRAIN, Y_TRAIN).predict(TEST)
     return float(np.count_nonzero(np.array(predicted) == np.array(Y_TEST)) / len(predicted))
-
-
-def test_a_grid_with_a_scheduler_by_name() -> None:
-    grid = {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]}
-    search = TuneGridSearchCV(
-        SGDClassifier(random_state=0), grid, early_stopping="MedianStoppingRule", max_iters=10
-    )
-    assert accuracy(search) > 1 / 3
-    assert len(search.cv_results_["params"]) == 6
 
 
 class Settling(BaseEstimator):  # type: ignore[misc]
@@ -119,23 +109,6 @@ def test_bohb_over_lists_and_tuples() -> None:
     assert all(1e-4 <= each["alpha"] <= 1e-1 for each in search.cv_results_["params"])
 
 
-def test_hyperopt_over_domains_with_early_stopping() -> None:
-    space = {
-        "loss": tune.choice(["squared_hinge", "hinge"]),
-        "alpha": tune.loguniform(1e-4, 1e-1),
-        "epsilon": tune.uniform(1e-2, 1e-1),
-    }
-    search = TuneSearchCV(
-        SGDClassifier(random_state=0),
-        param_distributions=space,
-        n_trials=2,
-        early_stopping=True,
-        max_iters=10,
-        search_optimization="hyperopt",
-    )
-    assert accuracy(search) > 1 / 3
-
-
 @pytest.mark.parametrize("optimization", ["bayesian", "hyperopt"])
 def test_a_searcher_with_a_scheduler_object(optimization: str) -> None:
     search = TuneSearchCV(
@@ -148,26 +121,6 @@ def test_a_searcher_with_a_scheduler_object(optimization: str) -> None:
     )
     assert accuracy(search) > 1 / 3
     assert len(search.cv_results_["params"]) == 3
-
-
-def test_several_scorers_with_a_scheduler_object() -> None:
-    search = TuneGridSearchCV(
-        SGDClassifier(random_state=0),
-        {"alpha": [1e-4, 1e-1, 1], "epsilon": [0.01, 0.1]},
-        early_stopping=MedianStoppingRule(grace_period=10.0),
-        max_iters=3,
-        scoring=("accuracy", "f1_micro"),
-        refit="accuracy",
-    )
-    assert accuracy(search) > 1 / 3
-    assert {"mean_test_accuracy", "mean_test_f1_micro"} <= search.cv_results_.keys()
-
-
-def test_distributions_of_scipy() -> None:
-    space = {"n_estimators": randint(5, 9), "max_depth": randint(2, 10)}
-    search = TuneSearchCV(RandomForestClassifier(), space, n_trials=3)
-    assert accuracy(search) > 1 / 3
-    assert all(5 <= each["n_estimators"] < 9 for each in search.cv_results_["params"])
 
 
 def test_expressions_of_hyperopt_beside_tuples() -> None:

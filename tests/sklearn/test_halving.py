@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import loguniform, randint
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.exceptions import FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import (
@@ -115,19 +112,6 @@ def test_arguments_are_refused_as_scikit_learn_does(settings: dict[str, Any], me
             cls(SVC(), {"C": [1, 2]}, **settings).fit(X, Y)
 
 
-def test_verbose_tells_the_rounds() -> None:
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
-        TuneHalvingGridSearchCV(SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, verbose=1).fit(X, Y)
-    lines = told.getvalue().splitlines()
-    assert "n_iterations: 2" in lines
-    assert [line for line in lines if line.startswith("n_candidates")] == [
-        "n_candidates: 3",
-        "n_candidates: 1",
-    ]
-    assert "Fitting 2 folds for each of 3 candidates, totalling 6 fits" in lines
-
-
 @pytest.mark.parametrize("budget", [1e-3, timedelta(milliseconds=1)])
 def test_a_budget_is_of_all_rounds(budget: Any) -> None:
     search = TuneHalvingGridSearchCV(SVC(), GRID, cv=2, random_state=0, time_budget_s=budget)
@@ -176,13 +160,6 @@ def test_it_is_an_estimator_with_parameters() -> None:
         assert {name: str(taken[name].default) for name in there} == {
             name: str(each.default) for name, each in there.items()
         }
-
-
-def test_a_halving_search_is_kept_under_its_name(tmp_path: Any) -> None:
-    TuneHalvingGridSearchCV(
-        SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, local_dir=str(tmp_path), name="halves"
-    ).fit(X, Y)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["halves", "halves_2"]
 
 
 # --- classes with a `_run_search` of their own ----------------------------------------------------
@@ -236,29 +213,6 @@ def test_rounds_without_a_candidate() -> None:
         Nothing(SVC()).fit(X, Y)
     with pytest.raises(NotImplementedError, match="_run_search not implemented"):
         Unfinished(SVC()).fit(X, Y)
-
-
-class FailsFor(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier that can't be fitted where C is above 1."""
-
-    def __init__(self, C: float = 1.0) -> None:
-        self.C = C
-
-    def fit(self, X: Any, y: Any) -> FailsFor:
-        if self.C > 1:
-            raise RuntimeError("too large")
-        self.classes_ = np.unique(y)
-        return self
-
-    def predict(self, X: Any) -> Any:
-        return np.full(len(X), self.classes_[0])
-
-
-def test_failed_fits_are_told_once_a_round() -> None:
-    with pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 4") as told:
-        search = going_by_results(TuneBaseSearchCV)(FailsFor(), cv=2, error_score=-1.0).fit(X, Y)
-    assert len([each for each in told if "fits failed" in str(each.message)]) == 1
-    assert list(search.cv_results_["params"]) == [{"C": 1}, {"C": 10}, {"C": 0.1}]
 
 
 # --- words of scikit-learn ------------------------------------------------------------------------

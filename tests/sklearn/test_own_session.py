@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ from tests.conftest import eventually, session_processes, shared_memory
 from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data
 from trainkit import tune
-from trainkit.clock import thread_clock
 from trainkit.errors import WorkerDiedError
 from trainkit.plugins.pools import Pool
 from trainkit.runtime import session
@@ -223,37 +221,6 @@ def test_scores_are_the_same_wherever_folds_run(monkeypatch: pytest.MonkeyPatch,
     assert scores() == in_workers
 
 
-SMALL = """
-    import math, os
-    from sklearn.datasets import load_iris
-    from sklearn.tree import DecisionTreeClassifier
-    from trainkit.sklearn import TuneGridSearchCV, candidates
-
-    candidates.START_AFTER_S = math.inf  # on a busy machine too
-    for _ in range(20):
-        search = TuneGridSearchCV(DecisionTreeClassifier(), {"max_depth": [1, 2]}, cv=3)
-        search.fit(*load_iris(return_X_y=True))
-        assert {result.metrics["pid"] for result in search.analysis_.trials} == {os.getpid()}
-"""
-
-
-@pytest.mark.external
-def test_programs_run_small_searches_at_the_same_time_and_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (scratch := tmp_path / "scratch").mkdir()
-    (scratch / "search").touch()  # a program's own, in which no folder can be made
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    programs = Programs(tmp_path)
-    try:
-        for program in [programs.begin(SMALL), programs.begin(SMALL)]:
-            _, err = program.communicate(timeout=300)
-            assert program.returncode == 0, err
-        assert os.listdir(scratch) == ["search"]
-    finally:
-        programs.end()
-
-
 def task_of(estimator: Any, **changes: Any) -> EvaluationTask:
     X, y = IRIS
     splits = list(KFold(2).split(X))
@@ -324,21 +291,6 @@ def test_nothing_waits_for_a_fold_after_an_interrupt(interrupt: BaseException | 
     assert eventually(lambda: not first.in_use.locked())
 
 
-def test_the_clock_of_a_thread_that_is_gone_says_so() -> None:
-    clocks: list[Callable[[], float]] = []
-    thread = threading.Thread(target=lambda: clocks.append(thread_clock()))
-    thread.start()
-    thread.join()
-
-    def is_gone() -> bool:  # the system's thread ends a moment after Python's
-        try:
-            return clocks[0]() < 0
-        except OSError:
-            return True
-
-    assert eventually(is_gone)
-
-
 @given(st.floats(1e-4, 1e3), st.integers(1, 10**6), st.integers(1, 64))
 def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers: int) -> None:
     here_s, there_s = fold_s * left, candidates.HAND_OVER_S + fold_s * math.ceil(left / workers)
@@ -363,13 +315,6 @@ def test_two_threads_share_it() -> None:
     assert found == {"one": 0.5, "other": 0.5}
     assert not trainkit.is_initialized()
     trainkit.shutdown()
-
-
-@pytest.mark.external
-def test_importing_the_door_starts_nothing() -> None:
-    code = "import trainkit.sklearn, psutil; print(len(psutil.Process().children()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0"
 
 
 FORKED_WITH = """

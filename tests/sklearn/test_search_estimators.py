@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,12 @@ import pytest
 from scipy import sparse
 from sklearn.base import (
     clone,
-    is_classifier,
-    is_clusterer,
-    is_outlier_detector,
 )
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import IsolationForest
-from sklearn.exceptions import FitFailedWarning, NotFittedError
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -62,19 +58,6 @@ def test_it_is_cloned_shown_and_set_as_any_estimator(kind: Any) -> None:
 )
 def test_its_tags_are_those_of_grid_search_cv(estimator: Any) -> None:
     assert get_tags(TuneGridSearchCV(estimator, {})) == get_tags(GridSearchCV(estimator, {}))
-
-
-def test_it_is_the_kind_of_estimator_that_it_searches_for() -> None:
-    assert is_classifier(TuneGridSearchCV(SVC(), {}))
-    assert is_clusterer(TuneGridSearchCV(KMeans(), {}))
-    assert is_outlier_detector(TuneGridSearchCV(IsolationForest(), {}))
-
-
-def test_a_fitted_search_can_be_pickled_and_shown() -> None:
-    search = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(X, Y)
-    again = pickle.loads(pickle.dumps(search))
-    np.testing.assert_array_equal(again.predict(X), search.predict(X))
-    assert "best_estimator_: SVC" in search._repr_html_()
 
 
 def test_it_is_a_step_of_a_pipeline_and_an_estimator_of_cross_validation() -> None:
@@ -193,20 +176,6 @@ def test_a_parameter_that_the_estimator_does_not_have_is_always_an_error(error_s
     with pytest.raises(ValueError, match="Invalid parameter 'nope'") as caught:
         TuneGridSearchCV(SVC(), {"nope": [1]}, cv=2, error_score=error_score).fit(X, Y)
     assert type(caught.value) is ValueError
-
-
-@pytest.mark.slow
-def test_folds_that_fail_are_scored_as_asked_with_scikit_learns_warnings() -> None:
-    search = TuneGridSearchCV(Recorder(), {"fail": [False, True]}, cv=2, error_score=-1.0, refit=False)
-    with pytest.warns(FitFailedWarning, match="2 fits failed out of a total of 4"):
-        search.fit(X, Y)
-    assert search.cv_results_["mean_test_score"].tolist() == [0.0, -1.0]
-    search.set_params(error_score=np.nan)
-    with pytest.warns(UserWarning, match="non-finite"), pytest.warns(FitFailedWarning):
-        search.fit(X, Y)
-    search.set_params(param_grid={"fail": [True]})
-    with pytest.raises(ValueError, match="All the 2 fits failed"):
-        search.fit(X, Y)
 
 
 class Inconsistent(KFold):

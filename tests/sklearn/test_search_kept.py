@@ -14,10 +14,8 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression, SGDClassifier
-from sklearn.metrics import accuracy_score, make_scorer
+from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import KFold
-from sklearn.tree import DecisionTreeClassifier
 
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data
 from tests.sklearn.searches import C, X, Y, candidates, search, session  # noqa: F401 - the fixture
@@ -27,7 +25,6 @@ from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn import trials as evaluation
 from trainkit.tune.callbacks import Callback
 from trainkit.tune.core.stoppers import Stopper
-from trainkit.tune.schedulers import ASHAScheduler
 
 # --- how it ends ----------------------------------------------------------------------------------
 
@@ -49,17 +46,6 @@ def test_a_stopper_ends_the_search_with_a_whole_candidate() -> None:
     found = search(n_trials=50, n_jobs=1, stopper=EndsAll()).fit(X, Y)
     assert len(candidates(found)) < 50
     assert not np.isnan(found.cv_results_["split2_test_score"]).any()
-
-
-def test_mode_min_takes_the_lowest() -> None:
-    def loss(estimator: Any, X: Any, y: Any) -> float:
-        return 1 - accuracy_score(y, estimator.predict(X))
-
-    found = search({"max_depth": [1, 2, 5]}, scoring=loss, mode="min")
-    found.estimator = DecisionTreeClassifier(random_state=0)
-    found.fit(X, Y)
-    assert found.best_score_ == found.cv_results_["mean_test_score"].min()
-    assert found.cv_results_["rank_test_score"][found.best_index_] == 1
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -134,14 +120,6 @@ def test_an_experiment_that_is_kept_is_read_back(tmp_path: Path) -> None:
     assert grid.get_best_result().config == found.best_params_
     for pattern in ("params.json", "result.json", "progress.csv", "events.out.tfevents.*"):
         assert len(list(tmp_path.glob(f"kept/*/{pattern}"))) == 3
-
-
-def test_loggers_without_a_place_are_kept_where_experiments_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(tmp_path))
-    search(loggers=["json"]).fit(X, Y)
-    assert len(list(tmp_path.glob("*/*/result.json"))) == 3
 
 
 def test_the_same_name_again_does_not_fail(tmp_path: Path) -> None:
@@ -222,12 +200,6 @@ def test_the_analysis_and_pickles(tmp_path: Path, kept: bool) -> None:
         assert analysis.runner_data()["seed"] == 1
 
 
-def test_a_lambda_scorer_is_no_hindrance() -> None:
-    scorer = make_scorer(lambda y, predicted: float(np.mean(y == predicted)))
-    found = search(scoring=scorer, search_optimization="optuna").fit(X, Y)
-    assert found.best_score_ > 0.8
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_only_checkpoints_that_stay_are_flushed_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
@@ -245,29 +217,3 @@ def test_only_checkpoints_that_stay_are_flushed_to_the_disk(
     ).fit(X, Y)
     assert stopped.n_splits_ == 3
     assert bool(flushed) is kept
-
-
-def test_early_stopping_by_an_object_goes_with_a_searcher() -> None:
-    found = TuneSearchCV(
-        SGDClassifier(random_state=0),
-        {"alpha": (1e-5, 1e-1, "log-uniform")},
-        early_stopping=ASHAScheduler(max_t=5, grace_period=1),
-        max_iters=5,
-        n_trials=4,
-        cv=2,
-        search_optimization="optuna",
-        random_state=0,
-    ).fit(X, Y)
-    assert found.cv_results_["training_iteration"].max() == 5
-
-
-def test_logistic_regression_with_tuples_of_whole_numbers() -> None:
-    found = TuneSearchCV(
-        LogisticRegression(C=1e-3),
-        {"max_iter": (50, 60)},
-        n_trials=3,
-        cv=2,
-        random_state=0,
-        error_score="raise",
-    ).fit(X, Y)
-    assert all(each["max_iter"] in range(50, 61) for each in candidates(found))

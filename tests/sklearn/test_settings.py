@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, make_scorer
 from sklearn.svm import SVC
 
@@ -20,7 +17,6 @@ from trainkit.sklearn.settings import (
     TUNE_PARAMS,
     AfterAllFolds,
     Settings,
-    cpus_per_trial,
     loggers_of,
     metric_of,
     names_of_settings,
@@ -55,23 +51,6 @@ def settled(tune_params: Any = None, scheduler: Any = None, **arguments: Any) ->
 )
 def test_n_jobs_counts_as_joblib_does(n_jobs: int | None, at_once: int | None) -> None:
     assert trials_at_once(n_jobs, 8) == at_once
-
-
-@pytest.mark.parametrize(("sk_n_jobs", "cpus"), [(None, 1), (3, 3), (-1, 8), (-3, 6), (-99, 1)])
-def test_sk_n_jobs_are_the_cpus_of_a_trial(sk_n_jobs: int | None, cpus: int) -> None:
-    assert cpus_per_trial(sk_n_jobs, 8) == cpus
-
-
-@given(st.integers(-100, 100).filter(bool), st.integers(-100, 100).filter(bool), st.integers(1, 64))
-def test_what_is_asked_for_fits(n_jobs: int, sk_n_jobs: int, machine: int) -> None:
-    at_once, each = trials_at_once(n_jobs, machine), cpus_per_trial(sk_n_jobs, machine)
-    assert each >= 1 and (at_once is None or at_once >= 1)
-
-
-@pytest.mark.parametrize("name", ["n_jobs", "sk_n_jobs"])
-def test_none_at_all_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=0"):
-        settled(**{name: 0})
 
 
 @pytest.mark.parametrize(
@@ -134,28 +113,7 @@ def test_verbose(verbose: int, level: int) -> None:
     assert settled(verbose=verbose).run.verbose == level
 
 
-@pytest.mark.parametrize(("verbose", "level"), [(0, 0), (1, 1), (2, 2), (10, 3)])
-def test_verbose_with_early_stopping(verbose: int, level: int) -> None:
-    assert settled(verbose=verbose, scheduler=ASHAScheduler()).run.verbose == level
-
-
-@pytest.mark.parametrize(("error_score", "fail_fast"), [("raise", True), (0.0, False)])
-def test_error_score(error_score: Any, fail_fast: Any) -> None:
-    assert settled(error_score=error_score).run.failure_config.fail_fast == fail_fast
-
-
 # --- when it ends ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("budget", "seconds"), [(None, None), (5, 5), (timedelta(minutes=1), 60.0)])
-def test_time_budget(budget: Any, seconds: float | None) -> None:
-    assert settled(time_budget_s=budget).tune.time_budget_s == seconds
-
-
-@pytest.mark.parametrize("wrong", [{"time_budget_s": 0}, {"time_budget_s": "soon"}, {"stopper": 3}])
-def test_what_can_end_nothing_is_told(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        settled(**wrong)
 
 
 def test_a_stopper_judges_candidates_by_all_their_folds() -> None:
@@ -189,18 +147,6 @@ def test_a_stopper_is_said_to_have_stopped_what_it_has(rule: Any, words: str) ->
         stop = AfterAllFolds(rule, folds=1)
     assert stop("a", {"training_iteration": 1, "split0_fit_time": 0.1, "average_test_score": 0.95})
     assert words_of(stop) == words
-
-
-@pytest.mark.parametrize(
-    ("given_", "words"),
-    [
-        ({"resources_per_trial": 3}, r"resources_per_trial=3: give amounts by name"),
-        ({"local_dir": "a", "storage_path": "b"}, "two names of one folder"),
-    ],
-)
-def test_tune_params_that_cannot_be_followed(given_: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        settled(given_)
 
 
 def test_with_early_stopping_a_stopper_sees_every_report() -> None:
@@ -285,9 +231,3 @@ def test_the_metric_is_the_mean_of_the_refit_scorer(
     scoring: Any, refit: Any, needed_by: str | None, metric: str | None
 ) -> None:
     assert metric_of(scoring, refit, needed_by=needed_by) == metric
-
-
-@pytest.mark.parametrize("refit", [False, True, len])
-def test_several_scorers_of_which_none_is_named(refit: Any) -> None:
-    with pytest.raises(ConfigError, match=r"OptunaSearch needs to know .* refit='f1'"):
-        metric_of(["f1", "accuracy"], refit, needed_by="OptunaSearch")
