@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +204,3 @@ def test_rounds_before_an_early_stop_are_reported(fit):
     (result,) = fit(lambda config: with_lightgbm(callback, more=[Never()]) and None)
     assert result.error is None
     assert len(history(result, "eval-binary_logloss")) == 3
-
-
-def test_they_are_where_rays_scripts_look_for_them(library):
-    module, _, _ = library
-    name = module.__name__.rpartition(".")[2]
-    there = importlib.import_module(f"trainkit.tune.integration.{name}")
-    assert there.TuneReportCheckpointCallback is module.TuneReportCheckpointCallback

@@ -68,13 +68,6 @@ def test_a_trial_goes_on_from_the_model_in_its_checkpoint(fit):
     assert len(losses) == EPOCHS and losses == sorted(losses, reverse=True)
 
 
-def test_metrics_by_other_names_without_checkpoints(fit):
-    (result,) = fit(lambda config: train(TuneReportCallback({"error": "val_loss"}, on="epoch_end")) and None)
-    assert len(result.history) == EPOCHS
-    assert "error" in result.metrics and "loss" not in result.metrics
-    assert result.checkpoint is None
-
-
 def test_a_report_may_come_with_each_batch_and_a_checkpoint_at_the_end(fit):
     callback = ReportCheckpointCallback("train_end", ["train_batch_end"], "loss")
     (result,) = fit(lambda config: train(callback) and None)

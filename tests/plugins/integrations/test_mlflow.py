@@ -101,23 +101,6 @@ def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs, request,
     assert "progress.csv" in {each.path for each in client.list_artifacts(run.info.run_id)}
 
 
-def test_parameters_with_names_that_become_alike_are_all_kept(fit, logged, runs):
-    fit(three, {"lr": 1.0, "a!": 1, "a?": 2}, run={"callbacks": [logged()]})
-    assert runs()[0].data.params == {"lr": "1.0", "a_": "1", "a__2": "2"}
-
-
-@pytest.mark.parametrize("at_end", [False, True])
-def test_parameters_that_are_refused_cost_nothing_else(fit, logged, runs, monkeypatch, caplog, at_end):
-    def refuse(self, told, run_id):
-        raise ValueError("no parameters here")
-
-    monkeypatch.setattr(MLflowLoggerCallback, "_log_parameters", refuse)
-    fit(three, {"lr": 1.0}, run={"callbacks": [logged(log_params_on_trial_end=at_end)]})
-    (run,) = runs()
-    assert "no parameters here" in caplog.text
-    assert run.info.status == "FINISHED" and run.data.metrics["loss"] == pytest.approx(1 / 3)
-
-
 def test_a_trial_that_goes_on_keeps_its_run(fit, logged, client, runs, tmp_path):  # row 1.30
     """Retried in its experiment, then failed, then gone on with by a restore."""
 
@@ -227,16 +210,6 @@ def test_a_service_that_hangs_is_not_waited_for_without_end(fit, logged, caplog,
     deadline = time.monotonic() + 5
     while any("MLflow" in thread.name for thread in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def test_a_user_in_haste_is_not_kept_waiting(logged, monkeypatch):
-    waited = []
-    monkeypatch.setattr(
-        "trainkit.plugins.integrations.tracking.Outbox.close", lambda _, s, say: waited.append(s)
-    )
-    for in_order in (True, False):
-        logged().on_experiment_end((), in_order=in_order)
-    assert waited == [300.0, 5.0]
 
 
 def test_a_token_is_set_for_the_experiment_alone(fit, logged, monkeypatch, runs):
