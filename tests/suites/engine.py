@@ -247,8 +247,10 @@ class EngineSuite(engine.EngineSuite):
         for field in ("filename", "name", "path"):
             assert getattr(caught.value, field, None) == getattr(error, field, None)
 
-    @pytest.mark.parametrize("error", [ValueError("bad", 7), SyntaxError("bad"), KeyError("bad")])
-    @pytest.mark.parametrize("nested", [False, True])
+    @pytest.mark.parametrize(
+        ("error", "nested"),
+        [(ValueError("bad", 7), False), (SyntaxError("bad"), True), (KeyError("bad"), True)],
+    )
     def test_the_text_of_an_error_says_where_it_was_raised(self, error: Exception, nested: bool) -> None:
         fail = trainkit.remote(raise_)
 
@@ -307,15 +309,6 @@ class EngineSuite(engine.EngineSuite):
         with pytest.raises(TypeError, match=r"exit_actor\(\)"):
             trainkit.exit_actor()
 
-    def test_an_error_passes_through_a_nested_call(self) -> None:
-        def outer() -> None:
-            trainkit.get(trainkit.remote(raise_two_arguments).remote())
-
-        with pytest.raises(TwoArguments) as caught:
-            trainkit.get(trainkit.remote(outer).remote())
-        assert caught.value.code == 7
-        assert "raise_two_arguments" in caught.value.remote_traceback
-
     @pytest.mark.parametrize(
         ("options", "text"),
         [
@@ -326,8 +319,15 @@ class EngineSuite(engine.EngineSuite):
             ({"num_cpus": -1}, "negative"),
             ({"num_gpus": 1.5}, "whole GPUs"),
             ({"num_returns": -1}, "num_returns=-1"),
+            ({"num_returns": "many"}, "num_returns='many'"),
             ({"resources": {"GPU": 1}}, "num_gpus"),
             ({"env": {"A": 1}}, "must be strings"),
+            ({"max_retries": -2}, "max_retries=-2"),
+            ({"max_calls": -1}, "max_calls=-1"),
+            ({"retry_exceptions": ["KeyError"]}, "list of classes"),
+            ({"max_restarts": 1}, "classes have this option"),
+            ({"runtime_env": {"pip": ["numpy"]}}, "pip"),
+            ({"runtime_env": {"working_dir": "/no/such/folder"}}, "not a folder"),
         ],
     )
     def test_wrong_options_are_refused(self, options: dict[str, Any], text: str) -> None:

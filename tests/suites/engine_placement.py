@@ -46,7 +46,7 @@ class PlacementSuite(Suite):
 
     # groups
 
-    @pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK"])
+    @pytest.mark.parametrize("strategy", ["SPREAD", "STRICT_PACK"])
     def test_on_one_machine_most_strategies_are_the_same(self, strategy: str) -> None:
         group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}], strategy=strategy)
         assert group.wait(30)
@@ -189,11 +189,6 @@ class PlacementSuite(Suite):
         assert one == other
         assert len(one) == 1
         assert eventually(lambda: available("GPU") == 1)
-
-    def test_several_gpus_and_none(self) -> None:
-        both, none = keeper(num_gpus=2), keeper()
-        assert trainkit.get(both.gpus.remote())[0] == [0, 1]
-        assert trainkit.get(none.gpus.remote())[0] == []
 
     def test_a_task_is_given_gpus_for_its_time(self) -> None:
         for _ in range(3):

@@ -78,8 +78,7 @@ class RetrySuite(Suite):
 
     # what raises
 
-    @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}])
-    @pytest.mark.parametrize("elsewhere", [False, True])
+    @pytest.mark.parametrize(("options", "elsewhere"), [({}, True), ({"max_restarts": 1}, False)])
     def test_a_method_that_raises_is_called_again_though_its_handle_is_gone(
         self, options: dict[str, Any], elsewhere: bool, tmp_path: Path
     ) -> None:
@@ -91,8 +90,7 @@ class RetrySuite(Suite):
         del actor, method
         assert trainkit.get(ref, timeout=SOON_S) == 3
 
-    @pytest.mark.parametrize("options", [{}, {"max_restarts": 1}])
-    @pytest.mark.parametrize("handle_too", [False, True])
+    @pytest.mark.parametrize(("options", "handle_too"), [({}, True), ({"max_restarts": 1}, False)])
     def test_a_method_that_raises_is_called_again_though_nobody_waits(
         self, options: dict[str, Any], handle_too: bool, tmp_path: Path
     ) -> None:

@@ -275,9 +275,7 @@ class StateSuite(Suite):
     @pytest.mark.parametrize(
         ("cls", "options"),
         [
-            (Keeper, {}),
             (Keeper, {"max_concurrency": 2}),
-            (Placed, {}),
             (Placed, {"concurrency_groups": {"io": 1}}),
         ],
     )

@@ -205,6 +205,108 @@ class FunctionTrainerSuite:
         assert time.monotonic() - began < 300
         assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in worker_pids(self.path)))
 
+    @pytest.mark.slow
+    def test_a_worker_that_never_reports_is_named(self) -> None:
+        def hang() -> None:
+            if train.get_context().get_world_rank() == 1:
+                time.sleep(600)
+            train.report({"loss": 1.0})
+
+        message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
+        with pytest.raises(TrainingFailedError, match=message):
+            self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
+
+    def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
+        folder = str(self.path)
+
+        def share() -> None:
+            rank = train.get_context().get_world_rank()
+            Path(folder, f"at{rank}").touch()
+            train.collective.barrier()
+            seen = sorted(path.name for path in Path(folder).glob("at*"))
+            keep(
+                {"rank": train.collective.broadcast_from_rank_zero({"rank": rank})},
+                **{f"saw{rank}": str(seen)},
+            )
+
+        result = self.trainer(share).fit()
+        assert result.metrics["rank"] == {"rank": 0}
+        for rank in (0, 1):
+            assert Path(result.checkpoint.path, f"saw{rank}").read_text() == "['at0', 'at1']"
+
+    # -- searches ------------------------------------------------------------------------------
+
+    def test_a_scheduler_stops_all_workers_at_the_decision(self) -> None:
+        def noted(config: dict[str, Any]) -> None:
+            rank = train.get_context().get_world_rank()
+            folder = Path(train.get_context().get_trial_dir())
+            try:
+                for step in range(1, 9):
+                    (folder / f"step{rank}").write_text(str(step))
+                    train.report({"loss": config["loss"] / step})
+            finally:
+                (folder / f"ended{rank}").touch()
+
+        tuner = tune.Tuner(
+            self.trainer(noted),
+            param_space={"train_loop_config": {"loss": tune.grid_search([1.0, 2.0, 4.0, 8.0])}},
+            tune_config=tune.TuneConfig(
+                metric="loss",
+                mode="min",
+                max_concurrent_trials=1,
+                scheduler=tune.schedulers.ASHAScheduler(grace_period=2, reduction_factor=2, max_t=8),
+            ),
+        )
+        grid = tuner.fit()
+        assert not grid.errors
+        steps = [result.metrics["training_iteration"] for result in grid]
+        assert (steps[0], min(steps)) == (8, 2)
+        for result, taken in zip(grid, steps, strict=True):
+            for rank in (0, 1):
+                assert Path(result.path, f"step{rank}").read_text() == str(taken)
+                assert Path(result.path, f"ended{rank}").exists()
+
+    def test_a_trial_may_make_the_trainer(self) -> None:
+        """As Ray Train's second version has it: a function of Tune that fits a trainer."""
+
+        def drive(config: dict[str, Any]) -> None:
+            result = self.trainer(count_up, {}).fit()
+            tune.report({"count": result.metrics["count"] * config["factor"]})
+
+        space = {"factor": tune.grid_search([1, 10])}
+        run = RunConfig(storage_path=str(self.path), verbose=0)
+        tuned = tune.TuneConfig(max_concurrent_trials=1)
+        # It waits, while the workers need all CPUs that there are.
+        driver = tune.with_resources(drive, tune.PlacementGroupFactory([{}]))
+        grid = tune.Tuner(driver, param_space=space, tune_config=tuned, run_config=run).fit()
+        assert [result.metrics["count"] for result in grid] == [STEPS, 10 * STEPS]
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def test_data_are_shared_evenly(self) -> None:
+        def read() -> None:
+            own = {
+                "list": list(train.get_dataset_shard("list")),
+                "stream": list(train.get_dataset_shard("stream")),
+                "whole": list(train.get_dataset_shard("whole")),
+            }
+            everyone: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, own)
+            train.report({"everyone": everyone})
+
+        data = {"list": list(range(7)), "stream": {1: "a", 2: "b", 3: "c", 4: "d"}.keys(), "whole": [1, 2, 3]}
+        data["stream"] = Stream(5)
+        result = self.trainer(
+            read, datasets=data, dataset_config=train.DataConfig(datasets_to_split=["list", "stream"])
+        ).fit()
+        first, second = result.metrics["everyone"]
+        assert first == {"list": [0, 2, 4], "stream": [0, 2], "whole": [1, 2, 3]}
+        assert second == {"list": [1, 3, 5], "stream": [1, 3], "whole": [1, 2, 3]}
+
+
+class RunSuite(FunctionTrainerSuite):
+    """What the trial of a run does itself, which is the same on every engine: shown on one."""
+
     def test_reports_are_made_by_all(self) -> None:
         def uneven() -> None:
             train.report({"loss": 1.0})
@@ -216,16 +318,6 @@ class FunctionTrainerSuite:
         assert isinstance(caught.value, ControllerError)
         assert isinstance(caught.value.controller_failure, TrainingError)
 
-    def test_a_worker_that_never_reports_is_named(self) -> None:
-        def hang() -> None:
-            if train.get_context().get_world_rank() == 1:
-                time.sleep(600)
-            train.report({"loss": 1.0})
-
-        message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
-        with pytest.raises(TrainingFailedError, match=message):
-            self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
-
     def test_what_the_first_worker_returns_is_kept(self) -> None:
         def give(config: dict[str, Any]) -> Any:
             rank = train.get_context().get_world_rank()
@@ -236,7 +328,6 @@ class FunctionTrainerSuite:
         for what, returned in (
             ("rank", (0, {"what": "rank"})),
             ("none", None),
-            ("rank", (0, {"what": "rank"})),
         ):
             result = self.trainer(give, {"what": what}, run={"name": "given"}).fit()
             assert (result.return_value, result.metrics) == (returned, {})
@@ -275,24 +366,6 @@ class FunctionTrainerSuite:
         result = self.trainer(count, {}, run={"checkpoint_config": CheckpointConfig(num_to_keep=2)}).fit()
         best = [(checkpoint.path, metrics) for checkpoint, metrics in result.best_checkpoints]
         assert result.return_value == best and len(best) == 2
-
-    def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
-        folder = str(self.path)
-
-        def share() -> None:
-            rank = train.get_context().get_world_rank()
-            Path(folder, f"at{rank}").touch()
-            train.collective.barrier()
-            seen = sorted(path.name for path in Path(folder).glob("at*"))
-            keep(
-                {"rank": train.collective.broadcast_from_rank_zero({"rank": rank})},
-                **{f"saw{rank}": str(seen)},
-            )
-
-        result = self.trainer(share).fit()
-        assert result.metrics["rank"] == {"rank": 0}
-        for rank in (0, 1):
-            assert Path(result.checkpoint.path, f"saw{rank}").read_text() == "['at0', 'at1']"
 
     def test_a_checkpoint_of_some_workers_is_whole(self) -> None:
         def partial() -> None:
@@ -375,38 +448,6 @@ class FunctionTrainerSuite:
         with pytest.raises(SerializationError, match="lock"):
             self.trainer(lambda: lock.locked()).fit()
 
-    # -- searches ------------------------------------------------------------------------------
-
-    def test_a_scheduler_stops_all_workers_at_the_decision(self) -> None:
-        def noted(config: dict[str, Any]) -> None:
-            rank = train.get_context().get_world_rank()
-            folder = Path(train.get_context().get_trial_dir())
-            try:
-                for step in range(1, 9):
-                    (folder / f"step{rank}").write_text(str(step))
-                    train.report({"loss": config["loss"] / step})
-            finally:
-                (folder / f"ended{rank}").touch()
-
-        tuner = tune.Tuner(
-            self.trainer(noted),
-            param_space={"train_loop_config": {"loss": tune.grid_search([1.0, 2.0, 4.0, 8.0])}},
-            tune_config=tune.TuneConfig(
-                metric="loss",
-                mode="min",
-                max_concurrent_trials=1,
-                scheduler=tune.schedulers.ASHAScheduler(grace_period=2, reduction_factor=2, max_t=8),
-            ),
-        )
-        grid = tuner.fit()
-        assert not grid.errors
-        steps = [result.metrics["training_iteration"] for result in grid]
-        assert (steps[0], min(steps)) == (8, 2)
-        for result, taken in zip(grid, steps, strict=True):
-            for rank in (0, 1):
-                assert Path(result.path, f"step{rank}").read_text() == str(taken)
-                assert Path(result.path, f"ended{rank}").exists()
-
     def test_trials_pause_and_go_on(self) -> None:
         tuner = tune.Tuner(
             self.trainer(count_up, {}),
@@ -436,43 +477,6 @@ class FunctionTrainerSuite:
         grid = tuner.fit()
         assert [result.metrics["workers"] for result in grid] == [1, 2]
         assert all(result.metrics["told"] == {"lr": 1, "deep": {"a": 1, "b": 3}} for result in grid)
-
-    def test_a_trial_may_make_the_trainer(self) -> None:
-        """As Ray Train's second version has it: a function of Tune that fits a trainer."""
-
-        def drive(config: dict[str, Any]) -> None:
-            result = self.trainer(count_up, {}).fit()
-            tune.report({"count": result.metrics["count"] * config["factor"]})
-
-        space = {"factor": tune.grid_search([1, 10])}
-        run = RunConfig(storage_path=str(self.path), verbose=0)
-        tuned = tune.TuneConfig(max_concurrent_trials=1)
-        # It waits, while the workers need all CPUs that there are.
-        driver = tune.with_resources(drive, tune.PlacementGroupFactory([{}]))
-        grid = tune.Tuner(driver, param_space=space, tune_config=tuned, run_config=run).fit()
-        assert [result.metrics["count"] for result in grid] == [STEPS, 10 * STEPS]
-
-    # -- data ----------------------------------------------------------------------------------
-
-    def test_data_are_shared_evenly(self) -> None:
-        def read() -> None:
-            own = {
-                "list": list(train.get_dataset_shard("list")),
-                "stream": list(train.get_dataset_shard("stream")),
-                "whole": list(train.get_dataset_shard("whole")),
-            }
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, own)
-            train.report({"everyone": everyone})
-
-        data = {"list": list(range(7)), "stream": {1: "a", 2: "b", 3: "c", 4: "d"}.keys(), "whole": [1, 2, 3]}
-        data["stream"] = Stream(5)
-        result = self.trainer(
-            read, datasets=data, dataset_config=train.DataConfig(datasets_to_split=["list", "stream"])
-        ).fit()
-        first, second = result.metrics["everyone"]
-        assert first == {"list": [0, 2, 4], "stream": [0, 2], "whole": [1, 2, 3]}
-        assert second == {"list": [1, 3, 5], "stream": [1, 3], "whole": [1, 2, 3]}
 
 
 class Stream:

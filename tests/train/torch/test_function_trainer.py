@@ -18,7 +18,7 @@ import torch.distributed as dist
 from sklearn.base import BaseEstimator
 
 import trainkit
-from tests.suites.function_trainer import FunctionTrainerSuite, keep, kept
+from tests.suites.function_trainer import RunSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
 from trainkit.errors import ConfigError, TrainingFailedError, TuneError, WorkerGroupError
@@ -32,7 +32,7 @@ from trainkit.util.sgd import torch as sgd_torch
 
 
 @pytest.mark.usefixtures("runtime")
-class TestLocalEngine(FunctionTrainerSuite):
+class TestLocalEngine(RunSuite):
     """The trainer of functions with forked workers."""
 
 
@@ -301,6 +301,7 @@ def starts_tasks_trials_and_searches(config: dict[str, Any]) -> None:
     train.report({"sums": [*sums, search.best_score_]})
 
 
+@pytest.mark.slow
 def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path) -> None:
     trainkit.shutdown()  # the session of other tests, which has more
     trainkit.init(num_cpus=2)
