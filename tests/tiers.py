@@ -102,6 +102,8 @@ OTHERS = {
         sklearn/test_sklearn_suite.py
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
         train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
+        train/data/test_hooks.py train/lightning/test_lightning.py train/test_promises.py
+        train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py
         train/torch/test_ray_scripts.py train/torch/test_transformers.py

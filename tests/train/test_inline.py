@@ -50,10 +50,3 @@ def test_a_progress_bar_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)  # What importing it finds where it is not installed.
     with pytest.raises(MissingDependencyError, match="pip install tqdm"):
         TorchTrainer(training_operator_cls=Digits, use_tqdm=True, use_local=True)
-
-
-def test_a_progress_bar_counts_batches(capfd: pytest.CaptureFixture[str]) -> None:
-    config = {"samples": 40, "batch_size": 10}
-    with TorchTrainer(training_operator_cls=Digits, config=config, use_tqdm=True, use_local=True) as trainer:
-        trainer.train()
-    assert "train 1: 100%" in capfd.readouterr().err

@@ -38,16 +38,6 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_too_many_workers_are_told_how_to_share() -> None:
-    with pytest.raises(InfeasibleError) as caught:
-        TorchTrainer(training_operator_cls=Digits, num_workers=10_000, use_gpu=False)
-    assert str(caught.value).startswith(
-        "TorchTrainer(num_workers=10000): the placement group asks for 10000 CPU"
-    )
-    assert "num_cpus_per_worker=0.25" in caught.value.__notes__[0]
-
-
-@pytest.mark.usefixtures("runtime")
 def test_a_missing_gpu_is_answered_with_use_gpu_false() -> None:
     for workers, words in ((1, "1 worker with 1 GPU"), (2, "2 workers, each with 1 GPU")):
         with pytest.raises(InfeasibleError, match="not enough GPU") as caught:
@@ -122,6 +112,7 @@ class AnyKeyword:
     def __init__(self, **hyperparameters: Any) -> None: ...
 
 
+@pytest.mark.external
 def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     from tests.train.lightning.lightning_modules import Points, WithRate  # what no worker here waits for
 
@@ -134,6 +125,7 @@ def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) ->
     assert untaken(config, [WithRate, AnyKeyword]) == []
 
 
+@pytest.mark.external
 def test_a_module_in_place_of_its_class() -> None:
     from tests.train.lightning.lightning_modules import WithRate
 

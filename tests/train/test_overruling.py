@@ -182,6 +182,7 @@ def lightning_momenta(operator: Any) -> list[Any]:
     return [state["momentum_buffer"] for state in operator.lightning_trainer.optimizers[0].state.values()]
 
 
+@pytest.mark.external
 def test_a_lightning_module_takes_over_weights_and_not_rates(tmp_path: Path) -> None:  # row 1.13
     """What it makes of its own configuration holds, and where that is the same all is as it was saved."""
     donor, heir, last = (lightning_trial(lr=lr) for lr in (0.2, 0.05, 0.05))
@@ -201,6 +202,7 @@ def test_a_lightning_module_takes_over_weights_and_not_rates(tmp_path: Path) -> 
         trial.stop()
 
 
+@pytest.mark.external
 def test_a_lightning_module_that_was_never_trained_is_taken_over(tmp_path: Path) -> None:
     """Lightning has made no optimizers by then, so there is nothing to take over but weights."""
     donor, heir = lightning_trial(lr=0.2, seed=1), lightning_trial(lr=0.05)

@@ -273,13 +273,6 @@ def test_an_epoch_of_any_version_is_given_the_arguments_that_it_takes(
         assert (result["told"], result["batch_count"]) == (told, 1)
 
 
-def test_a_trainer_that_has_ended_raises_a_runtime_error_as_raysgds(runtime: None) -> None:
-    trainer = TorchTrainer(training_operator_cls=Digits, config={"samples": 20}, use_gpu=False)
-    trainer.shutdown()
-    with pytest.raises(RuntimeError, match="it was shut down"):
-        trainer.train()
-
-
 def test_raysgds_module_paths() -> None:
     from trainkit.tune.utils import merge_dicts
     from trainkit.util.sgd.torch import torch_trainer, training_operator
@@ -344,35 +337,3 @@ def test_row_1_40_a_script_runs_with_its_imports_changed(runtime: None) -> None:
     assert (stats["num_samples"], validation["num_samples"]) == (64, 63)
     assert {"train_loss", "last_train_loss", "epoch", "batch_count"} <= set(stats)
     assert rates == pytest.approx([0.01, 0.01])
-
-
-def test_a_tutorial_for_raysgd(runtime: None) -> None:
-    """Its operator, trainer, loop and trials, with what it leaves out filled in."""
-
-    class Example(TrainingOperator):
-        def setup(self, config: dict[str, Any]) -> None:
-            model, optimizer, loss, train, validation = make_parts(
-                {"samples": 40, "batch_size": 10, **config}
-            )
-            self.model, self.optimizer, self.criterion = self.register(
-                models=model,
-                optimizers=optimizer,
-                criterion=loss,
-            )
-            self.register_data(
-                train_loader=train,
-                validation_loader=validation,
-            )
-
-    trainer = TorchTrainer(training_operator_cls=Example, config={}, use_gpu=False)
-    for _ in range(2):
-        stats = trainer.train()
-    assert stats["epoch"] == 2
-    trainer.shutdown()
-
-    trial = TorchTrainer.as_trainable(training_operator_cls=Example, config={}, use_gpu=False)({"lr": 0.5})
-    try:
-        assert trial.train()["epoch"] == 1
-        assert trial.trainer.apply_all_operators(lambda it: it.config) == [{"lr": 0.5}]
-    finally:
-        trial.stop()

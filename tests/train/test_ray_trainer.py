@@ -15,7 +15,6 @@ from torch import nn
 import trainkit
 from tests.conftest import eventually
 from tests.train.operators import Digits, gang_losses, make_parts, plain_losses
-from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import GangError
 from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
@@ -130,9 +129,3 @@ def test_a_gang_through_its_losses(tmp_path: Path, ray_cluster: Any, monkeypatch
     with make_trainer(num_workers=1, use_local=True) as alone:
         alone.load(where)
         assert alone.validate()["val_loss"] == pytest.approx(validation["val_loss"], abs=1e-9)
-
-
-def test_a_script_for_raysgd() -> None:
-    # It runs with two workers in test_parity_calls.py; here one shows that Ray's workers know its imports.
-    stats, validation, _ = train_cifar(test_mode=True, num_workers=1, num_epochs=1)
-    assert (stats["num_samples"], validation["num_samples"]) == (64, 63)

@@ -178,7 +178,7 @@ def interrupted(call: Callable[[], Any], marks: Path) -> None:
 
 @pytest.mark.parametrize(
     ("call", "use_local"),
-    [(TorchTrainer.train, False), (TorchTrainer.train, True), (TorchTrainer.lr_find, False)],
+    [(TorchTrainer.train, True), (TorchTrainer.lr_find, False)],
 )
 def test_after_ctrl_c_the_trainer_goes_on_from_the_state_before(
     call: Callable[[TorchTrainer], Any], use_local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

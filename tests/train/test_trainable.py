@@ -76,7 +76,7 @@ def test_a_step_of_the_users_own() -> None:
         trainer.train(num_steps=2)
         return {"seen": info["iteration"], "batches": trainer.train(num_steps=3)["batch_count"]}
 
-    trial = trainable(override_tune_step=step)({})
+    trial = trainable(num_workers=1, override_tune_step=step)({})
     try:
         results = [trial.train() for _ in range(2)]
         assert [(result["seen"], result["batches"]) for result in results] == [(0, 3), (1, 3)]
@@ -153,7 +153,10 @@ def test_a_worker_that_dies_is_replaced_within_the_trials_places(tmp_path: Path)
 
 
 def test_a_trial_whose_workers_die_every_time_fails_as_any_trial(tmp_path: Path) -> None:
-    cls = mortal_trial(tmp_path, 5)
+    def once(trainer: TorchTrainer, info: dict[str, Any]) -> dict[str, Any]:
+        return {**trainer.train(max_retries=1), **trainer.validate(max_retries=1)}
+
+    cls = mortal_trial(tmp_path, 3, override_tune_step=once)
     grid = tune.Tuner(
         cls,
         tune_config=tune.TuneConfig(metric="val_loss", mode="min"),
@@ -165,7 +168,7 @@ def test_a_trial_whose_workers_die_every_time_fails_as_any_trial(tmp_path: Path)
             failure_config=tune.FailureConfig(max_failures=1),
         ),
     ).fit()
-    # Four deaths end the first attempt; the second survives the fifth.
+    # Two deaths end the first attempt; the second survives the third.
     assert grid.num_errors == 0
     assert grid[0].metrics["epoch"] == 2
     assert (tmp_path / "lives").read_text() == ""

@@ -235,8 +235,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("where", ["models", "operator"])
+@pytest.mark.parametrize(("where", "sharded"), [("models", True), ("operator", False)])
 def test_a_full_disk_is_told_with_what_is_free(where: str, sharded: bool, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()

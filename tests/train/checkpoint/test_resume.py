@@ -103,10 +103,8 @@ def go_on(gang: TorchTrainer) -> list[Any]:
 @pytest.mark.parametrize(
     ("workers", "strategy", "options", "config"),
     [
-        (1, "single", {}, {}),
         (1, "single", {"precision": "fp16"}, {"dtype": torch.float32, "loading": True}),
         (2, "ddp", {"grad_accumulation_steps": 2}, {"order": "state"}),
-        (2, "ddp", {}, {"loading": True}),
         (2, "ddp", {}, {"persistent": True}),
         (2, "fsdp", {}, {"order": "generator"}),
     ],

@@ -63,12 +63,11 @@ class Scheduled(Digits):
         self.counted += 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_equal_to_a_larger_batch_whatever_the_data_leaves_over(workers: int) -> None:
+def test_equal_to_a_larger_batch_whatever_the_data_leaves_over() -> None:
     with TorchTrainer(
         training_operator_cls=Scheduled,
         config={"samples": SAMPLES, BATCH_SIZE: 24},
-        num_workers=workers,
+        num_workers=2,
         grad_accumulation_steps=3,
         max_grad_norm=0.5,
         scheduler_step_freq="batch",
@@ -81,17 +80,16 @@ def test_equal_to_a_larger_batch_whatever_the_data_leaves_over(workers: int) -> 
         counts = trainer.apply_all_operators(
             lambda op: (op.counted, op.scheduler.last_epoch, op.global_step)  # type: ignore[attr-defined]
         )
-        assert counts == [(3, 3, 9)] * workers
+        assert counts == [(3, 3, 9)] * 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_num_steps_counts_batches_and_its_last_completes_a_step(workers: int) -> None:
+def test_num_steps_counts_batches_and_its_last_completes_a_step() -> None:
     """Five batches of 20 make a step of 60 and one of 40: the first 100 samples, of 200."""
     config = {"samples": SAMPLES, BATCH_SIZE: 20, "shuffle": False}
     with TorchTrainer(
         training_operator_cls=Digits,
         config=config,
-        num_workers=workers,
+        num_workers=2,
         grad_accumulation_steps=3,
         use_gpu=False,
     ) as trainer:

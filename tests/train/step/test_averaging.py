@@ -53,12 +53,10 @@ def plain() -> tuple[nn.Module, AveragedModel, float]:
 @pytest.mark.parametrize(
     "row",
     [
-        StrategyRow("single", 1),
         StrategyRow("ddp", 2),
         StrategyRow("fsdp", 1),
         StrategyRow(FSDP(replicas=2), 4),
         StrategyRow(TensorParallel(degree=2, data="shard"), 4),
-        StrategyRow("pipeline", 2),
         StrategyRow(Pipeline(degree=2, tensor=TensorParallel(degree=2)), 4),
     ],
     ids=str,

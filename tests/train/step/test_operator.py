@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.conftest import examples
 from tests.train.operators import Digits, plain_losses
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -318,7 +319,7 @@ def set_names(operator: Any, names: set[str]) -> None:
         setattr(operator, name, f"own {name}")
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from([TrainingOperator, OnlyConfig, Keywords, Ranks, Anything, Context]),
     *[st.sets(st.sampled_from(FREE), max_size=4)] * 4,

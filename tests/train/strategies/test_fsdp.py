@@ -142,24 +142,16 @@ def test_workers_with_data_of_their_own_wait_for_each_other() -> None:
     assert each[0]["val_loss"] == pytest.approx(first["val_loss"], abs=1e-9)
 
 
-IN_COPIES = pytest.mark.parametrize(
-    "group", [{"num_workers": 2}, {"num_workers": 4, "replicas": 2}], ids=["whole", "in copies"]
-)
-"""Workers of one copy of the model, and of two."""
+def in_copies(**arguments: Any) -> dict[str, Any]:
+    """Return strategy and number of workers for two copies of a model."""
+    return {"strategy": FSDP(replicas=2, **arguments), "num_workers": 4, "num_cpus_per_worker": 0.5}
 
 
-def sharded(group: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-    """Return strategy and number of workers."""
-    workers = {"num_workers": group["num_workers"], "num_cpus_per_worker": 0.5}
-    return {"strategy": FSDP(replicas=group.get("replicas", 1), **arguments), **workers}
-
-
-@IN_COPIES
-def test_clipping_and_accumulation_follow_the_plain_loop(group: dict[str, Any]) -> None:
+def test_clipping_and_accumulation_follow_the_plain_loop() -> None:
     config = {BATCH_SIZE: 24, "samples": 480}
     expected, val_loss = plain({**config, BATCH_SIZE: 48}, 20, max_norm=0.5)
     options = {"grad_accumulation_steps": 2, "max_grad_norm": 0.5}
-    choice = sharded(group, cpu_offload=True, shard_blocks=lambda name, module: isinstance(module, Block))
+    choice = in_copies(cpu_offload=True, shard_blocks=lambda name, module: isinstance(module, Block))
     with trainer(config=config, **choice, **options) as gang:
         gang.train(num_steps=40)
         losses = gang_losses(gang)
@@ -170,8 +162,8 @@ def test_clipping_and_accumulation_follow_the_plain_loop(group: dict[str, Any]) 
 
 def test_each_worker_holds_its_part() -> None:
     held = {}
-    copies = sharded({"num_workers": 4, "replicas": 2})
-    for name, choice in {"ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"}, "copies": copies}.items():
+    choices = {"ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"}, "copies": in_copies()}
+    for name, choice in choices.items():
         with trainer(config={BATCH_SIZE: 48}, **choice) as gang:
             gang.train(num_steps=1)
             gang.validate()
@@ -211,15 +203,12 @@ class Dying(Stack):
         return super().train_batch(batch, batch_info)
 
 
-@IN_COPIES
-def test_after_a_loss_the_weights_are_those_of_an_undisturbed_run(
-    group: dict[str, Any], tmp_path: Path
-) -> None:
+def test_after_a_loss_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     weights = []
     for _ in range(2):  # The sign is there in the second run.
         torch.manual_seed(0)
         config = {BATCH_SIZE: 48, "sign": str(tmp_path / "sign")}
-        with trainer(Dying, config=config, **sharded(group)) as gang:
+        with trainer(Dying, config=config, **in_copies()) as gang:
             for _ in range(3):
                 gang.train(num_steps=2)
             weights.append(gang.state_dict()["models"][0])
@@ -240,11 +229,10 @@ class Overflowing(Stack):
         return {"train_loss": loss.detach(), "num_samples": len(target)}
 
 
-@IN_COPIES
-def test_half_precision_leaves_out_a_step_that_overflows_anywhere(group: dict[str, Any]) -> None:
+def test_half_precision_leaves_out_a_step_that_overflows_anywhere() -> None:
     config = {BATCH_SIZE: 48, "dtype": torch.float32}
     weights = []
-    options = {"precision": "fp16", "max_grad_norm": 1.0, **sharded(group)}
+    options = {"precision": "fp16", "max_grad_norm": 1.0, **in_copies()}
     with trainer(Overflowing, config=config, **options) as gang:
         for _ in range(3):
             gang.train(num_steps=1)
@@ -254,7 +242,7 @@ def test_half_precision_leaves_out_a_step_that_overflows_anywhere(group: dict[st
     assert not torch.equal(weights[1], weights[2])
     assert torch.isfinite(weights[2]).all()
     expected, val_loss = plain(config, 10)
-    with trainer(config=config, precision="bf16", **sharded(group)) as gang:
+    with trainer(config=config, precision="bf16") as gang:
         gang.train(num_steps=10)
         assert gang_losses(gang) == pytest.approx(expected, abs=0.05)
         assert gang.validate()["val_loss"] == pytest.approx(val_loss, abs=0.05)

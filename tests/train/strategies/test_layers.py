@@ -237,18 +237,17 @@ class ByHand(Digits):
 
 
 @pytest.mark.usefixtures("runtime")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_model_placed_by_hand_follows_the_plain_loop(workers: int) -> None:
+def test_a_model_placed_by_hand_follows_the_plain_loop() -> None:
     with TorchTrainer(
         training_operator_cls=ByHand,
         config=CONFIG,
-        num_workers=workers,
+        num_workers=2,
         strategy=Layers(devices=["cpu", "cpu"]),
         use_gpu=False,
     ) as gang:
         gang.train(num_steps=10)
         assert gang_losses(gang) == pytest.approx(plain_losses(CONFIG, 10), abs=1e-9)
-        assert gang.apply_all_operators(lambda op: len(op.devices)) == [2] * workers
+        assert gang.apply_all_operators(lambda op: len(op.devices)) == [2] * 2
         assert type(gang.get_model()).__name__ == "TwoHalves"
 
 

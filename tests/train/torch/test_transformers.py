@@ -14,7 +14,7 @@ from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
 from trainkit import train, tune
 from trainkit.errors import ConfigError, InfeasibleError, WorkerGroupError
-from trainkit.train import Checkpoint, FailureConfig
+from trainkit.train import FailureConfig
 
 PRELOAD = ("torch", "transformers.trainer")
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -39,12 +39,6 @@ def test_the_curve_is_that_of_torchrun_though_a_worker_fails(launched: Any, trai
     kept = {path.name for path in Path(trained.checkpoint.path, "checkpoint").iterdir()}
     assert {"model.safetensors", "trainer_state.json", "rng_state_0.pth", "rng_state_1.pth"} <= kept
     assert os.listdir(trained.checkpoint.path) == ["checkpoint"]
-
-
-def test_a_run_begins_with_a_checkpoint_of_another(launched: Any, trained: Any, tmp_path: Path) -> None:
-    earlier = Checkpoint.from_directory(trained.best_checkpoints[0][0].path)
-    result = trainer(library_loops.transformers, tmp_path, resume_from_checkpoint=earlier).fit()
-    assert list(result.metrics_dataframe["eval_loss"]) == column(launched["transformers"], "eval_loss")[1:]
 
 
 def test_low_rank_updates_train_as_under_torchrun(launched: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import trainkit
 from tests.conftest import eventually
 from tests.train.operators import Digits, lose_patience, make_parts
 from tests.train.workers.killed_operator import KilledOperator, pid_of
-from trainkit.errors import ActorDiedError, ConfigError, GangError, InfeasibleError
+from trainkit.errors import ActorDiedError, GangError, InfeasibleError
 from trainkit.runtime.local.system import process
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
@@ -75,7 +75,7 @@ def mortal(at: str, rank: int, folder: Path, lives: int = 1, **options: Any) -> 
 
 @pytest.mark.parametrize(
     ("at", "rank"),
-    [("setup", 1), ("train 1", 0), ("train 5", 1), ("train 11", 0), ("validate 0", 1), ("validate 2", 0)],
+    [("setup", 1), ("train 1", 0), ("train 5", 1), ("validate 2", 0)],
 )
 def test_a_killed_worker_changes_no_number(
     at: str, rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -90,21 +90,21 @@ def test_a_killed_worker_changes_no_number(
     assert line.endswith(f"the workers are formed again, and {what}() starts over")
 
 
-@pytest.mark.parametrize(("workers", "local"), [(2, False), (1, False), (2, True)])
+@pytest.mark.parametrize("local", [False, True])
 def test_a_killed_loader_process_changes_no_number(
-    workers: int, local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"num_workers": workers, "use_local": local}
+    options = {"num_workers": 2, "use_local": local}
     loaders = {"loaders": 1}
     with trainer(config=loaders, **options) as gang:
         expected = run(gang, tmp_path)
-    rank = 0 if local else workers - 1
+    rank = 0 if local else 1
     with (
         caplog.at_level(logging.WARNING, "trainkit.train"),
         mortal("train 5", rank, tmp_path, config=loaders, **options) as gang,
     ):
         found = run(gang, tmp_path)
-        with pytest.raises(GangError, match=f"worker {rank} of {workers} lost a process that loads its data"):
+        with pytest.raises(GangError, match=f"worker {rank} of 2 lost a process that loads its data"):
             (tmp_path / "lives").write_text("life")
             gang.apply_all_operators(
                 lambda operator: operator.config.update(at=f"train {operator.global_step}")
@@ -148,10 +148,9 @@ def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
         assert gang.train()["epoch"] == EPOCHS + 1
 
 
-@pytest.mark.parametrize("at", ["train 1", "train 5"])
-def test_the_worker_in_this_process_goes_back_with_the_others(at: str, tmp_path: Path) -> None:
+def test_the_worker_in_this_process_goes_back_with_the_others(tmp_path: Path) -> None:
     expected = undisturbed(2, tmp_path, use_local=True)
-    with mortal(at, 1, tmp_path, use_local=True) as gang:
+    with mortal("train 5", 1, tmp_path, use_local=True) as gang:
         assert identical(run(gang, tmp_path), expected)
     assert not dist.is_initialized()
 
@@ -266,21 +265,12 @@ def test_an_error_of_the_operator_while_it_is_set_up_again_is_shown(tmp_path: Pa
         assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
 
 
-@pytest.mark.parametrize("max_retries", [-1, 1.5, True, "many"])
-def test_max_retries_is_a_number(max_retries: Any) -> None:
-    with trainer(num_workers=1, use_local=True, config={}) as gang:
-        for method in (gang.train, gang.validate):
-            with pytest.raises(ConfigError, match=f"max_retries={max_retries!r}"):
-                method(max_retries=max_retries)
-
-
 # -- other numbers of workers ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["train 1", "train 4"])
-def test_three_workers_are_formed_again(at: str, tmp_path: Path) -> None:
+def test_three_workers_are_formed_again(tmp_path: Path) -> None:
     expected = undisturbed(3, tmp_path)
-    with mortal(at, 2, tmp_path, num_workers=3) as gang:
+    with mortal("train 4", 2, tmp_path, num_workers=3) as gang:
         assert identical(run(gang, tmp_path), expected)
 
 

@@ -123,8 +123,7 @@ class Closing(KilledOperator):
             file.write(f"{self.world_rank}")
 
 
-@pytest.mark.parametrize("use_local", [True, False])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "use_local"), [(1, False), (2, True)])
 def test_an_operator_is_closed_once_in_order_and_never_by_force(
     use_local: bool, workers: int, tmp_path: Path
 ) -> None:

@@ -235,28 +235,24 @@ def test_an_interrupt_is_heeded_though_the_node_dies_meanwhile(
     assert programs.nothing_is_left(120)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("flags", [(), ("--fresh",)])
 def test_ranks_that_have_sigterm_with_all_processes_of_the_job_save(
-    programs: Programs, flags: tuple[str, ...], seed: int
+    programs: Programs, flags: tuple[str, ...]
 ) -> None:
     run = (*("-m", "trainkit", "run", "--workers", "2"), *flags)
     program = programs.begin(RANK, flags=run)
     assert eventually(lambda: len([*programs.folder.glob("runs*")]) == 2, 300)
-    send_to_all(programs, program, random.Random(seed))
+    send_to_all(programs, program, random.Random(1))
     out, err = program.communicate(timeout=300)
     assert program.returncode == 143, err
     assert sorted(out.splitlines()) == ["saved by 0 told 1", "saved by 1 told 1"], err
     assert programs.nothing_is_left(120)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(
-    programs: Programs, seed: int
-) -> None:
+def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(programs: Programs) -> None:
     program = programs.begin(SAVES)
     assert eventually((programs.folder / "runs").exists, 300)
-    send_to_all(programs, program, random.Random(seed))
+    send_to_all(programs, program, random.Random(1))
     out, err = program.communicate(timeout=300)
     assert program.returncode == 143, err
     assert (out, sorted(path.name for path in programs.folder.glob("saved/*.json"))) == (
@@ -287,9 +283,15 @@ def is_pending(pid: int) -> bool:
     return bool(process.status_number(pid, b"ShdPnd"))
 
 
-@pytest.mark.parametrize("everyone", [False, True])
 @pytest.mark.parametrize(
-    "script", [LOOP, REPORTS, f"    WHAT = 'function'{TRIALS}", f"    WHAT = 'class'{TRIALS}"]
+    ("script", "everyone"),
+    [
+        (LOOP, True),
+        (REPORTS, False),
+        (f"    WHAT = 'function'{TRIALS}", True),
+        (f"    WHAT = 'class'{TRIALS}", False),
+    ],
+    ids=["loop", "reports", "function", "class"],
 )
 def test_what_does_not_come_to_a_report_cleans_up_before_it_is_killed(
     programs: Programs, script: str, everyone: bool
