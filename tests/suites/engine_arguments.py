@@ -9,7 +9,7 @@ import pytest
 
 import trainkit
 from tests.conftest import SESSION_CPUS, eventually
-from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, fibonacci, wait_for
+from tests.suites.parts import Collector, Gate, ParameterServer, Pushing, await_file, wait_for
 from trainkit.errors import ActorDiedError, TaskCancelledError
 from trainkit.plugins.testing.engine import Suite, needs
 
@@ -90,10 +90,6 @@ class ArgumentSuite(Suite):
         actor = collector()
         value = trainkit.remote(num_cpus=0)(add_from_elsewhere).remote(actor, 1)
         assert trainkit.get(actor.add.remote(value), timeout=SOON_S) == [1, [1]]
-
-    def test_recursive_tasks_add_up_in_one_actor(self) -> None:
-        server = trainkit.remote(ParameterServer).remote()
-        assert trainkit.get(trainkit.remote(num_cpus=0)(fibonacci).remote(server, 3), timeout=SOON_S) == 2
 
     # whose calls wait
 

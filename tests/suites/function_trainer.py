@@ -142,9 +142,11 @@ class FunctionTrainerSuite:
         assert first["trial_dir"] == first["storage"] == result.path
         assert first["experiment"] == "who"
 
-    @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp2"])
-    def test_workers_train_the_model_of_a_plain_loop(self, strategy: str) -> None:
-        """Two workers with batches of 4 do as one with 8, that has the samples in their order."""
+    def test_workers_train_the_model_of_a_plain_loop(self) -> None:
+        self.check_losses("ddp")
+
+    def check_losses(self, strategy: str) -> None:
+        """Check that two workers with batches of 4 do as one with 8, that has the samples in their order."""
         losses = self.trainer(fit_line, {"strategy": strategy}).fit().metrics_dataframe["loss"]
         torch.manual_seed(0)
         features = torch.randn(32, 4, dtype=torch.float64)
@@ -205,35 +207,6 @@ class FunctionTrainerSuite:
         assert time.monotonic() - began < 300
         assert eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in worker_pids(self.path)))
 
-    @pytest.mark.slow
-    def test_a_worker_that_never_reports_is_named(self) -> None:
-        def hang() -> None:
-            if train.get_context().get_world_rank() == 1:
-                time.sleep(600)
-            train.report({"loss": 1.0})
-
-        message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
-        with pytest.raises(TrainingFailedError, match=message):
-            self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
-
-    def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
-        folder = str(self.path)
-
-        def share() -> None:
-            rank = train.get_context().get_world_rank()
-            Path(folder, f"at{rank}").touch()
-            train.collective.barrier()
-            seen = sorted(path.name for path in Path(folder).glob("at*"))
-            keep(
-                {"rank": train.collective.broadcast_from_rank_zero({"rank": rank})},
-                **{f"saw{rank}": str(seen)},
-            )
-
-        result = self.trainer(share).fit()
-        assert result.metrics["rank"] == {"rank": 0}
-        for rank in (0, 1):
-            assert Path(result.checkpoint.path, f"saw{rank}").read_text() == "['at0', 'at1']"
-
     # -- searches ------------------------------------------------------------------------------
 
     def test_a_scheduler_stops_all_workers_at_the_decision(self) -> None:
@@ -281,31 +254,13 @@ class FunctionTrainerSuite:
         grid = tune.Tuner(driver, param_space=space, tune_config=tuned, run_config=run).fit()
         assert [result.metrics["count"] for result in grid] == [STEPS, 10 * STEPS]
 
-    # -- data ----------------------------------------------------------------------------------
-
-    def test_data_are_shared_evenly(self) -> None:
-        def read() -> None:
-            own = {
-                "list": list(train.get_dataset_shard("list")),
-                "stream": list(train.get_dataset_shard("stream")),
-                "whole": list(train.get_dataset_shard("whole")),
-            }
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, own)
-            train.report({"everyone": everyone})
-
-        data = {"list": list(range(7)), "stream": {1: "a", 2: "b", 3: "c", 4: "d"}.keys(), "whole": [1, 2, 3]}
-        data["stream"] = Stream(5)
-        result = self.trainer(
-            read, datasets=data, dataset_config=train.DataConfig(datasets_to_split=["list", "stream"])
-        ).fit()
-        first, second = result.metrics["everyone"]
-        assert first == {"list": [0, 2, 4], "stream": [0, 2], "whole": [1, 2, 3]}
-        assert second == {"list": [1, 3, 5], "stream": [1, 3], "whole": [1, 2, 3]}
-
 
 class RunSuite(FunctionTrainerSuite):
     """What the trial of a run does itself, which is the same on every engine: shown on one."""
+
+    @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+    def test_workers_train_a_sharded_model_as_a_plain_loop(self, strategy: str) -> None:
+        self.check_losses(strategy)
 
     def test_reports_are_made_by_all(self) -> None:
         def uneven() -> None:
@@ -477,6 +432,55 @@ class RunSuite(FunctionTrainerSuite):
         grid = tuner.fit()
         assert [result.metrics["workers"] for result in grid] == [1, 2]
         assert all(result.metrics["told"] == {"lr": 1, "deep": {"a": 1, "b": 3}} for result in grid)
+
+    @pytest.mark.slow
+    def test_a_worker_that_never_reports_is_named(self) -> None:
+        def hang() -> None:
+            if train.get_context().get_world_rank() == 1:
+                time.sleep(600)
+            train.report({"loss": 1.0})
+
+        message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
+        with pytest.raises(TrainingFailedError, match=message):
+            self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
+
+    def test_workers_share_a_value_and_wait_for_each_other(self) -> None:
+        folder = str(self.path)
+
+        def share() -> None:
+            rank = train.get_context().get_world_rank()
+            Path(folder, f"at{rank}").touch()
+            train.collective.barrier()
+            seen = sorted(path.name for path in Path(folder).glob("at*"))
+            keep(
+                {"rank": train.collective.broadcast_from_rank_zero({"rank": rank})},
+                **{f"saw{rank}": str(seen)},
+            )
+
+        result = self.trainer(share).fit()
+        assert result.metrics["rank"] == {"rank": 0}
+        for rank in (0, 1):
+            assert Path(result.checkpoint.path, f"saw{rank}").read_text() == "['at0', 'at1']"
+
+    def test_data_are_shared_evenly(self) -> None:
+        def read() -> None:
+            own = {
+                "list": list(train.get_dataset_shard("list")),
+                "stream": list(train.get_dataset_shard("stream")),
+                "whole": list(train.get_dataset_shard("whole")),
+            }
+            everyone: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, own)
+            train.report({"everyone": everyone})
+
+        data = {"list": list(range(7)), "stream": {1: "a", 2: "b", 3: "c", 4: "d"}.keys(), "whole": [1, 2, 3]}
+        data["stream"] = Stream(5)
+        result = self.trainer(
+            read, datasets=data, dataset_config=train.DataConfig(datasets_to_split=["list", "stream"])
+        ).fit()
+        first, second = result.metrics["everyone"]
+        assert first == {"list": [0, 2, 4], "stream": [0, 2], "whole": [1, 2, 3]}
+        assert second == {"list": [1, 3, 5], "stream": [1, 3], "whole": [1, 2, 3]}
 
 
 class Stream:

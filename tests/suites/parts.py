@@ -487,25 +487,12 @@ class ParameterServer:
         self.weight += sum(gradients)
         return self.weight
 
-    def add(self, one: int, other: int) -> int:
-        return one + other
-
 
 class Pushing:
     """Makes gradients of a parameter server's weights."""
 
     def gradient(self, server: Any) -> int:
         return int(trainkit.get(server.weights.remote())) + 1
-
-
-def fibonacci(server: Any, number: int) -> int:
-    """A Fibonacci number, by tasks that call each other and an actor that adds."""
-    if number < 2:
-        return number
-    task = trainkit.remote(num_cpus=0)(fibonacci)
-    return int(
-        trainkit.get(server.add.remote(task.remote(server, number - 1), task.remote(server, number - 2)))
-    )
 
 
 class Talker:
