@@ -32,10 +32,10 @@ class Example:
         environment: variables that it needs, wherever it runs.
         prepare: called with the home folder that it will have, to put data there.
         note: what is not as the system's authors run it, in words for the page.
-        needs: what keeps it from running here under its own system too, such as a network; "": nothing. One
-            without an `error` isn't tried.
+        needs: what keeps it from running here under its own system too, such as a network, so that it isn't
+            tried; "": nothing.
         gap: what trainkit lacks; "": nothing.
-        error: pattern of the text with which it ends, where it can't run.
+        error: pattern of the text with which it ends, where trainkit lacks something.
         failed_trials: how many of its trials are to fail, as it shows what comes of that.
         changes: what it says, and what it says here, in the order of the text; `note` tells of it.
         limit_s: so long it may take.
@@ -182,7 +182,7 @@ def mistake(system: System, example: Example, theirs: Path, folder: Path) -> str
     Raises:
         subprocess.TimeoutExpired: it took longer than its limit.
     """
-    if example.needs and not example.error:
+    if example.needs:
         return ""
     status, printed = run(system, example, theirs, folder)
     if not example.runs:
